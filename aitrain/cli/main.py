@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -142,13 +141,9 @@ def _unknown_flag(flag: str, context: typer.Context) -> str:
 
 def _print_error(message: str, code: int, error: BaseException) -> int:
     from aitrain.redaction import redact
-    from aitrain.ui.escape_controls import escape_controls
+    from aitrain.ui.error_line import show_error
 
-    message = redact(message)
-    if "--json" in sys.argv:
-        print(json.dumps({"event": "Failed", "message": message, "exit_code": code}))
-        return code
-    print(message if message.startswith("Usage:") else f"aitrain: {escape_controls(message)}", file=sys.stderr)
+    show_error(message, code, "--json" in sys.argv)
     if "--debug" in sys.argv:
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     return code

@@ -37,6 +37,7 @@ def serve(
     vllm_gpu_memory_utilization: Annotated[float, typer.Option(help="Fraction of each GPU's memory.")] = 0.9,
     vllm_tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the model.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print command and address as JSON lines.")] = False,
 ) -> int:
     """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
 
@@ -72,7 +73,7 @@ def serve(
         base_name=folder.name if folder.is_dir() and named_folder(reference.base) is None else reference.base,
         adapter=reference.adapter,
     )
-    typer.echo(plan.command(port))
+    typer.echo(json.dumps({"command": plan.command(port)}) if as_json else plan.command(port))
     if print_only:
         return 0
     if installed("vllm") is None:
@@ -80,7 +81,7 @@ def serve(
     _check_port(port)
     handle, log = tempfile.mkstemp(prefix="aitrain-serve-", suffix=".log")
     os.close(handle)
-    return _serve(replace(plan, log=Path(log)), port)
+    return _serve(replace(plan, log=Path(log)), port, as_json)
 
 
 def _check_port(port: int) -> None:
@@ -95,7 +96,7 @@ def _check_port(port: int) -> None:
             ) from None
 
 
-def _serve(plan: ServedModel, port: int) -> int:
+def _serve(plan: ServedModel, port: int, as_json: bool) -> int:
     """Run the server until Ctrl-C, SIGTERM, or its own end."""
     from aitrain.vllm.server_process import VLLMServer
 
@@ -104,7 +105,8 @@ def _serve(plan: ServedModel, port: int) -> int:
     typer.echo(f"vLLM's output is in {plan.log}", err=True)
     with VLLMServer.start(plan, _show_progress, port) as server:
         try:
-            typer.echo(_introduction(plan, server.url))
+            up = {"url": f"{server.url}/v1", "model": plan.name, "base": plan.names("")[0] if plan.adapter else None}
+            typer.echo(json.dumps(up) if as_json else _introduction(plan, server.url))
             while (code := server.poll()) is None:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:

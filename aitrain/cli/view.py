@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -30,12 +31,13 @@ def view(
     ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON.")] = False,
 ) -> int:
     """Show runs as a page in the browser, on 127.0.0.1 only."""
     from aitrain.ui.run_registry import RunRegistry, places  # here, because no other command needs what it imports
 
     with _server(RunRegistry(places(runs or [])), port) as server:
-        typer.echo(f"{server.address}  (stop with Ctrl-C)")
+        typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
         has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
             webbrowser.open(server.address)

@@ -28,6 +28,7 @@ from aitrain.rollout.episode import Episode
 from aitrain.rollout.model_chat import NOT_PART, ChatStoppedError
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.ui.chat_view import ChatView, as_text
+from aitrain.ui.error_line import show_error
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.episode_view import STOPS, show_heading
 
@@ -54,17 +55,13 @@ def main(request: ChatSetup) -> int:
         print()
         return Interrupted.exit_code
     except AitrainError as error:
-        print(f"aitrain: {escape_controls(redact(str(error)))}", file=sys.stderr)
-        return error.exit_code
+        return show_error(str(error), error.exit_code, request.as_json)
     except BrokenPipeError:  # `aitrain chat runs/sums < questions | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return RunFailed.exit_code
     except Exception as error:
         what = " ".join(str(error).split())[:300]
-        print(
-            f"aitrain: The chat failed: {escape_controls(redact(f'{type(error).__name__}: {what}'))}", file=sys.stderr
-        )
-        return RunFailed.exit_code
+        return show_error(f"The chat failed: {type(error).__name__}: {what}", RunFailed.exit_code, request.as_json)
 
 
 # -- on a terminal

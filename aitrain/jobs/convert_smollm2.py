@@ -8,17 +8,18 @@ from pathlib import Path
 
 from aitrain.errors import AitrainError
 from aitrain.training.smollm2 import make_smollm2
+from aitrain.ui.error_line import show_error
 
 
 def main() -> int:
     """Make the model in the request's folder, and print where it is."""
-    folder = Path(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["folder"])
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    folder, as_json = Path(request["folder"]), bool(request["as_json"])
     try:
         make_smollm2(folder)
     except AitrainError as error:
-        print(f"aitrain: {error}", file=sys.stderr)
-        return error.exit_code
-    print(folder)
+        return show_error(str(error), error.exit_code, as_json)
+    print(json.dumps({"folder": str(folder)}) if as_json else folder)
     return 0
 
 

@@ -23,9 +23,9 @@ from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.redaction import redact
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder, to_jsonable
+from aitrain.ui.error_line import show_error
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment, open_environment
@@ -54,8 +54,7 @@ def main(request: Request) -> int:
         print()
         return Interrupted.exit_code
     except AitrainError as error:
-        print(f"aitrain: {escape_controls(redact(str(error)))}", file=sys.stderr)
-        return error.exit_code
+        return show_error(str(error), error.exit_code, as_json)
 
 
 def _play(request: Request) -> Document:

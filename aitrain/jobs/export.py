@@ -23,7 +23,6 @@ from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.jobs.gguf import convert_to_gguf, refuse_existing_gguf
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.redaction import redact
 from aitrain.runs.export_request import DTYPES, ExportRequest
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
@@ -34,6 +33,7 @@ from aitrain.training.merging import LogitCheck, planned_weights, write_whole_mo
 from aitrain.training.model import load_tokenizer, model_path
 from aitrain.training.policy_loader import load_policy
 from aitrain.ui.card import try_to_write_card, write_short_card
+from aitrain.ui.error_line import show_error
 from aitrain.ui.escape_controls import escape_controls
 
 CARD = "README.md"
@@ -53,15 +53,10 @@ def main(request: ExportRequest) -> int:
         print("\naitrain: stopped", file=sys.stderr)
         return Interrupted.exit_code
     except AitrainError as error:
-        return _print_error(str(error), error.exit_code)
+        return show_error(str(error), error.exit_code, request.as_json)
     except Exception as error:
         what = " ".join(str(error).split())[:300]
-        return _print_error(f"The export failed: {type(error).__name__}: {what}", RunFailed.exit_code)
-
-
-def _print_error(message: str, code: int) -> int:
-    print(f"aitrain: {escape_controls(redact(message))}", file=sys.stderr)
-    return code
+        return show_error(f"The export failed: {type(error).__name__}: {what}", RunFailed.exit_code, request.as_json)
 
 
 @dataclass
