@@ -64,7 +64,7 @@ Command:
   --debug
         Show tracebacks, and all output at the end.
   --json
-        Write the run's events as JSON lines to standard output; aitrain schema events describes them.
+        Write the run's events as JSON lines to standard output (aitrain schema events).
   -h, --help
         Show the options used most.
   --help-all
