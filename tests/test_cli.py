@@ -37,7 +37,7 @@ def test_help_shows_the_ten_most_used_options_first_and_where_the_others_are() -
     text = run("grpo", "--help").stdout
     assert max(map(len, text.splitlines())) <= 100
     assert text.index("  --model TEXT\n") < text.index("  --project-name TEXT\n") < text.index("  --config FILE\n")
-    assert text.count("\n  --") == 10 + 6
+    assert text.count("\n  --") == 10 + 7
     assert "--vllm-mode" not in text
     for word in ("--help-all", "aitrain options WORD", "aitrain demo"):
         assert word in text

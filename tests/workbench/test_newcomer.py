@@ -18,7 +18,9 @@ def test_a_newcomer_gets_from_an_empty_folder_to_a_trained_model_with_one_edit()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "score 1.000" in done.stdout  # the reference, played
     assert "reward over 20 steps" in done.stdout
-    (scores,) = re.findall(r"^sampled +([0-9.]+) \[.*?\] +([0-9.]+) ", done.stdout, re.MULTILINE)
+    scores, *_ = re.findall(r"^sampled +([0-9.]+) \[.*?\] +([0-9.]+) ", done.stdout, re.MULTILINE)
     before, after = map(float, scores)
     assert after > before + 0.1, done.stdout
     assert "from an empty folder to 20 training steps in" in done.stdout
+    assert "after compared with before: better" in done.stdout
+    assert "the newcomer's path took" in done.stdout
