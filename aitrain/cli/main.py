@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "grpo": "Train a model with GRPO on your environment.",
     "demo": "Teach the tiny model to add, in about a minute on two CPU cores.",
+    "recipe": "Settings for known tasks: list, show, run.",
     "eval": "Score models on the held-out cases of an environment.",
     "sweep": "Search the options of a run, one trial after another.",
     "plan": "Show what a run would do, and what it needs.",

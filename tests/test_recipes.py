@@ -1,0 +1,101 @@
+"""Recipes: complete, honest about who measured them, and each trains with the tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.environment.loader import load_env
+from aitrain.environment.locator import find_env
+from aitrain.options.reading import resolve
+from aitrain.options.recipes import Recipe, read_recipe, recipes
+
+ALL = recipes()
+OWN = [one for one in ALL if (one.folder / "environment.py").is_file()]
+
+
+def by_name(recipe: Recipe) -> str:
+    return recipe.name
+
+
+def loaded(recipe: Recipe) -> Any:
+    config = resolve(TrainConfig, None, {}, recipe.options(tiny=True))
+    return load_env(find_env(config), config.rl_env_config or {})
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=by_name)
+def test_a_recipe_says_what_there_is_to_know_and_its_options_are_valid(recipe: Recipe) -> None:
+    for name in ("title", "about", "hardware", "minutes", "before", "after", "source"):
+        assert getattr(recipe, name), name
+    resolve(TrainConfig, None, {}, recipe.options())
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=by_name)
+def test_the_twin_of_a_recipe_trains_with_the_tiny_model(recipe: Recipe, here: Path, preloaded_aitrain: Path) -> None:
+    if recipe.needs and find_spec(recipe.needs.replace("-", "_")) is None:
+        pytest.skip(f"{recipe.needs} is not installed")
+    command = [str(preloaded_aitrain / "aitrain"), "recipe", "run", recipe.name, "--tiny", "--max-steps", "1", "--json"]
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])["result"]
+    assert (result["status"], result["steps"]) == ("finished", 1)
+    failures = result.get("failures") or {}
+    assert not any(failures.values()), failures
+
+
+@pytest.mark.parametrize("recipe", [one for one in OWN if hasattr(loaded(one), "reference")], ids=by_name)
+def test_the_reference_of_an_environment_earns_the_highest_score(recipe: Recipe) -> None:
+    environment, rows = loaded(recipe), loaded(recipe).build_dataset(**takes_tokenizer(loaded(recipe)))
+    for number in range(0, len(rows), max(1, len(rows) // 20)):
+        assert score_of(environment, rows[number], number, environment.reference(number)) == 1.0
+        assert score_of(environment, rows[number], number, "") < 0.2
+
+
+def takes_tokenizer(environment: Any) -> dict[str, None]:
+    return {"tokenizer": None}
+
+
+def score_of(environment: Any, row: dict[str, Any], number: int, replies: str | list[str]) -> float:
+    if not hasattr(environment, "episode"):
+        wanted = {name: row[name] for name in ("answer", "numbers", "target") if name in row}
+        score = environment.score_episode(text=replies, **wanted)
+        return float(score["score"] if isinstance(score, dict) else score)
+    given = {"word": row["word"]} if "word" in row else {"case_idx": number}
+    episode = environment.episode(**given, seed=0)
+    next(episode)
+    for reply in [*([replies] if isinstance(replies, str) else replies), *[""] * 50]:
+        try:
+            episode.send(reply)
+        except StopIteration as end:
+            return float(end.value)
+    raise AssertionError("the episode does not end")
+
+
+def test_games_follow_their_rules() -> None:
+    wordle = sys.modules[type(loaded(read_recipe("wordle"))).__module__]
+    assert wordle.colours("allow", "hotel") == "-Y-Y-"
+    game = sys.modules[type(loaded(read_recipe("2048"))).__module__]
+    assert game.slid([[2, 2, 4], [0, 4, 4], [2, 0, 2]], "left") == [[4, 4, 0], [8, 0, 0], [4, 0, 0]]
+    assert game.slid([[2, 2, 4], [0, 4, 4], [2, 0, 2]], "up") == [[4, 2, 8], [0, 4, 2], [0, 0, 0]]
+    assert game.slid([[2, 2, 2]], "right") == [[0, 2, 4]]
+    countdown = sys.modules[type(loaded(read_recipe("countdown"))).__module__]
+    assert countdown.evaluate("(1 + 2) * 3") == ([1, 2, 3], 9)
+    for hostile in ("__import__('os')", "9**9**9", "1 if 1 else 2", "(" * 99, "1/0", "1" * 300):
+        assert countdown.evaluate(hostile)[1] is None, hostile
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"no recipe countdwn\. Did you mean countdown\?"):
+        read_recipe("countdwn")
+    for outside in ("../recipes/math", "..", "/", ""):
+        with pytest.raises(ConfigError, match="There is no recipe"):
+            read_recipe(outside)
