@@ -10,6 +10,11 @@ PACKAGE = Path(__file__).resolve().parent
 BUNDLED = next((folder for folder in (PACKAGE / "envs", PACKAGE.parent / "envs") if folder.is_dir()), PACKAGE / "envs")
 """The example environments: beside the package in a checkout, inside it in a wheel."""
 
+CONSTRAINTS = next(
+    (file for file in (PACKAGE / "constraints.txt", PACKAGE.parent / "constraints.txt") if file.is_file()), PACKAGE
+)
+"""The versions that were tested together."""
+
 
 def in_working_directory(name: str) -> ModuleSpec | None:
     """A top-level module or folder of the user's; a folder without `__init__.py` has no `origin`."""

@@ -64,6 +64,14 @@ def _print_version(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit()
 
 
+def _print_constraints(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from aitrain.packages import CONSTRAINTS
+
+        typer.echo(CONSTRAINTS)
+        raise typer.Exit()
+
+
 def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], None]) -> OptionInfo:
     option: OptionInfo = typer.Option(name, help=sentence, is_eager=True, callback=callback)
     return option
@@ -72,6 +80,9 @@ def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], No
 @app.callback()
 def options(
     version: Annotated[bool, _flag("--version", "Show the version.", _print_version)] = False,
+    constraints: Annotated[
+        bool, _flag("--constraints", "Show the file of tested versions, for pip install -c.", _print_constraints)
+    ] = False,
     install: Annotated[bool, _flag("--install-completion", "Set up shell completion.", completion.install)] = False,
     show: Annotated[bool, _flag("--show-completion", "Print its script instead.", completion.show)] = False,
 ) -> None:
