@@ -13,7 +13,7 @@ from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.options.chat import ChatConfig
 from aitrain.options.documentation import help_text
 
-SHOWN = {*ChatConfig.model_fields} - {"rl_check", "rl_max_failed", "rl_env_episodes"}
+SHOWN = {*ChatConfig.model_fields} - {"rl_check", "rl_max_failed", "rl_env_episodes", "rl_env_weights"}
 """Options without those that mean nothing in a chat."""
 
 

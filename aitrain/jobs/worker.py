@@ -31,7 +31,8 @@ from aitrain import activity
 from aitrain.environment.contract import check_methods
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
-from aitrain.environment.requirements import with_requirements
+from aitrain.environment.mixed_runner import MixedRunner, Runner, errors_of
+from aitrain.environment.requirements import with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Note, Started, encode
@@ -117,9 +118,9 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     heartbeat.progress.stall_timeout = config.stall_timeout
     activity.own.enter("loading the environment", moves_files=True)
     runner = load_runner(config, channel)
+    if channel.rank == 0 and isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
+        folder.write_config(runner.config)
     config = runner.config
-    if channel.rank == 0:
-        folder.write_config(config)
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.start()
@@ -145,13 +146,24 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     shutdown_group()
 
 
-def load_runner(config: TrainConfig, channel: EventChannel) -> EnvRunner:
-    """Load the environment, and start its processes if it runs in processes of its own. The runner's options have what
-    the environment requires.
+def load_runner(config: TrainConfig, channel: EventChannel) -> Runner:
+    """Load the environments, and start the processes of those that run in processes of their own. The runner's options
+    have what the environments require.
 
     Raises:
-        AitrainError: it cannot be loaded.
+        AitrainError: one cannot be loaded.
     """
+    parts = dict[str, EnvRunner]()
+    for name, own in config.environments.items():
+        fds = [channel.stream.fileno(), *(fd for part in parts.values() for fd in part.process_fds)]
+        with errors_of(name):
+            parts[name] = _load_one(own, channel, fds)
+    if list(parts) == [""]:
+        return parts[""]
+    return MixedRunner(parts, with_largest(config, [part.config for part in parts.values()]))
+
+
+def _load_one(config: TrainConfig, channel: EventChannel, close: list[int]) -> EnvRunner:
     random.seed(config.seed)
     numpy.random.seed(config.seed)
     environment = load_env(find_env(config), config.rl_env_config or {})
@@ -164,7 +176,7 @@ def load_runner(config: TrainConfig, channel: EventChannel) -> EnvRunner:
         for problem in pool.problems.values():
             channel(Note(f"A machine of the Ray cluster is left out: {problem}"))
         return EnvRunner(environment, config, pool)
-    return start_runner(environment, config, close=[channel.stream.fileno()])
+    return start_runner(environment, config, close)
 
 
 def start_on_ray(config: TrainConfig) -> RayPool:

@@ -11,7 +11,6 @@ from aitrain.options.value_types import (
     PositiveFloat,
     PositiveInt,
     TwoOrMore,
-    Weights,
 )
 
 
@@ -84,5 +83,3 @@ class SamplingOptions(Options):
     --vllm-mode server."""
     rl_ahead_turns: bool = False
     """With --rl-ahead, load new weights also between the turns of an episode, never within one."""
-    rl_env_weights: Weights | None = None
-    """Shares of the environments in a batch, as in 2,1, if several --rl-env are given; unset: equal ones."""

@@ -33,6 +33,8 @@ ProjectName = Annotated[str, WithJsonSchema({"type": "string", "pattern": rf"^(?
 
 TABLES = {"trl": "scale_rewards=none", "vllm_args": "max_num_seqs=64"}
 """Options that are tables, given as KEY=VALUE and repeated; each with an example."""
+REPEATED = (*TABLES, "rl_env")
+"""Options whose flag may be repeated."""
 
 _EXAMPLE = '{"key": 1}'
 
@@ -119,6 +121,16 @@ def _read_texts(value: object) -> object:
     if not (isinstance(value, (list, tuple)) and value and all(isinstance(text, str) and text for text in value)):
         raise ValueError(f"must be a text, or a list of texts that are not empty, not {shown(value)}")
     return list(value)
+
+
+def _read_environments(value: object) -> object:
+    """One place, or a list of several; a list of one is that one."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    places = [str(one) if isinstance(one, PurePath) else one for one in value]
+    if not places or not all(isinstance(one, str) and one.strip() and one.isprintable() for one in places):
+        raise ValueError(f"must be the place of an environment, or a list of places, not {shown(value)}")
+    return places[0] if len(places) == 1 else places
 
 
 def _read_addresses(value: str) -> str:
@@ -232,6 +244,18 @@ Texts = Annotated[
     list[str],
     BeforeValidator(_read_texts),
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}]}),
+]
+Environments = Annotated[
+    str | list[str],
+    BeforeValidator(_read_environments),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {**_TEXT, "pattern": r"\S"},
+                {"type": "array", "items": {**_TEXT, "pattern": r"\S"}, "minItems": 1},
+            ]
+        }
+    ),
 ]
 Trackers = Annotated[
     str,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aitrain.environment.dataset import Cases
+from aitrain.environment.contract import Case
 from aitrain.training.case_order import CaseOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
@@ -29,7 +30,7 @@ class BatchSource:
     """Makes generation batches in order, and plays each with the present weights."""
 
     rollouts: PolicyRollouts
-    cases: Cases
+    cases: Sequence[Case]
     order: CaseOrder
     group_size: int
 

@@ -46,8 +46,7 @@ from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced, savable_generation_config
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.environment.dataset import Cases
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.mixed_runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
@@ -56,6 +55,7 @@ from aitrain.training.case_order import UniformOrder
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
+from aitrain.training.holdout import CaseList
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
@@ -77,8 +77,8 @@ class TrainerInputs:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     arguments: GRPOConfig
-    cases: Cases
-    runner: EnvRunner
+    cases: CaseList
+    runner: Runner
     chat: ChatFormat
     limits: Limits
     schedule: CaseSchedule
