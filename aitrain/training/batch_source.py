@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aitrain.environment.contract import Case
+from aitrain.runs.json_values import JsonObject
 from aitrain.training.case_order import CaseOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.refill import BatchCompletion
 from aitrain.training.training_batch import TrainingBatch
 
 
@@ -31,14 +33,24 @@ class BatchSource:
 
     rollouts: PolicyRollouts
     cases: Sequence[Case]
-    order: CaseOrder
+    completion: BatchCompletion
     group_size: int
 
     def take(self, place: BatchPlace) -> TrainingBatch:
         """The batch at this place, played. Every rank must call this."""
         batch = self.made(place)
         batch.play(self.rollouts)
+        self.completion.complete(batch)
         return batch
+
+    @property
+    def order(self) -> CaseOrder:
+        """Chooses the cases of the batches."""
+        return self.completion.order
+
+    def order_state(self) -> JsonObject:
+        """The state of the order after the last batch that was taken."""
+        return self.order.state()
 
     def made(self, place: BatchPlace) -> TrainingBatch:
         """The batch at this place, without episodes."""
