@@ -73,9 +73,9 @@ def chat(
     request = ChatSetup(model, chat_options(model, only, given), only, system, case, greedy, seed, as_json)
     config = request.config
     if case is not None:
-        from aitrain.environment.locator import check_by_reading, find_env
+        from aitrain.environment.locator import find_environments
 
-        check_by_reading(find_env(config), config.rl_env_config or {})
+        find_environments(config)
     limit_threads(config.model)
     limit = config.rl_max_new_tokens if "rl_max_new_tokens" in given else None
     return run_on_terminal("aitrain.jobs.chat", asdict(replace(request, answer_tokens=limit)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -15,7 +15,6 @@ from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message
-from aitrain.errors import AitrainError
 from aitrain.options.train import TrainConfig
 
 T = TypeVar("T")
@@ -41,6 +40,11 @@ class MixedRunner:
 
     def _note(self, name: str, text: str) -> None:
         self.notify(f"{name}: {text}")
+
+    @property
+    def label(self) -> str:
+        """Names of the environments."""
+        return ", ".join(self.parts)
 
     def part_of(self, case: Case) -> EnvRunner:
         """The runner of a case."""
@@ -108,9 +112,7 @@ class MixedRunner:
 
         await self._each([one.case for one in sessions], ended)
 
-    async def _each(
-        self, cases: Sequence[Case], call: Callable[[EnvRunner, list[int]], Awaitable[list[T]]]
-    ) -> list[T]:
+    async def _each(self, cases: Sequence[Case], call: Callable[[EnvRunner, list[int]], Awaitable[list[T]]]) -> list[T]:
         """What a call returns for each case, made at the same time by the environments that have any of them."""
         places: dict[str, list[int]] = {}
         for place, case in enumerate(cases):
@@ -128,18 +130,6 @@ class MixedRunner:
         with ExitStack() as stack:
             for part in self.parts.values():
                 stack.callback(part.close)
-
-
-@contextmanager
-def errors_of(name: str) -> Iterator[None]:
-    """Context whose errors name the environment, if it has a name."""
-    try:
-        yield
-    except AitrainError as error:
-        if name:
-            first, *rest = str(error).split("\n")
-            error.args = ("\n".join([f"{first} (environment {name})", *rest]), *error.args[1:])
-        raise
 
 
 Runner: TypeAlias = EnvRunner | MixedRunner

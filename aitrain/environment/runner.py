@@ -100,6 +100,11 @@ class EnvRunner:
         """The runners of all environments of the run by their names, as in MixedRunner: itself."""
         return {"": self}
 
+    @property
+    def label(self) -> str:
+        """Name of the environment's class."""
+        return type(self.environment).__qualname__
+
     def part_of(self, case: Case) -> EnvRunner:
         """The runner of a case, as in MixedRunner: itself."""
         return self

@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
-from aitrain.environment.mixed_runner import errors_of
+from aitrain.environment.locator import errors_of
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed
@@ -25,9 +25,7 @@ def case_numbers(cases: Sequence[Case]) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"case": list(range(len(cases)))})
 
 
-def build_datasets(
-    context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int
-) -> dict[str, Datasets]:
+def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> dict[str, Datasets]:
     """The datasets of each environment by its name, with the columns that its methods ask for.
 
     Raises:

@@ -19,7 +19,7 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import DECODINGS, Scoring, by_case
-from aitrain.runs.mixture import Mixture, mean_score
+from aitrain.runs.mixture import Mixture, ScoredEnv, mean_score
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.training.episode_groups import finish_groups
@@ -87,6 +87,10 @@ class EvalScores:
     def means(self) -> tuple[float | None, float | None]:
         """Mean score of sampled and of greedy completions, None where nothing was scored."""
         return mean_score(self.sampled, self.mixture), mean_score(self.greedy, self.mixture)
+
+    def means_of(self, one: ScoredEnv) -> dict[str, float | None]:
+        """Mean score of one environment of several, as `score` and `greedy`."""
+        return {"score": mean_score(self.sampled, (one,)), "greedy": mean_score(self.greedy, (one,))}
 
 
 @dataclass(frozen=True)

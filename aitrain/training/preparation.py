@@ -39,6 +39,7 @@ from aitrain.training.evaluation import BATCH, EvalPlan
 from aitrain.training.held_out_scoring import HeldOutScoring
 from aitrain.training.holdout import DatasetSplit, PromptLimit, prompt_limit, prompt_limits, split_each
 from aitrain.training.hub import check_hub_token
+from aitrain.training.mixture import mixture_of
 from aitrain.training.model import (
     Precision,
     check_quantization,
@@ -50,7 +51,6 @@ from aitrain.training.model import (
     lora_config,
 )
 from aitrain.training.non_finite import check_weights_finite
-from aitrain.training.mixture import mixture_of
 from aitrain.training.provenance import describe_run, keep_sources
 from aitrain.training.run_context import RunContext, with_checkpoint_here
 from aitrain.training.run_recorder import RunRecorder
@@ -241,7 +241,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
     batch = min(batch, context.runner.episodes_at_once or batch)  # so that all ranks play as many batches
-    mixture = mixture_of(context.runner, parts.held_out)
+    mixture = mixture_of(context.runner, parts.held_out, parts.train)
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch, mixture=mixture)
     held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
     early_stop = EarlyStop(config, eval_state, stopper)

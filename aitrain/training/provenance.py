@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
 import shutil
@@ -37,7 +36,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
         "cpus": usable_cores(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
-    return {**(each[""] if "" in each else _joined(each, runner.config)), **facts}
+    return {**(each[""] if "" in each else _joined(each, runner)), **facts}
 
 
 def _describe(config: TrainConfig, environment: object) -> dict[str, Any]:
@@ -53,14 +52,17 @@ def _describe(config: TrainConfig, environment: object) -> dict[str, Any]:
     return {**facts, **environment.facts} if isinstance(environment, ServedEnvironment) else facts
 
 
-def _joined(each: dict[str, dict[str, Any]], config: TrainConfig) -> dict[str, Any]:
-    """The facts of several environments, and what they are together."""
+def _joined(each: dict[str, dict[str, Any]], runner: Runner) -> dict[str, Any]:
+    """What several environments are together, and the facts of each."""
+    config, parts = runner.config, runner.parts
     required = dict.fromkeys(option for facts in each.values() for option in facts["requires"])
+    for name, share in config.env_shares.items():
+        each[name] |= {"share": share, "score_range": parts[name].config.rl_score_range}
     return {
         "module": ", ".join(dict.fromkeys(facts["module"] for facts in each.values())),
         "class": ", ".join(f"{name}={facts['class']}" for name, facts in each.items()),
         "file": ", ".join(dict.fromkeys(facts["file"] for facts in each.values() if facts["file"])) or None,
-        "sha256": hashlib.sha256("".join(str(facts["sha256"]) for facts in each.values()).encode()).hexdigest(),
+        "sha256": source_hash(file for part in parts.values() for file in files_of(part.environment)),
         "config": {name: facts["config"] for name, facts in each.items()},
         "requires": {option: getattr(config, option) for option in required},
         "environments": each,

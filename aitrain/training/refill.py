@@ -7,7 +7,7 @@ Replacing groups are played by all ranks in equal parts. An episode then moves t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,7 +16,6 @@ from typing import TypeAlias
 import torch
 
 from aitrain.environment.contract import Case
-from aitrain.environment.dataset import Cases
 from aitrain.rollout.episode import Episode
 from aitrain.training.case_order import CaseOrder, PlayedGroup, RefillingOrder
 from aitrain.training.episode_groups import MemberKey, finish_groups
@@ -56,7 +55,7 @@ class BatchCompletion:
     """Completes the generation batches of a run after their first episodes."""
 
     rollouts: PolicyRollouts
-    cases: Cases
+    cases: Sequence[Case]
     order: CaseOrder
     masks_truncated: bool
     """Whether truncated episodes are left out of the loss."""
@@ -105,7 +104,7 @@ class BatchCompletion:
         accelerator, runner = self.rollouts.accelerator, self.rollouts.rollout.runner
         share = math.ceil(len(members) / accelerator.num_processes)
         own = members[accelerator.process_index * share :][:share]
-        size = (runner.config.rl_env_episodes if runner.has_sessions else None) or share
+        size = runner.episodes_at_once or share
         episodes: list[Episode] = []
         for start in range(0, share, size):
             part = own[start : start + size]

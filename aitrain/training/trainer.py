@@ -138,7 +138,7 @@ class EpisodeTrainer(ResumableTrainer):
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        completion = case_choice(self, inputs.runner.config)
+        completion = case_choice(self, inputs.runner)
         self.batches = BatchSource(self.rollouts, self.cases, completion, self.num_generations)
         self.watch = Stopwatch(self.rollouts.rollout.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
