@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy
@@ -34,16 +35,19 @@ def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = 
     for name, own in config.environments.items():
         fds = [*close, *(fd for part in parts.values() for fd in part.process_fds)]
         with errors_of(name):
-            parts[name] = _load_one(own, announce, fds)
+            parts[name] = _load_one(own, len(parts), announce, fds)
     if list(parts) == [""]:
         return parts[""]
     return MixedRunner(parts, with_largest(config, [part.config for part in parts.values()]))
 
 
-def _load_one(config: TrainConfig, announce: Announce, close: Sequence[int]) -> EnvRunner:
+def _load_one(config: TrainConfig, number: int, announce: Announce, close: Sequence[int]) -> EnvRunner:
+    source = find_env(config)
+    if number and not source.is_module:
+        source = replace(source, module=f"{source.module}_{number}")  # an earlier one may have a file of this name
     random.seed(config.seed)
     numpy.random.seed(config.seed)
-    environment = load_env(find_env(config), config.rl_env_config or {})
+    environment = load_env(source, config.rl_env_config or {})
     check_methods(environment)
     config, note = with_requirements(config, environment)
     if note:

@@ -8,24 +8,27 @@ distances to each limit, times the shares, are added as squares (MOVER; G. Zou a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypedDict, TypeVar
 
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
-    ScoreRow,
     ScoreTable,
     Scoring,
     as_values,
     before_and_after,
+    bounds_of,
     case_means,
+    change_values,
+    pass_at,
 )
 from aitrain.runs.held_out import mean_score as plain_mean_score
-from aitrain.runs.intervals import Bounds, Interval, of_mean
+from aitrain.runs.intervals import UNIT, Bounds, Interval, of_change, of_mean
+from aitrain.runs.json_values import JsonObject, as_float, as_object
 from aitrain.runs.significance import sign_flip_p_value
-from aitrain.runs.verdict import Verdict, verdict_of_scores
+from aitrain.runs.verdict import Verdict, verdict_of
 
 T = TypeVar("T")
 
@@ -51,13 +54,12 @@ Mixture: TypeAlias = tuple[ScoredEnv, ...]
 """The environments of a run; empty for a single one."""
 
 
-class EnvScores(TypedDict):
-    """The result of one environment of several."""
+class EnvResult(TypedDict):
+    """One environment of several in a result.json; its scores are rows of `scores`, such as `sampled, NAME`."""
 
     share: float
-    eval_cases: int
     train_cases: int
-    scores: ScoreTable
+    eval_cases: int
     verdict: Verdict | None
 
 
@@ -71,10 +73,35 @@ def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
 
 def interval_of_mean(scoring: Scoring, mixture: Mixture, bounds: Bounds | None) -> Interval | None:
     """The interval of `mean_score`."""
+    return of_means(case_means(scoring), mixture, bounds)
+
+
+def of_means(means: Mapping[str, float], mixture: Mixture, bounds: Bounds | None) -> Interval | None:
+    """The mean of the cases' means with its interval."""
     if not mixture:
-        return of_mean(case_means(scoring).values(), bounds)
-    found = ((one.share, of_mean(case_means(one.part(scoring)).values(), one.bounds)) for one in mixture)
+        return of_mean(means.values(), bounds)
+    found = ((one.share, of_mean(one.part(means).values(), one.bounds)) for one in mixture)
     return combined([(share, interval) for share, interval in found if interval is not None])
+
+
+def of_changes(
+    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture, bounds: Bounds | None
+) -> IntervalValues | None:
+    """The mean change of the cases that have both scores, with its interval and its p-value; None without a case."""
+    if not mixture:
+        return change_values(before, after, bounds)
+    found = ((one.share, of_change(one.part(before), one.part(after), one.bounds)) for one in mixture)
+    change = as_values(combined([(share, interval) for share, interval in found if interval is not None]))
+    if change is not None:
+        change["p_value"] = sign_flip_p_value(list(_weighted_changes(before, after, mixture)))
+    return change
+
+
+def _weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> Iterator[float]:
+    """The changes of the cases, in the proportion in which they count in the change of the weighted mean."""
+    for one in mixture:
+        changes = [after[case] - before[case] for case in one.part(before) if case in after]
+        yield from (one.share * change / len(changes) for change in changes)
 
 
 def combined(parts: list[tuple[float, Interval]]) -> Interval | None:
@@ -92,54 +119,64 @@ def combined(parts: list[tuple[float, Interval]]) -> Interval | None:
     return Interval(mean, mean - math.hypot(*below), mean + math.hypot(*above), count)
 
 
-def tables(
-    scorings: Mapping[str, Scoring], mixture: Mixture, bounds: Bounds | None, tries: int
-) -> tuple[ScoreTable, dict[str, EnvScores]]:
-    """The table of scorings named `before_sampled` and so on, and those of each environment if there are several."""
+def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, bounds: Bounds | None, tries: int) -> ScoreTable:
+    """The table of scorings named `before_sampled` and so on; with several environments, also a row for each of them,
+    such as `sampled, NAME`."""
     if not mixture:
-        return before_and_after(scorings, bounds, tries), {}
-    each: dict[str, EnvScores] = {}
-    for one in mixture:
-        own = before_and_after({name: one.part(found) for name, found in scorings.items()}, one.bounds, tries)
-        each[one.name] = {
-            "share": one.share,
-            "eval_cases": len(one.cases),
-            "train_cases": one.train_cases,
-            "scores": own,
-            "verdict": verdict_of_scores(own),
-        }
+        return before_and_after(scorings, bounds, tries)
+    each = {
+        one.name: before_and_after({name: one.part(found) for name, found in scorings.items()}, one.bounds, tries)
+        for one in mixture
+    }
     table: ScoreTable = {}
-    for name in dict.fromkeys(row for own in each.values() for row in own["scores"]):
-        rows = [(one.share, each[one.name]["scores"].get(name)) for one in mixture]
-        table[name] = _weighted([(share, row) for share, row in rows if row is not None])
-    for decoding in DECODINGS:
-        if change := table[decoding]["change"]:
-            change["p_value"] = _p_value(scorings, mixture, decoding)
-    return table, each
+    for row in dict.fromkeys(row for own in each.values() for row in own):
+        own_mixture, values = (
+            mixture,
+            {phase: case_means(scorings.get(f"{phase}_{row}", {})) for phase in ("before", "after")},
+        )
+        if row not in DECODINGS:  # pass@K, of the environments whose scores have bounds
+            own_mixture = tuple(replace(one, bounds=UNIT) for one in mixture if one.bounds is not None)
+            values = {
+                phase: _chances(scorings.get(f"{phase}_sampled", {}), mixture, tries) for phase in ("before", "after")
+            }
+        table[row] = {
+            "before": as_values(of_means(values["before"], own_mixture, None)),
+            "after": as_values(of_means(values["after"], own_mixture, None)),
+            "change": of_changes(values["before"], values["after"], own_mixture, None),
+        }
+        table |= {f"{row}, {one.name}": each[one.name][row] for one in mixture if row in each[one.name]}
+    return table
 
 
-def _weighted(rows: list[tuple[float, ScoreRow]]) -> ScoreRow:
-    def of(column: Iterable[tuple[float, IntervalValues | None]]) -> IntervalValues | None:
-        return as_values(combined([(share, _interval(value)) for share, value in column if value is not None]))
-
+def _chances(scoring: Scoring, mixture: Mixture, tries: int) -> dict[str, float]:
+    """`pass_at` of the cases of all environments whose scores have bounds."""
+    bounded = [(one, one.bounds) for one in mixture if one.bounds is not None]
     return {
-        "before": of((share, row["before"]) for share, row in rows),
-        "after": of((share, row["after"]) for share, row in rows),
-        "change": of((share, row["change"]) for share, row in rows),
+        case: chance for one, bounds in bounded for case, chance in pass_at(one.part(scoring), tries, bounds).items()
     }
 
 
-def _interval(value: IntervalValues) -> Interval:
-    return Interval(value["mean"], value["low"], value["high"], value["count"] or 0)
+def env_results(table: ScoreTable, mixture: Mixture) -> dict[str, EnvResult]:
+    """What result.json says of each environment, beside its rows of the table."""
+    return {
+        one.name: {
+            "share": one.share,
+            "train_cases": one.train_cases,
+            "eval_cases": len(one.cases),
+            "verdict": verdict_of(table[f"sampled, {one.name}"]["change"]),
+        }
+        for one in mixture
+    }
 
 
-def _p_value(scorings: Mapping[str, Scoring], mixture: Mixture, decoding: str) -> float | None:
-    before, after = (case_means(scorings.get(f"{phase}_{decoding}", {})) for phase in ("before", "after"))
-    return sign_flip_p_value(list(weighted_changes(before, after, mixture)))
-
-
-def weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> Iterator[float]:
-    """The changes of the cases, in the proportion in which they count in the change of the weighted mean."""
-    for one in mixture:
-        changes = [after[case] - before[case] for case in one.part(before) if case in after]
-        yield from (one.share * change / len(changes) for change in changes)
+def recorded_mixture(environment: JsonObject, env_of: Mapping[str, str]) -> Mixture:
+    """The environments that an environment.json names, given the environment of each held-out case."""
+    return tuple(
+        ScoredEnv(
+            name,
+            as_float(as_object(facts).get("share")) or 1.0,
+            bounds_of(as_object(facts).get("score_range")),
+            frozenset(case for case, own in env_of.items() if own == name),
+        )
+        for name, facts in as_object(environment.get("environments")).items()
+    )
