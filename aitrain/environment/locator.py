@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -42,6 +42,8 @@ def find_env(config: TrainConfig) -> EnvSource:
     Raises:
         ConfigError: none is given, or the module or file does not exist.
     """
+    if isinstance(config.rl_env, list):
+        raise ConfigError(f"rl_env: this takes one environment, not {len(config.rl_env)}: name one with --rl-env")
     if config.rl_env_module is not None:
         return _find_module("rl_env_module", config.rl_env_module, config.rl_env_class)
     place, _, class_name = config.env_place.partition(":")
@@ -69,11 +71,26 @@ def find_environments(config: TrainConfig) -> dict[str, EnvSource]:
         ConfigError: none is given, or one does not exist or does not take its keywords.
         EnvironmentFailed: a file is not valid Python.
     """
-    sources = {}
+    sources = locate_environments(config)
     for name, own in config.environments.items():
         with errors_of(name):
-            sources[name] = find_env(own)
             check_by_reading(sources[name], own.rl_env_config or {})
+    return sources
+
+
+def locate_environments(config: TrainConfig) -> dict[str, EnvSource]:
+    """Locate each environment of the options by its name. Each file becomes a module of its own, as several may have
+    the same name.
+
+    Raises:
+        ConfigError: none is given, or one does not exist.
+    """
+    sources = dict[str, EnvSource]()
+    for number, (name, own) in enumerate(config.environments.items()):
+        with errors_of(name):
+            source = find_env(own)
+        is_first = source.is_module or not number
+        sources[name] = source if is_first else replace(source, module=f"{source.module}_{number}")
     return sources
 
 

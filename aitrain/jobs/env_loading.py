@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy
@@ -12,7 +11,7 @@ import numpy
 from aitrain import activity
 from aitrain.environment.contract import check_methods
 from aitrain.environment.loader import load_env
-from aitrain.environment.locator import errors_of, find_env
+from aitrain.environment.locator import EnvSource, errors_of, locate_environments
 from aitrain.environment.mixed_runner import MixedRunner, Runner
 from aitrain.environment.requirements import with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -31,20 +30,17 @@ def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = 
     Raises:
         AitrainError: one cannot be loaded.
     """
-    parts = dict[str, EnvRunner]()
+    parts, sources = dict[str, EnvRunner](), locate_environments(config)
     for name, own in config.environments.items():
         fds = [*close, *(fd for part in parts.values() for fd in part.process_fds)]
         with errors_of(name):
-            parts[name] = _load_one(own, len(parts), announce, fds)
+            parts[name] = _load_one(own, sources[name], announce, fds)
     if list(parts) == [""]:
         return parts[""]
     return MixedRunner(parts, with_largest(config, [part.config for part in parts.values()]))
 
 
-def _load_one(config: TrainConfig, number: int, announce: Announce, close: Sequence[int]) -> EnvRunner:
-    source = find_env(config)
-    if number and not source.is_module:
-        source = replace(source, module=f"{source.module}_{number}")  # an earlier one may have a file of this name
+def _load_one(config: TrainConfig, source: EnvSource, announce: Announce, close: Sequence[int]) -> EnvRunner:
     random.seed(config.seed)
     numpy.random.seed(config.seed)
     environment = load_env(source, config.rl_env_config or {})

@@ -80,7 +80,7 @@ class EnvironmentOptions(Options):
         if not isinstance(self.rl_env, list):
             return {"": self}
         given, found = self.rl_env_config or {}, dict[str, Self]()
-        for name, place in map(_named, self.rl_env):
+        for name, place in map(named_place, self.rl_env):
             own = {"rl_env": place, "rl_env_weights": None, "rl_env_config": given.get(name)}
             if place.startswith(_URLS):
                 own["rl_env_isolation"] = "thread"  # it runs where its server is
@@ -146,7 +146,7 @@ class EnvironmentOptions(Options):
         if not isinstance(self.rl_env, list):
             yield self.rl_env_weights is not None, "rl_env_weights: there is one environment: leave the weights out"
             return
-        names = [name for name, _ in map(_named, self.rl_env)]
+        names = [name for name, _ in map(named_place, self.rl_env)]
         twice = next((name for name, count in Counter(names).items() if count > 1), "")
         yield bool(twice), f"rl_env: two environments are called {twice}: name them, as in NAME={self.rl_env[-1]}"
         yield (
@@ -168,7 +168,7 @@ class EnvironmentOptions(Options):
             )
 
 
-def _named(given: str) -> tuple[str, str]:
+def named_place(given: str) -> tuple[str, str]:
     """Name and place of one environment of several. A place without a name is called after its class, the id of an
     adapter, its module or its address."""
     if named := _NAMED.fullmatch(given):

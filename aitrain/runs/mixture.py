@@ -151,9 +151,10 @@ def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, bounds: Bound
 def _chances(scoring: Scoring, mixture: Mixture, tries: int) -> dict[str, float]:
     """`pass_at` of the cases of all environments whose scores have bounds."""
     bounded = [(one, one.bounds) for one in mixture if one.bounds is not None]
-    return {
-        case: chance for one, bounds in bounded for case, chance in pass_at(one.part(scoring), tries, bounds).items()
-    }
+    chances: dict[str, float] = {}
+    for one, bounds in bounded:
+        chances |= pass_at(one.part(scoring), tries, bounds)
+    return chances
 
 
 def env_results(table: ScoreTable, mixture: Mixture) -> dict[str, EnvResult]:
