@@ -45,8 +45,10 @@ class OptimizerOptions(Options):
 
     section = "Optimizer"
 
-    lr: PositiveFloat = 1e-5
-    """Learning rate; 1e-5 as AITraining's docs advise, where its default is 3e-5."""
+    lr: PositiveFloat | None = None
+    """Learning rate; unset: 1e-5 with --peft, 1e-6 for all weights. A LoRA adapter needs about ten times the rate of
+    full fine-tuning (Thinking Machines, LoRA Without Regret, 2025); 1e-6 is that of GRPO (arXiv 2402.03300), DAPO and
+    Dr. GRPO, and with 1e-5 all weights of a pretrained model often collapse."""
     optimizer: str = "adamw_torch"
     """Optimizer, by its name in transformers."""
     scheduler: str = "linear"
