@@ -46,6 +46,32 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
+class RolloutSize:
+    """What is sampled at once, and the optimizer steps that train on it."""
+
+    prompts: int
+    generations: int
+    steps: float
+    """Optimizer steps on one rollout; below 1 if a step trains on several."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, plan: BatchPlan) -> RolloutSize:
+        """The rollout of a run."""
+        schedule = schedule_cases(config, plan, 1)
+        return cls(schedule.prompts, plan.generations, schedule.passes / schedule.accumulation)
+
+    def __str__(self) -> str:
+        sampled = self.prompts * self.generations
+        size = f"{_counted(self.prompts, 'prompt')} x {self.generations} completions = {sampled}"
+        if self.steps < 1:
+            return f"{size}, several for each optimizer step; all on-policy"
+        if self.steps == 1:
+            return f"{size}, for one optimizer step; on-policy"
+        later = "the later ones are" if self.steps != 2 else "the second is"
+        return f"{size}, for {self.steps:g} optimizer steps; the first is on-policy, {later} off-policy"
+
+
+@dataclass(frozen=True)
 class CaseSchedule:
     """How epochs are cut into optimizer steps. A generation batch may hold the last cases of one epoch and the first of
     the next; the last batch of a run is filled up from one epoch more."""
@@ -97,10 +123,11 @@ class CaseSchedule:
 
 
 def schedule_cases(config: TrainConfig, plan: BatchPlan, cases: int) -> CaseSchedule:
-    """The schedule of a number of training cases, with the generation batch that `--trl` may set."""
+    """The schedule of a number of training cases, with the generation batch of `rl_updates_per_rollout` or `--trl`."""
     pass_size = plan.processes * plan.micro_batch  # completions of one forward pass, over all processes
     from_size = config.trl_integer("generation_batch_size", 0) // pass_size
-    per_batch = config.trl_integer("steps_per_generation", 0) or from_size or plan.accumulation
+    per_batch = config.trl_integer("steps_per_generation", 0) or from_size
+    per_batch = per_batch or plan.accumulation * config.rl_updates_per_rollout
     return CaseSchedule(
         cases=cases,
         prompts=per_batch * pass_size // plan.generations,

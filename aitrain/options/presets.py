@@ -8,8 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from aitrain.options.loss_types import OPTION_OF
+
+
+class PresetOptions(Protocol):
+    """The fields of TrainConfig that `described` reads by name; the others are those of the preset."""
+
+    @property
+    def rl_preset(self) -> str | None: ...
+    @property
+    def rl_max_new_tokens(self) -> int: ...
+    @property
+    def trl(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True)
@@ -66,13 +78,41 @@ PRESETS = {
     ),
 }  # fmt: skip
 
+MAX_NEW_TOKENS = 128
+"""Default of rl_max_new_tokens."""
+
 FIELD_OF = {option: field for field, option in OPTION_OF.items()}
 
 
-def preset_settings(name: str, max_new_tokens: object) -> dict[str, object]:
+def preset_settings(name: str, max_new_tokens: int) -> dict[str, object]:
     """The settings of a preset for a run with this limit of a completion."""
     preset = PRESETS[name]
-    settings = dict(preset.settings)
-    if preset.overlong and isinstance(max_new_tokens, int) and max_new_tokens > 0:
-        settings["rl_overlong_buffer"] = max(1, max_new_tokens // 5)
-    return settings
+    overlong = {"rl_overlong_buffer": max(1, max_new_tokens // 5)} if preset.overlong else {}
+    return {**preset.settings, **overlong}
+
+
+def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str, object]:
+    """The given values, and below them those of the preset that they name, as far as these are among the known options
+    and `--trl` does not hold the field of the same meaning."""
+    name, trl = values.get("rl_preset"), values.get("trl")
+    if not isinstance(name, str) or name not in PRESETS:
+        return dict(values)
+    fields = trl if isinstance(trl, dict) else {}
+    try:
+        longest = int(str(values.get("rl_max_new_tokens", MAX_NEW_TOKENS)))
+    except ValueError:  # refused later, by the option itself
+        longest = MAX_NEW_TOKENS
+    settings = preset_settings(name, longest).items()
+    return {**{key: value for key, value in settings if key in known and FIELD_OF.get(key) not in fields}, **values}
+
+
+def described(config: PresetOptions) -> Iterator[str]:
+    """The settings of the preset of a run, each with the value that the run has instead if one was given."""
+    name = config.rl_preset
+    if name is None:
+        return
+    yield f"{name}, the settings of {PRESETS[name].source}; given options win:"
+    for key, value in preset_settings(name, config.rl_max_new_tokens).items():
+        field = FIELD_OF.get(key)
+        own = config.trl[field] if field in config.trl else getattr(config, key)
+        yield f"{key} {value}" if own == value else f"{key} {own} (given; {name} has {value})"

@@ -56,6 +56,11 @@ class TrainConfig(
         return settle(self)
 
     @property
+    def learning_rate(self) -> float:
+        """The learning rate: the given one, else that for what is trained."""
+        return self.lr or (1e-5 if self.peft else 1e-6)
+
+    @property
     def weight_sync(self) -> str | None:
         """How a vLLM server gets the weights: adapter, disk or nccl; None without a server."""
         if not self.use_vllm or self.vllm_mode != "server":

@@ -29,8 +29,8 @@ import torch
 from aitrain import activity
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import whole
+from aitrain.training.algorithm_trainer import AlgorithmTrainer
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
-from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
 
@@ -42,7 +42,7 @@ CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_
 """Those that are means over its rows with one ratio for a completion; the ratio of a row without tokens is 1."""
 
 
-class OptimizingTrainer(LogProbTrainer):
+class OptimizingTrainer(AlgorithmTrainer):
     """Leaves rows out of the loss, skips steps that are not finite, and counts the steps that changed weights."""
 
     rows: KeptRows

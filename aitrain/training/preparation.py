@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig
@@ -29,8 +29,10 @@ from aitrain.runs.environment_source import keep_source
 from aitrain.runs.held_out import bounds_of
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
+from aitrain.training.algorithm import Algorithm
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
+from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.dataset import build_dataset, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
 from aitrain.training.distributed import init_processes
@@ -108,6 +110,9 @@ class PreparedCases:
     chat: ChatFormat
     """Renders prompts and, with several turns, whole conversations."""
     tools: Tools
+    algorithm: Algorithm
+    callbacks: list[TrainerCallback]
+    """Those of --custom-callbacks."""
 
 
 def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda _: None) -> Prepared:
@@ -139,6 +144,7 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
         AitrainError: an option or the environment cannot be used.
     """
     arguments, batch = training_arguments(context, precision, processes)
+    algorithm, callbacks = Algorithm.of(context.config), custom_callbacks(context.config)
     tokenizer = load_tokenizer(context.config)
     built = build_dataset(context, tokenizer, processes)
     is_chat = built[0].is_chat or env_kind(context.runner.environment) == "rollout"
@@ -146,7 +152,7 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
     tools = tools_shown(context.runner.environment, chat, is_chat, context.note)
     chat = format_of_episodes(context.runner.environment, chat, tools, is_chat, context.note)
-    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools)
+    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools, algorithm, callbacks)
 
 
 def training_arguments(context: RunContext, precision: Precision, processes: int) -> tuple[GRPOConfig, BatchPlan]:
@@ -207,8 +213,9 @@ def fit_to_model(
         context.note(note, "info")
     lora = lora_config(config)
     inputs = TrainerInputs(
-        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora
-    )
+        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora,
+        algorithm=prepared.algorithm, callbacks=prepared.callbacks,
+    )  # fmt: skip
     return inputs, parts
 
 

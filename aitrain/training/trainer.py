@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,6 +51,7 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.training.algorithm import Algorithm
 from aitrain.training.batch_source import BatchPlace, BatchSource
 from aitrain.training.case_order import UniformOrder
 from aitrain.training.dataset import case_numbers
@@ -85,6 +86,9 @@ class TrainerInputs:
     peft_config: Any = None
     serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
     """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
+    algorithm: Algorithm = Algorithm()
+    callbacks: Sequence[TrainerCallback] = ()
+    """Those of the user."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class EpisodeTrainer(ResumableTrainer):
                 train_dataset=case_numbers(inputs.cases),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
-                callbacks=hooks.callbacks,
+                callbacks=[*hooks.callbacks, *inputs.callbacks],
                 rollout_func=self.roll_out,
             )
         if inputs.peft_config is not None and not is_deepspeed_zero3_enabled():
@@ -143,6 +147,7 @@ class EpisodeTrainer(ResumableTrainer):
         self.watch = Stopwatch(self.rollouts.rollout.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
+        self.algorithm = inputs.algorithm
         self.context = inputs.limits.context
         self.aligns_rows = self.is_deepspeed_enabled or self.depends_on_left_padding()
 
@@ -171,10 +176,12 @@ class EpisodeTrainer(ResumableTrainer):
         device, kept = self.accelerator.device, self._batch.kept(self.masks_truncated)
         dropped = [episode.is_dropped for episode in self._batch.episodes]
         everywhere = self.accelerator.gather(torch.tensor([self._batch.scores(), kept, dropped], device=device).T)
+        mean = everywhere[:, 0].nanmean().item()
+        if self.rewards is not None:
+            everywhere[:, 0] = self.rewards
         played = everywhere[everywhere[:, 2] == 0]  # whole groups are dropped
         share = zero_variance_share(played[:, 0], played[:, 1], self.num_generations)
         self._metrics["train"]["frac_reward_zero_std"][-1] = share
-        mean = everywhere[:, 0].nanmean().item()
         self.zero_variance.reward = None if math.isnan(mean) else mean
         return {KEPT: torch.tensor(kept, device=device), ZERO_VARIANCE: torch.tensor(share == 1.0, device=device)}
 

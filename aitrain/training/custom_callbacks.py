@@ -1,0 +1,48 @@
+"""The trainer's callbacks that a user names with --custom-callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from transformers import TrainerCallback
+
+from aitrain.environment.custom_functions import load_function
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.execution.user_code import failure_message
+from aitrain.options.train import TrainConfig
+
+
+def custom_callbacks(config: TrainConfig) -> list[TrainerCallback]:
+    """The callbacks of a run, in the order of the option, each made by a call without arguments.
+
+    Raises:
+        ConfigError: one of them cannot be found, or is no callback.
+        EnvironmentFailed: its module cannot be imported, or the call raised.
+    """
+    places = (config.custom_callbacks or "").split(",") if config.custom_callbacks else []
+    return [_made(place) for place in places]
+
+
+def _made(place: str) -> TrainerCallback:
+    make = load_function("custom_callbacks", place)
+    callback = _call(place, make)
+    if not isinstance(callback, TrainerCallback):
+        raise ConfigError(
+            f"custom_callbacks: {place} gives {type(callback).__name__}, not a transformers.TrainerCallback\n"
+            "Name a class of callbacks, or a function without arguments that returns one."
+        )
+    for event in [name for name in dir(type(callback)) if name.startswith("on_")]:
+        setattr(callback, event, partial(_call, f"{place}, {event}", getattr(callback, event)))
+    return callback
+
+
+def _call(place: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """The user's function, whose errors name it and the line of the user's code."""
+    try:
+        return function(*arguments, **keywords)
+    except AitrainError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(failure_message(f"custom_callbacks: {place} raised", error)) from error
