@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aitrain.batch import RolloutSize
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
-from aitrain.batch import RolloutSize
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.documentation import help_text
 from aitrain.options.presets import described
@@ -141,12 +141,9 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "batch": str(plan.batch),
         "rollout": str(RolloutSize.of(config, plan.batch)),
         **({"preset": "\n             ".join(preset)} if preset else {}),
-        "loss": str(config.loss)
-        if config.custom_loss is None
-        else f"{config.custom_loss}, averaged as {config.rl_loss_type}",
+        "loss": f"{config.custom_loss}, averaged as {config.rl_loss_type}" if config.custom_loss else str(config.loss),
         **_parts(config),
-        "lr": f"{config.learning_rate:g}"
-        + ("" if config.lr else f", as {'LoRA' if config.peft else 'all weights'} is trained"),
+        "lr": f"{config.learning_rate:g}{'' if config.lr else ', for LoRA' if config.peft else ', for all weights'}",
         "steps": f"{steps}{_early_end(config)}",
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
         "run folder": str(where),

@@ -74,7 +74,8 @@ class GRPOOptions(Options):
     custom_sampler: FunctionName | None = None
     """Your choice of cases, as module:function or file.py:function; see docs/extending.md."""
     custom_callbacks: ResumeSafe[FunctionNames | None] = None
-    """Your callbacks of the trainer, as module:function or file.py:Class, several with commas; see docs/extending.md."""
+    """Your callbacks of the trainer, as module:function or file.py:Class, several with commas
+    (docs/extending.md)."""
 
     @model_validator(mode="before")
     @classmethod

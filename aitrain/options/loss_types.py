@@ -239,7 +239,7 @@ def _wrong_parts(options: LossOptions) -> Iterator[tuple[bool, str]]:
     high, dual = settle(options).high, options.rl_dual_clip
     yield (
         dual is not None and _clips(options) and dual <= 1 + high,
-        f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more than that; its paper has 3.",
+        f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3.",
     )
     buffer = options.rl_overlong_buffer
     yield (
@@ -276,9 +276,9 @@ def remarks(options: LossOptions) -> Iterator[str]:
             yield f"{option} has no effect: {by} does not clip the ratio that way."
     if options.rl_kl_coef == 0 and (options.rl_kl_estimator, options.rl_kl_in) != ("k3", "loss"):
         yield "rl_kl_estimator and rl_kl_in have no effect: rl_kl_coef is 0."
-    if options.rl_kl_coef and options.rl_kl_in == "loss" and options.rl_kl_estimator == "k1":
-        if options.trl.get("use_bias_correction_kl") is False:
-            yield "rl_kl_estimator k1 without use_bias_correction_kl: the KL term has no gradient on average."
+    is_k1_loss = options.rl_kl_coef and (options.rl_kl_estimator, options.rl_kl_in) == ("k1", "loss")
+    if is_k1_loss and options.trl.get("use_bias_correction_kl") is False:
+        yield "rl_kl_estimator k1 without use_bias_correction_kl: the KL term has no gradient on average."
 
 
 def as_markdown() -> str:

@@ -40,6 +40,11 @@ class BatchOptions(Options):
     """Cases with a longer prompt (in tokens) are dropped; unset: what the model's context leaves."""
 
 
+def default_rate(is_lora: bool) -> float:
+    """The learning rate of a run that names none."""
+    return 1e-5 if is_lora else 1e-6
+
+
 class OptimizerOptions(Options):
     """The optimizer and its schedule."""
 

@@ -114,5 +114,5 @@ def described(config: PresetOptions) -> Iterator[str]:
     yield f"{name}, the settings of {PRESETS[name].source}; given options win:"
     for key, value in preset_settings(name, config.rl_max_new_tokens).items():
         field = FIELD_OF.get(key)
-        own = config.trl[field] if field in config.trl else getattr(config, key)
+        own = config.trl[field] if field is not None and field in config.trl else getattr(config, key)
         yield f"{key} {value}" if own == value else f"{key} {own} (given; {name} has {value})"

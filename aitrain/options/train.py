@@ -10,7 +10,7 @@ from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.loss_types import LossSettings, contradictions, settle
 from aitrain.options.model import LoRAOptions, ModelOptions
-from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions
+from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions, default_rate
 from aitrain.options.run import (
     CheckpointOptions,
     EvaluationOptions,
@@ -58,7 +58,7 @@ class TrainConfig(
     @property
     def learning_rate(self) -> float:
         """The learning rate: the given one, else that for what is trained."""
-        return self.lr or (1e-5 if self.peft else 1e-6)
+        return self.lr or default_rate(self.peft)
 
     @property
     def weight_sync(self) -> str | None:

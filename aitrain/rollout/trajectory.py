@@ -63,4 +63,4 @@ class Trajectory:
     def turn_lengths(self) -> list[int]:
         """Number of tokens of each completion."""
         starts = self.turn_starts
-        return [sum(self.mask[first:end]) for first, end in zip(starts, [*starts[1:], len(self.ids)], strict=True)]
+        return [sum(self.mask[first:end]) for first, end in zip(starts, [*starts[1:], len(self.ids)], strict=False)]

@@ -68,6 +68,10 @@ class Algorithm:
         )
 
 
+PLAIN = Algorithm()
+"""TRL's own algorithm."""
+
+
 def estimate_kl(name: str, logps: Tensor, ref: Tensor) -> Tensor:
     """An estimate of KL(policy || initial model) for each token."""
     d = logps - ref
@@ -84,7 +88,7 @@ def estimate_kl(name: str, logps: Tensor, ref: Tensor) -> Tensor:
 def leave_one_out_factor(rewards: Tensor, size: int) -> Tensor:
     """What an advantage over the mean of the group is multiplied by to be one over the mean of the other members, for
     each episode: n / (n - 1) with n scored members, 0 with fewer than two."""
-    scored = (~rewards.isnan()).view(-1, size).sum(1)
+    scored = (~rewards.isnan()).view(-1, size).sum(1).to(rewards.dtype)
     factor = torch.where(scored > 1, scored / (scored - 1).clamp(min=1), 0.0)
     return factor.repeat_interleave(size)
 

@@ -32,7 +32,7 @@ import torch
 from trl.trainer.utils import nanstd
 
 from aitrain.engines.scopes import replaced
-from aitrain.training.algorithm import Algorithm, Average, estimate_kl, leave_one_out_factor
+from aitrain.training.algorithm import PLAIN, Algorithm, Average, estimate_kl, leave_one_out_factor
 from aitrain.training.kept_rows import AVERAGED_BY_ROWS, KEPT, MicroBatch
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.training_batch import TrainingBatch
@@ -51,7 +51,7 @@ class ForwardPass:
 class AlgorithmTrainer(LogProbTrainer):
     """GRPOTrainer with the additions of an `Algorithm`."""
 
-    algorithm = Algorithm()
+    algorithm: Algorithm = PLAIN
     rewards: torch.Tensor | None = None
     """The rewards of the current generation batch, of all processes: scores less penalties."""
     _batch: TrainingBatch

@@ -144,7 +144,7 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
         AitrainError: an option or the environment cannot be used.
     """
     arguments, batch = training_arguments(context, precision, processes)
-    algorithm, callbacks = Algorithm.of(context.config), custom_callbacks(context.config)
+    algorithm, callbacks = Algorithm.of(context.config), custom_callbacks(context.config, context.stop.end_run)
     tokenizer = load_tokenizer(context.config)
     built = build_dataset(context, tokenizer, processes)
     is_chat = built[0].is_chat or env_kind(context.runner.environment) == "rollout"

@@ -51,7 +51,7 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.algorithm import Algorithm
+from aitrain.training.algorithm import PLAIN, Algorithm
 from aitrain.training.batch_source import BatchPlace, BatchSource
 from aitrain.training.case_order import UniformOrder
 from aitrain.training.dataset import case_numbers
@@ -86,7 +86,7 @@ class TrainerInputs:
     peft_config: Any = None
     serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
     """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
-    algorithm: Algorithm = Algorithm()
+    algorithm: Algorithm = PLAIN
     callbacks: Sequence[TrainerCallback] = ()
     """Those of the user."""
 

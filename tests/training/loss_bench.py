@@ -14,6 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from aitrain import TrainConfig
 from aitrain.batch import plan_batch
+from aitrain.training.algorithm import Algorithm
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import Precision
 from aitrain.training.trainer import EpisodeTrainer
@@ -77,6 +78,7 @@ def arguments(folder: Path, layout: Layout, **options: Any) -> GRPOConfig:
     plan = plan_batch(config, 1)
     made = grpo_config(grpo_arguments(config, plan, Precision(torch.float32, False, False, True)), config, folder)
     made.steps_per_generation = layout.pieces
+    made.algorithm = Algorithm.of(config)
     return made
 
 
@@ -96,7 +98,7 @@ class LossTrainer(EpisodeTrainer):
             use_vllm=False, vllm_importance_sampling_correction=True, entropy_coef=args.entropy_coef,
             use_adaptive_entropy=False, _entropy_bonus_enabled=args.entropy_coef != 0, num_iterations=layout.iterations,
             current_gradient_accumulation_steps=layout.passes, _step=0, _buffered_inputs=None,
-            rows=KeptRows(layout.processes, total),
+            rows=KeptRows(layout.processes, total), algorithm=vars(args)["algorithm"],
         )  # fmt: skip
 
     def _get_per_token_logps_and_entropies(self, model: Any, ids: torch.Tensor, _: Any, keep: int, **__: Any) -> Any:

@@ -45,7 +45,9 @@ from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, preparation, rollout_setup, zero
+from aitrain.training.algorithm import Algorithm
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
+from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.early_stop import EarlyStop
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.policy_rollouts import PolicyRollouts
@@ -109,6 +111,11 @@ def checked(config: TrainConfig) -> object:
     context = RunContext(config, RunFolder(Path("run")), EnvRunner(Vowels(), config), notes.append)
     note_findings(context, build_cases(Vowels(), None)[0])
     return len(notes)
+
+
+def added(config: TrainConfig) -> object:
+    """What is added to TRL's algorithm, and the user's callbacks."""
+    return str(Algorithm.of(config)), [type(one) for one in custom_callbacks(config, print)]
 
 
 def lora(config: TrainConfig) -> object:
@@ -441,6 +448,17 @@ EFFECTS = {
     "rl_importance_level": seen(arguments, "sequence"),
     "rl_scale_rewards": seen(arguments, "none"),
     "rl_mask_truncated_completions": seen(arguments, True),
+    "rl_preset": seen(arguments, "gspo"),
+    "rl_kl_estimator": seen(added, "k1"),
+    "rl_kl_in": seen(added, "reward"),
+    "rl_baseline": seen(added, "leave_one_out"),
+    "rl_dual_clip": seen(arguments, 3.0),
+    "rl_overlong_buffer": seen(added, 20),
+    "rl_overlong_penalty": seen(added, 0.5, rl_overlong_buffer=20),
+    "rl_entropy_coef": seen(arguments, 0.01),
+    "rl_updates_per_rollout": seen(arguments, 4),
+    "custom_loss": seen(added, "tests/environments/extensions.py:likelihood"),
+    "custom_callbacks": seen(added, "tests/environments/extensions.py:Counting"),
     "rl_max_new_tokens": seen(arguments, 64),
     "rl_max_turns": seen(trainer, 3, **TINY),
     "rl_max_episode_tokens": seen(trainer, 200, **TINY),
