@@ -105,6 +105,7 @@ def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory, preloa
 
 KINDS = [
     "grpo-Scripted", "dr_grpo-Scripted", "dapo-Scripted", "grpo-ScriptedTalk", "grpo-Unscored", "dapo-Unscored",
+    "dr_grpo-ScriptedTalk", "dr_grpo-Unscored",
 ]  # fmt: skip
 
 
