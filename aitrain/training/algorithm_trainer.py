@@ -33,7 +33,7 @@ from trl.trainer.utils import nanstd
 
 from aitrain.engines.scopes import replaced
 from aitrain.training.algorithm import PLAIN, Algorithm, Average, estimate_kl, leave_one_out_factor
-from aitrain.training.kept_rows import AVERAGED_BY_ROWS, KEPT, MicroBatch
+from aitrain.training.kept_rows import MicroBatch
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.training_batch import TrainingBatch
 
@@ -54,6 +54,8 @@ class AlgorithmTrainer(LogProbTrainer):
     algorithm: Algorithm = PLAIN
     rewards: torch.Tensor | None = None
     """The rewards of the current generation batch, of all processes: scores less penalties."""
+    row_factor = 1.0
+    """What optimizing.py has multiplied the advantages of a micro-batch by."""
     _batch: TrainingBatch
     _passes: list[ForwardPass]
     """The forward passes of the current generation batch; only with the KL term in rewards."""
@@ -162,17 +164,14 @@ class AlgorithmTrainer(LogProbTrainer):
     def _custom_losses(
         self, forward: ForwardPass, old: torch.Tensor, mask: torch.Tensor, inputs: MicroBatch
     ) -> torch.Tensor:
-        """The user's loss of each token. optimizing.py has multiplied advantages so that a mean over all rows is one
-        over the kept ones; here the losses are multiplied instead, as they need not be linear in advantages."""
+        """The user's loss of each token. A mean over all rows becomes one over the kept ones by `row_factor` on the
+        advantages; here it is on the losses, which need not be linear in advantages."""
         assert self.algorithm.custom_loss is not None
-        kept = inputs.get(KEPT)
-        own = 0 if kept is None else int(kept.sum())
-        factor = len(mask) / own if own and self.loss_type in AVERAGED_BY_ROWS else 1.0
         losses = self.algorithm.custom_loss(
             {
                 "logprobs": forward.logps,
                 "old_logprobs": old,
-                "advantages": (inputs["advantages"] / factor).unsqueeze(1),
+                "advantages": (inputs["advantages"] / self.row_factor).unsqueeze(1),
                 "mask": mask,
                 "ref_logprobs": inputs.get("ref_per_token_logps"),
                 "entropies": forward.entropies,
@@ -180,7 +179,7 @@ class AlgorithmTrainer(LogProbTrainer):
         )
         if self.use_vllm and self.vllm_importance_sampling_correction:
             losses = losses * inputs["importance_sampling_ratio"]
-        return losses * factor
+        return losses * self.row_factor
 
     def _ratio(self, log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The probability ratio of each token, or of each row, which multiplies the KL term as TRL does it."""

@@ -83,6 +83,7 @@ class OptimizingTrainer(AlgorithmTrainer):
         if changes is None:
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
         settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
+        settings["row_factor"] = changes["rows"]
         with replaced(self, settings):
             weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
             return cast(torch.Tensor, super()._compute_loss(model, weighted))
