@@ -44,6 +44,9 @@ class JudgeServer:
     concurrency: int = 16
     """Requests that each process makes at the same time."""
 
+    def __post_init__(self) -> None:
+        self.check()
+
     def check(self) -> None:
         """Check the address and the numbers.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aitrain.environment.adapters.settings import weighted
-from aitrain.environment.contract import Score, arguments_for, named_by
+from aitrain.environment.contract import Score, arguments_for
 from aitrain.environment.judges import rules
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.errors import EnvironmentFailed, did_you_mean
@@ -39,7 +39,7 @@ class Judge:
     @property
     def compares(self) -> bool:
         """Whether it compares the answers of a group: it names `texts` or `completions`."""
-        return not {"texts", "completions"}.isdisjoint(named_by(self.function) or ())
+        return not {"texts", "completions"}.isdisjoint(inspect.signature(self.function).parameters)
 
     def parsed(self, returned: object) -> ScoreResult:
         """The score of what it returned.
@@ -56,13 +56,8 @@ class Judge:
     def missing(self, row: Mapping[str, object]) -> list[str]:
         """Parameters that it needs and the row has not."""
         parameters = inspect.signature(self.function).parameters.values()
-        needed = [one.name for one in parameters if one.default is one.empty and one.kind.name.endswith(("D", "Y"))]
-        needed = [name for name in needed if not _takes_rest(self.function, name)]
-        return [name for name in needed if name not in GIVEN and name not in row]
-
-
-def _takes_rest(function: Callable[..., Any], name: str) -> bool:
-    return inspect.signature(function).parameters[name].kind.name.startswith("VAR")
+        needed = [one for one in parameters if one.default is one.empty and not one.kind.name.startswith("VAR")]
+        return [one.name for one in needed if one.name not in GIVEN and one.name not in row]
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ class Judges:
         """Lowest and highest weighted sum of any row; a judge that leaves an answer out adds 0."""
         low = high = 0.0
         for judges in self.by_source.values():
-            ends = [[judge.weight * end for end in judge.bounds] for judge in judges]
+            ends = [[judge.weight * end for end in judge.bounds] for judge in judges if judge.weight]
             low, high = (
                 min(low, sum(min(0.0, *pair) for pair in ends)),
                 max(high, sum(max(0.0, *pair) for pair in ends)),

@@ -6,6 +6,7 @@ Settings: `judges`; `split`, `columns` of `adapters/rows.py`; `eval_data`; `size
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ class JudgedRows:
         specs = JudgeSpecs.read(judges)
         self.judges = specs.load()
         self.source_files: list[Path] = specs.source_files
-        isolation = "process" if any(spec.may_hang for spec in specs) else None
-        self.requirements = EnvRequirements(isolation, score_range=self.judges.score_range)  # type: ignore[arg-type]
+        low, high = self.judges.score_range
+        self.requirements = EnvRequirements(
+            "process" if any(spec.may_hang for spec in specs) else None,
+            score_range=(low, high) if math.isfinite(high - low) else "any",
+        )
         self.source = RowSource(_files(id), split, columns or {}, size, seed, system, few_shot)
         self.eval_source = RowSource(eval_data or _files(id), split, columns or {}, system=system, few_shot=few_shot)
         if eval_data is None:

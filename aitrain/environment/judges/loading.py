@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from aitrain.environment.adapters.user_objects import Place, check_objects, load_object, source_files
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
@@ -66,7 +68,7 @@ class JudgeSpec:
             if self.place == "math":
                 require_math_verify()
         elif self.is_remote or self.place in MODEL_JUDGES:
-            self._server_judge().check()
+            self._server_judge()
         else:
             known = [*RULES, *MODEL_JUDGES]
             raise ConfigError(
@@ -80,7 +82,7 @@ class JudgeSpec:
         Raises:
             ConfigError: it cannot be loaded.
         """
-        function: Callable[..., Any]
+        function: Any
         if self.users_place is not None:
             function = load_object(*self.users_place)
             if inspect.isclass(function):
@@ -88,8 +90,7 @@ class JudgeSpec:
             elif self.settings:
                 function = partial(function, **self.settings)
         else:
-            rule = RULES.get(self.place)
-            function = rule if rule is not None else self._server_judge()
+            function = RULES[self.place] if self.place in RULES else self._server_judge()
         return Judge(self.name, function, self.weight, self.bounds, EXAMPLES.get(self.place))
 
     def _server_judge(self) -> Any:
@@ -108,9 +109,11 @@ class JudgeSpec:
         if missing:
             raise ConfigError(f"judges: {self.place} also needs {', '.join(missing)}")
         try:
-            return made(**settings)
-        except TypeError as error:
-            raise ConfigError(f"judges: {self.place}: {error}") from None
+            return TypeAdapter(made).validate_python(settings)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"judges: {where} of {self.place}: {first['msg']}") from None
 
 
 @dataclass(frozen=True)
