@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from aitrain.environment.judges.asking import is_offline, not_asked
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.redaction import redact
@@ -21,13 +22,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 CONNECT_SECONDS = 10.0
 BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
-OFFLINE = "AITRAIN_JUDGES"
-"""Environment variable; with `offline`, no judge sends a request, and each of them leaves all answers out."""
-
-
-def is_offline() -> bool:
-    """Whether judges must not send requests, as in `aitrain env check`."""
-    return os.environ.get(OFFLINE) == "offline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +40,8 @@ class JudgeServer:
 
     def __post_init__(self) -> None:
         self.check()
+        if is_offline():
+            not_asked.add(self.url)
 
     def check(self) -> None:
         """Check the address and the numbers.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from aitrain.environment.contract import Prompt
-from aitrain.environment.judges.judge_http import is_offline
+from aitrain.environment.judges.asking import is_offline
 from aitrain.environment.judges.model_judge import ModelJudge, Question
 from aitrain.environment.judges.quoting import DATA_RULE, as_text, quoted
 from aitrain.errors import ConfigError

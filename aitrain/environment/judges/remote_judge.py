@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.judges.judge_http import JudgeServer, is_offline
+from aitrain.environment.judges.asking import is_offline
+from aitrain.environment.judges.judge_http import JudgeServer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.judges.judge_http import is_offline
+from aitrain.environment.judges.asking import is_offline
 from aitrain.environment.judges.model_judge import ModelJudge, Question, number_in
 from aitrain.environment.judges.quoting import DATA_RULE, as_text, quoted
 from aitrain.errors import ConfigError
