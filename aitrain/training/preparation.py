@@ -207,8 +207,9 @@ def fit_to_model(
         context.note(note, "info")
     lora = lora_config(config)
     inputs = TrainerInputs(
-        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora
-    )
+        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora,
+        batch.limit,
+    )  # fmt: skip
     return inputs, parts
 
 
