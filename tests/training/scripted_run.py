@@ -83,6 +83,8 @@ def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Compl
 
 KINDS = [("grpo", Scripted), ("dr_grpo", Scripted), ("dapo", Scripted), ("grpo", ScriptedTalk),
          ("grpo", Unscored), ("dapo", Unscored)]  # fmt: skip
+TRIMMED = [("grpo", ScriptedTalk), ("dapo", Unscored)]
+"""Of these, those that are trained with trimmed padding as well."""
 
 
 class Evaluated:
@@ -129,12 +131,13 @@ def ignore(event: Event) -> None:
 
 def main(model: str, out: Path) -> None:
     sample, HFEngine.sample = HFEngine.sample, scripted_sample  # type: ignore[method-assign]
-    for loss, environment in KINDS:
+    for (loss, environment), trims in [*((kind, False) for kind in KINDS), *((kind, True) for kind in TRIMMED)]:
         config = TrainConfig(
             model=model, rl_prompts_per_step=2, batch_size=4, rl_num_generations=4, rl_loss_type=loss, max_steps=4,
             lr=1e-3, rl_kl_coef=0.0, eval_cases=0, rl_max_new_tokens=8, save_strategy="no", output_dir=str(out),
+            rl_trim_padding=trims,
         )  # fmt: skip
-        folder = RunFolder(out / f"{loss}-{environment.__name__}")
+        folder = RunFolder(out / f"{loss}-{environment.__name__}{'-trimmed' if trims else ''}")
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
         run(RunContext(config, folder, start_runner(environment(), config), ignore))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from aitrain import Result
 from aitrain.batch import PassLimit
@@ -224,3 +225,41 @@ def test_right_aligned_rows_end_in_one_column_and_their_values_come_back() -> No
     assert rows.ids.tolist()[2][-1] == 9
     assert (rows.ids * rows.mask).sum() == ids.sum()
     assert rows.moved_back(rows.ids[:, -3:] * rows.mask[:, -3:]).tolist() == [[2, 3, 0], [6, 7, 8], [9, 0, 0]]
+
+
+# -- in a training
+
+OPTIONS = {
+    "rl_prompts_per_step": 2, "rl_num_generations": 4, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0,
+    "eval_cases": 0, "rl_kl_coef": 0.1, "rl_max_new_tokens": 12, "max_steps": 4, "scheduler": "constant",
+}  # fmt: skip
+
+
+class Letters:
+    """Prompts of several lengths; some completions have no score."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {'a' * (number % 5 * 3)}:"} for number in range(16)]
+
+    def score_episode(self, completion: str) -> float | None:
+        return None if len(completion) % 5 == 0 else sum(letter < "n" for letter in completion) / len(completion)
+
+
+@pytest.mark.parametrize(
+    ("trimming", "options"),
+    [
+        ({"rl_trim_padding": True}, {"rl_loss_type": "dapo", "trl": {"num_iterations": 2}}),
+        ({"tokens_per_pass": 40}, {"peft": True, "lora_r": 4, "trl": {"generation_batch_size": 16}}),
+    ],
+    ids=["all weights, two updates a batch", "an adapter, two steps a batch"],
+)
+def test_a_training_ends_with_the_weights_that_it_has_with_padding(
+    trimming: dict[str, Any], options: dict[str, Any], train: Train
+) -> None:
+    padded, trimmed = (train(Letters(), **OPTIONS, **options, **more) for more in ({}, trimming))
+
+    one, other = (load_file(next(run.folder.glob("model/*.safetensors"))) for run in (padded, trimmed))
+    assert max((one[name] - other[name]).abs().max() for name in one) < 1e-6
+    assert max(line.get("grad_norm", 0) for line in padded.history) > 1e-3
+    rewards = [[line.get("reward") for line in run.history] for run in (padded, trimmed)]
+    assert rewards[0] == rewards[1]
