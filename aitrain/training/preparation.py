@@ -214,6 +214,7 @@ def fit_to_model(
     lora = lora_config(config)
     inputs = TrainerInputs(
         model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora,
+        pass_limit=batch.limit,
         algorithm=prepared.algorithm, callbacks=prepared.callbacks,
     )  # fmt: skip
     return inputs, parts
