@@ -1,8 +1,9 @@
 """Options of the algorithm: the group, the loss, and how the cases of a batch are chosen."""
 
+from collections.abc import Iterable
 from typing import Literal
 
-from aitrain.options.section import Options, ResumeSafe
+from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
     FunctionName,
     FunctionNames,
@@ -86,3 +87,13 @@ class SamplingOptions(Options):
     """With --rl-ahead, load new weights also between the turns of an episode, never within one."""
     rl_env_weights: Weights | None = None
     """Shares of the environments in a batch, as in 2,1, if several --rl-env are given; unset: equal ones."""
+
+    def rules(self) -> Iterable[Rule]:
+        """What cannot choose cases together."""
+        return [
+            (
+                self.rl_refill_limit != type(self).model_fields["rl_refill_limit"].default
+                and self.rl_sampling != "refill",
+                "rl_refill_limit: no groups are replaced: add --rl-sampling refill",
+            ),
+        ]

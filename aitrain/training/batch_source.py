@@ -39,7 +39,7 @@ class BatchSource:
         """The batch at this place, played. Every rank must call this."""
         batch = self.made(place)
         batch.play(self.rollouts)
-        self.completion.complete(batch)
+        self.completion.complete(batch, self.rollouts)
         return batch
 
     @property
