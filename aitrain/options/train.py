@@ -80,6 +80,7 @@ class TrainConfig(
         return chain(
             self._weight_rules(),
             self._vllm_rules(),
+            self._ahead_rules(),
             self._best_rules(),
             self._ray_rules(),
             fsdp_rules(self),
@@ -125,6 +126,19 @@ class TrainConfig(
                 self.weight_sync == "nccl" and bool(self.history_sampling),
                 f"{', '.join(self.history_sampling)}: cannot be used with --vllm-sync nccl\n"
                 "Use --vllm-sync disk or adapter, or leave them out.",
+            ),
+        ]
+
+    def _ahead_rules(self) -> list[Rule]:
+        return [
+            (
+                self.rl_ahead > 0 and self.weight_sync not in ("adapter", "disk"),
+                "rl_ahead: needs a vLLM server, which samples while the model trains\n"
+                "Use --use-vllm --vllm-mode server, with --vllm-sync auto, adapter or disk.",
+            ),
+            (
+                self.rl_ahead_turns and not self.rl_ahead,
+                "rl_ahead_turns: without --rl-ahead 1 no episode is played while the model trains",
             ),
         ]
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,7 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.batch_source import BatchPlace, BatchSource
+from aitrain.training.batch_source import AheadSource, BatchPlace, BatchPlaces, BatchSource
 from aitrain.training.case_order import UniformOrder
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
@@ -139,8 +139,12 @@ class EpisodeTrainer(ResumableTrainer):
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         order = UniformOrder(len(self.cases), self.schedule.prompts, self.args.seed if self.shuffle_dataset else None)
-        self.batches = BatchSource(self.rollouts, self.cases, order, self.num_generations)
-        self.watch = Stopwatch(self.rollouts.rollout.clock)
+        self.places = self._places()
+        parts, config = (self.rollouts, self.cases, order, self.num_generations), inputs.runner.config
+        self.batches = (
+            AheadSource(*parts, self.places, config.rl_ahead_turns) if config.rl_ahead else BatchSource(*parts)
+        )
+        self.watch = Stopwatch(self.batches.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
         self.context = inputs.limits.context
@@ -148,23 +152,25 @@ class EpisodeTrainer(ResumableTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: as many rows of `case_numbers` as this process has completions; they are only counted."""
-        self._batch = self.batches.take(self._next_place(len(inputs)))
+        self._batch = self.batches.take(self._next_place())
         output: dict[str, Any] = super()._generate_and_score_completions(
             [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
         )
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
         return output | self._loss_rows()
 
-    def _next_place(self, count: int) -> BatchPlace:
-        """Place of the next generation batch, of which this process has `count` completions."""
+    def _places(self) -> BatchPlaces:
+        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
+        count = self.schedule.prompts * self.num_generations // processes
+        return BatchPlaces(self.schedule, count, processes, rank)
+
+    def _next_place(self) -> BatchPlace:
+        """Place of the next generation batch."""
         step, batches = self._sampled_in_step
         before = batches if step == self.state.global_step else 0
         self._sampled_in_step = self.state.global_step, before + 1
-        plan, rank = self.schedule, self.accelerator.process_index
-        index = math.ceil(self.state.global_step * plan.accumulation / plan.passes) + before
-        first = count * (before * self.accelerator.num_processes + rank)
-        own = slice(count * rank, count * (rank + 1))
-        return BatchPlace(index, self.state.global_step, range(first, first + count), own)
+        place = self.places.at(self.places.first_at(self.state.global_step) + before)
+        return replace(place, step=self.state.global_step)
 
     def _loss_rows(self) -> dict[str, torch.Tensor]:
         """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""

@@ -22,7 +22,7 @@ class TrainingBatch:
     """One rank's share of a generation batch, groups side by side."""
 
     step: int
-    """Number of the policy's optimizer steps."""
+    """Optimizer steps before the one that trains on it first."""
     places: range
     """Indices of this rank's episodes among all episodes of the step."""
     group_size: int
@@ -30,8 +30,14 @@ class TrainingBatch:
     """The row number of each episode's case."""
     cases: list[Case]
     episodes: list[Episode] = field(default_factory=list)
+    weight_version: int = 0
+    """Optimizer steps of the weights that the episodes began with."""
     dropped: int = 0
     """Episodes on all ranks whose prompt leaves no room for an answer."""
+    index: int = 0
+    """Number of the batch, counted from the beginning of the run."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of the parts of its rollout, if that was played while another batch was trained on."""
 
     def play(self, rollouts: PolicyRollouts) -> None:
         """Play the episodes. Those of a group have consecutive sampling seeds, and one environment seed."""
@@ -41,6 +47,7 @@ class TrainingBatch:
             rollouts.sampling_seed(self.step, number, group) + member
             for number, (group, member) in zip(self.numbers, groups, strict=True)
         ]
+        self.weight_version = rollouts.weight_version()
         self.episodes = rollouts.play(self.cases, seeds, sampling_seeds)
         keys = [(place // self.group_size, place) for place in self.places]
         self.dropped = len(finish_groups(rollouts, self.episodes, keys))
@@ -66,7 +73,7 @@ class TrainingBatch:
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
         """The rollout records; the first one of each group has the rendered prompt."""
-        made = [episode_record(episode, self.step + 1, self.step) for episode in self.episodes]
+        made = [episode_record(episode, self.step + 1, self.weight_version) for episode in self.episodes]
         groups = [divmod(place, self.group_size) for place in self.places]
         return [
             replace(
