@@ -138,11 +138,18 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "batch": str(plan.batch),
         "loss": str(config.loss),
         "steps": f"{steps}{_early_end(config)}",
+        **({"ahead": _ahead(config)} if config.rl_ahead else {}),
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
     }
     return [f"{name:12} {value}" for name, value in lines.items()]
+
+
+def _ahead(config: TrainConfig) -> str:
+    """What --rl-ahead does."""
+    turns = "; weights are also loaded between turns" if config.rl_ahead_turns else ""
+    return f"the next rollout is sampled while one trains, with weights that are one rollout old{turns}"
 
 
 def _early_end(config: TrainConfig) -> str:

@@ -118,7 +118,7 @@ class VLLMServerEngine:
         with self.clock.running("generate"):
             async with self._slots:
                 (completion,) = await self.fleet.request(
-                    lambda server: self._complete_turn(server, one),
+                    lambda server: self._turn(server, one),
                     one.max_total_tokens,
                     CURRENT_SECONDS,
                     request.index,
@@ -186,7 +186,7 @@ class VLLMServerEngine:
 
         return await self.fleet.request(attempt)
 
-    async def _complete_turn(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
+    async def _turn(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
         async with self.gate.completion():
             return await self._complete(server, request)
 
