@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
+from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
 from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.nvidia import visible_gpus
@@ -92,6 +93,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     source = None if has_environment else find_env(config)
     if source is not None:
         check_by_reading(source, config.rl_env_config or {})
+    check_functions(config)
     _check_model(config)
     check_packages(config)
     is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
@@ -146,6 +148,18 @@ def refuse_secrets(config: TrainConfig) -> None:
                     f"{option}: it holds the value of {name}, and would be written into the run folder\n"
                     f'Let the environment read it: os.environ["{name}"]'
                 )
+
+
+def check_functions(config: TrainConfig) -> None:
+    """Check that the functions that options name exist, by reading their files.
+
+    Raises:
+        ConfigError: one does not.
+        EnvironmentFailed: a file is not valid Python.
+    """
+    for option in FUNCTION_OPTIONS:
+        for place in filter(None, (getattr(config, option) or "").split(",")):
+            function_file(option, place)
 
 
 def note_on_truncation(config: TrainConfig) -> str | None:

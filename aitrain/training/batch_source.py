@@ -12,8 +12,10 @@ import torch
 from aitrain.batch import CaseSchedule
 from aitrain.environment.dataset import Cases
 from aitrain.rollout.clock import RolloutClock
+from aitrain.runs.json_values import JsonObject
 from aitrain.training.case_order import CaseOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.refill import BatchCompletion
 from aitrain.training.training_batch import TrainingBatch
 
 
@@ -65,8 +67,9 @@ class BatchSource:
 
     rollouts: PolicyRollouts
     cases: Cases
-    order: CaseOrder
+    completion: BatchCompletion
     group_size: int
+    _state: JsonObject | None = field(default=None, init=False)
 
     @property
     def clock(self) -> RolloutClock:
@@ -81,7 +84,18 @@ class BatchSource:
         """Make and play a batch; batches are played one after the other, in their order."""
         batch = self.made(place)
         batch.play(rollouts)
+        replace(self.completion, rollouts=rollouts).complete(batch)
+        self._state = self.order.state()
         return batch
+
+    @property
+    def order(self) -> CaseOrder:
+        """Chooses the cases of the batches."""
+        return self.completion.order
+
+    def order_state(self) -> JsonObject:
+        """The state of the order after the last batch that was played; one that is played has ended before."""
+        return self.order.state() if self._state is None else self._state
 
     def made(self, place: BatchPlace) -> TrainingBatch:
         """The batch at this place, without episodes."""

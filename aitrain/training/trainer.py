@@ -52,7 +52,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.batch_source import AheadSource, BatchPlace, BatchPlaces, BatchSource
-from aitrain.training.case_order import UniformOrder
+from aitrain.training.case_choice import case_choice
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
@@ -138,9 +138,8 @@ class EpisodeTrainer(ResumableTrainer):
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        order = UniformOrder(len(self.cases), self.schedule.prompts, self.args.seed if self.shuffle_dataset else None)
-        self.places = self._places()
-        parts, config = (self.rollouts, self.cases, order, self.num_generations), inputs.runner.config
+        self.places, config = self._places(), inputs.runner.config
+        parts = self.rollouts, self.cases, case_choice(self, config), self.num_generations
         self.batches = (
             AheadSource(*parts, self.places, config.rl_ahead_turns) if config.rl_ahead else BatchSource(*parts)
         )
@@ -157,6 +156,8 @@ class EpisodeTrainer(ResumableTrainer):
             [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
         )
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
+        for name, value in self._batch.metrics.items():
+            self._metrics["train"][name].append(value)
         return output | self._loss_rows()
 
     def _places(self) -> BatchPlaces:
@@ -203,7 +204,7 @@ class EpisodeTrainer(ResumableTrainer):
 
     def score(self, completions: list[Any], **rest: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None if unscored."""
-        self.rollouts.count_failures(self._batch.episodes)
+        self.rollouts.count_failures(self._batch.played)
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 rest["log_metric"](name, value)  # each episode's own: TRL takes the mean of all, over processes

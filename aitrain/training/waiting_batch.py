@@ -22,7 +22,7 @@ from aitrain.execution.failure import Failure
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.trajectory import Trajectory, TurnTokens
 from aitrain.runs.run_folder import to_jsonable
-from aitrain.training.training_batch import TrainingBatch
+from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch
 
 TOKENS = {"prompt_ids": torch.int64, "ids": torch.int64, "mask": torch.int8, "logprobs": torch.float64}
 """The lists of a trajectory, and what they are written as."""
@@ -43,9 +43,15 @@ def write_batch(batch: TrainingBatch | None, folder: Path, rank: int) -> None:
         "dropped": batch.dropped,
         "index": batch.index,
         "seconds": batch.seconds,
+        "keys": batch.keys,
+        "metrics": batch.metrics,
         "episodes": [_to_json(episode) for episode in batch.episodes],
+        "discarded": [
+            {"key": one.key, "round": one.round, "row": one.episode.case.number, "episode": _to_json(one.episode)}
+            for one in batch.discarded
+        ],
     }
-    save_file(_tensors([episode.trajectory for episode in batch.episodes]), folder / f"waiting_{rank}.safetensors")
+    save_file(_tensors([episode.trajectory for episode in batch.played]), folder / f"waiting_{rank}.safetensors")
     (folder / f"waiting_{rank}.json").write_text(json.dumps(values), encoding="utf-8")
 
 
@@ -55,10 +61,16 @@ def read_batch(folder: Path, rank: int, cases: Cases) -> TrainingBatch | None:
     if not file.exists():
         return None
     values = json.loads(file.read_text(encoding="utf-8"))
-    values["places"], played = range(*values["places"]), values.pop("episodes")
+    values["places"], values["keys"] = range(*values["places"]), [tuple(key) for key in values["keys"]]
+    played, discarded = values.pop("episodes"), values.pop("discarded")
     batch = TrainingBatch(cases=[cases[number] for number in values["numbers"]], **values)
     batch.episodes = [_episode(case, each) for case, each in zip(batch.cases, played, strict=True)]
-    _fill([episode.trajectory for episode in batch.episodes], load_file(file.with_suffix(".safetensors")))
+    of_row = {case.number: case for case in cases} if discarded else {}
+    batch.discarded = [
+        DiscardedEpisode(_episode(of_row[one["row"]], one["episode"]), tuple(one["key"]), one["round"])
+        for one in discarded
+    ]
+    _fill([episode.trajectory for episode in batch.played], load_file(file.with_suffix(".safetensors")))
     return batch
 
 
