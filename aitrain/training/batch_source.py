@@ -47,18 +47,22 @@ class BatchPlaces:
         """Index of the first batch that begins in or after a step."""
         return -(-step * self.schedule.accumulation // self.schedule.passes)
 
-    def at(self, index: int, late: int = 0) -> BatchPlace:
-        """The place of a batch. `late`: steps that batches begin later than in a run with these settings from the
-        start, if a resumed run has changed them."""
-        step = index * self.schedule.passes // self.schedule.accumulation
-        first = self.count * ((index - self.first_at(step)) * self.processes + self.rank)
+    def at(self, step: int, before: int = 0) -> BatchPlace:
+        """The place of the batch that begins in a step, after `before` others of the same step."""
+        first = self.count * (before * self.processes + self.rank)
         own = slice(self.count * self.rank, self.count * (self.rank + 1))
-        return BatchPlace(index, step + late, range(first, first + self.count), own)
+        return BatchPlace(self.first_at(step) + before, step, range(first, first + self.count), own)
 
     def after(self, place: BatchPlace) -> BatchPlace | None:
         """The place of the next batch of the run; None after the last one."""
-        late = place.step - self.at(place.index).step
-        return self.at(place.index + 1, late) if place.index + 1 < self.schedule.batches else None
+        following = place.index + 1
+        steps = self._begin(following) - self._begin(place.index)
+        before = 0 if steps else place.places.start // (self.count * self.processes) + 1
+        return self.at(place.step + steps, before) if following < self.schedule.batches else None
+
+    def _begin(self, index: int) -> int:
+        """The step in which a batch begins, in a run that has had these settings from the start."""
+        return index * self.schedule.passes // self.schedule.accumulation
 
 
 @dataclass
@@ -123,8 +127,8 @@ class AheadSource(BatchSource):
     places: BatchPlaces
     loads_between_turns: bool = False
     """Whether weights are loaded into a batch that the training waits for (--rl-ahead-turns)."""
-    _next: tuple[int, Future[TrainingBatch]] | None = field(default=None, init=False)
-    """Index and result of the batch that is played ahead."""
+    _next: tuple[tuple[int, int], Future[TrainingBatch]] | None = field(default=None, init=False)
+    """Index and step of the batch that is played ahead, and its result."""
     _clock: RolloutClock = field(default_factory=RolloutClock, init=False)
 
     def __post_init__(self) -> None:
@@ -164,10 +168,10 @@ class AheadSource(BatchSource):
         """Take over the batch that `waiting` returned for a checkpoint."""
         future: Future[TrainingBatch] = Future()
         future.set_result(batch)
-        self._next = batch.index, future
+        self._next = (batch.index, batch.step), future
 
     def _finished(self, place: BatchPlace) -> TrainingBatch:
-        if self._next is None or self._next[0] != place.index:
+        if self._next is None or self._next[0] != (place.index, place.step):
             self.settle()
             self.rollouts.load_weights()
             self._begin(place)
@@ -187,7 +191,7 @@ class AheadSource(BatchSource):
             batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
             return batch
 
-        self._next = place.index, in_thread(play)
+        self._next = (place.index, place.step), in_thread(play)
 
     @property
     def _beside(self) -> PolicyRollouts:

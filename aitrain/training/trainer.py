@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -170,8 +170,7 @@ class EpisodeTrainer(ResumableTrainer):
         step, batches = self._sampled_in_step
         before = batches if step == self.state.global_step else 0
         self._sampled_in_step = self.state.global_step, before + 1
-        place = self.places.at(self.places.first_at(self.state.global_step) + before)
-        return replace(place, step=self.state.global_step)
+        return self.places.at(self.state.global_step, before)
 
     def _loss_rows(self) -> dict[str, torch.Tensor]:
         """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""

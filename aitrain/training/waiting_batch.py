@@ -103,10 +103,11 @@ def _episode(case: Case, values: Json) -> Episode:
     session, result, tokens = values.pop("session"), values.pop("result"), values.pop("trajectory")
     reset = ResetResult(tools=tuple(session["reset"]["tools"]), prompt=session["reset"]["prompt"])
     failure = result["failure"] and Failure(**result["failure"])
+    lengths: dict[str, Any] = {name: [0] * count for name, count in tokens["counts"].items()}
     return Episode(
         EnvSession(case, session["seed"], reset=reset, seconds=session["seconds"]),
         Trajectory(
-            **{name: [0] * count for name, count in tokens["counts"].items()},
+            **lengths,
             turns=[TurnTokens(*turn) for turn in tokens["turns"]],
             ended_by_policy=tokens["ended_by_policy"],
             stop=tokens["stop"],
