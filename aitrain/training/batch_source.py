@@ -11,6 +11,7 @@ import torch
 
 from aitrain.batch import CaseSchedule
 from aitrain.environment.dataset import Cases
+from aitrain.options.train import TrainConfig
 from aitrain.rollout.clock import RolloutClock
 from aitrain.runs.json_values import JsonObject
 from aitrain.training.case_order import CaseOrder
@@ -212,6 +213,14 @@ class AheadSource(BatchSource):
             rollouts.load_weights()
         finally:
             rollouts.loop.run(server.gate.open())
+
+
+def batch_source(config: TrainConfig, source: BatchSource, places: BatchPlaces) -> BatchSource:
+    """The source of a run's batches: the given one, or one that plays them ahead (--rl-ahead)."""
+    if not config.rl_ahead:
+        return source
+    parts = source.rollouts, source.cases, source.completion, source.group_size
+    return AheadSource(*parts, places, config.rl_ahead_turns)
 
 
 def in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:

@@ -51,7 +51,7 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.batch_source import AheadSource, BatchPlace, BatchPlaces, BatchSource
+from aitrain.training.batch_source import BatchPlace, BatchPlaces, BatchSource, batch_source
 from aitrain.training.case_choice import case_choice
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
@@ -139,10 +139,8 @@ class EpisodeTrainer(ResumableTrainer):
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.places, config = self._places(), inputs.runner.config
-        parts = self.rollouts, self.cases, case_choice(self, config), self.num_generations
-        self.batches = (
-            AheadSource(*parts, self.places, config.rl_ahead_turns) if config.rl_ahead else BatchSource(*parts)
-        )
+        source = BatchSource(self.rollouts, self.cases, case_choice(self, config), self.num_generations)
+        self.batches = batch_source(config, source, self.places)
         self.watch = Stopwatch(self.batches.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)

@@ -45,6 +45,7 @@ from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, preparation, rollout_setup, zero
+from aitrain.training.batch_source import BatchSource, batch_source
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
 from aitrain.training.early_stop import EarlyStop
 from aitrain.training.model import Precision, choose_precision
@@ -379,6 +380,13 @@ LORA = {"peft": True}
 RAY = {**ENV, "launcher": "ray", "num_processes": 2}
 
 
+def source(config: TrainConfig) -> object:
+    """How batches are played."""
+    parts: Any = SimpleNamespace()
+    made = batch_source(config, BatchSource(parts, parts, parts, 4), parts)
+    return type(made), getattr(made, "loads_between_turns", None)
+
+
 def loads_anything(config: TrainConfig) -> object:
     """Whether DeepSpeed's own function reads its checkpoints."""
     engine = type("TorchCheckpointEngine", (), {"load": None})
@@ -463,6 +471,8 @@ EFFECTS = {
     "vllm_tensor_parallel_size": seen(arguments, 2, **VLLM),
     "vllm_server_gpus": seen(plan, 2, **SERVER),
     "vllm_sync": seen(server, "disk", **ADAPTER),
+    "rl_ahead": seen(source, 1, **SERVER),
+    "rl_ahead_turns": seen(source, True, **SERVER, rl_ahead=1),
     "vllm_max_restarts": seen(server, 7, **SERVER),
     "peft": seen(lora, True),
     "lora_r": seen(lora, 8, **LORA),
