@@ -145,6 +145,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         **_parts(config),
         "lr": f"{config.learning_rate:g}{'' if config.lr else ', for LoRA' if config.peft else ', for all weights'}",
         "steps": f"{steps}{_early_end(config)}",
+        **({"ahead": _ahead(config)} if config.rl_ahead else {}),
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
@@ -167,6 +168,12 @@ def _parts(config: TrainConfig) -> dict[str, str]:
         limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.rl_overlong_buffer
         parts["overlong"] = f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
     return parts
+
+
+def _ahead(config: TrainConfig) -> str:
+    """What --rl-ahead does."""
+    turns = "; weights are also loaded between turns" if config.rl_ahead_turns else ""
+    return f"the next rollout is sampled while one trains, with weights that are one rollout old{turns}"
 
 
 def _early_end(config: TrainConfig) -> str:

@@ -11,11 +11,11 @@ from aitrain.options.value_types import (
     FunctionName,
     FunctionNames,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     TwoOrMore,
     Weights,
+    ZeroOrOne,
 )
 
 
@@ -103,11 +103,12 @@ class SamplingOptions(Options):
     rate, so that cases that are always or never solved become rare."""
     rl_refill_limit: PositiveInt = 10
     """How often the groups of a batch are replaced at most, with --rl-sampling refill."""
-    rl_ahead: NonNegativeInt = 0
-    """Batches that are sampled while earlier ones train: samples are up to this number of weight versions old. Needs
-    --vllm-mode server."""
+    rl_ahead: ZeroOrOne = 0
+    """1: sample the next rollout while this one trains, with weights that are one rollout old; importance weights
+    correct for that. Needs --vllm-mode server."""
     rl_ahead_turns: bool = False
-    """With --rl-ahead, load new weights also between the turns of an episode, never within one."""
+    """With --rl-ahead, load new weights also between the turns of episodes, where training would wait for them; such
+    runs depend on timing."""
     rl_env_weights: Weights | None = None
     """Shares of the environments in a batch, as in 2,1, if several --rl-env are given; unset: equal ones."""
 

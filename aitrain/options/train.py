@@ -93,6 +93,7 @@ class TrainConfig(
             self._weight_rules(),
             self._vllm_rules(),
             self._padding_rules(),
+            self._ahead_rules(),
             self._best_rules(),
             self._ray_rules(),
             self._case_rules(),
@@ -166,6 +167,19 @@ class TrainConfig(
                 self.trims_padding and self.zero is not None,
                 f"{name}: DeepSpeed needs the same number of forward passes in every step\n"
                 "Use --distributed-backend fsdp2, or leave it out.",
+            ),
+        ]
+
+    def _ahead_rules(self) -> list[Rule]:
+        return [
+            (
+                self.rl_ahead > 0 and self.weight_sync not in ("adapter", "disk"),
+                "rl_ahead: needs a vLLM server, which samples while the model trains\n"
+                "Use --use-vllm --vllm-mode server, with --vllm-sync auto, adapter or disk.",
+            ),
+            (
+                self.rl_ahead_turns and not self.rl_ahead,
+                "rl_ahead_turns: without --rl-ahead 1 no episode is played while the model trains",
             ),
         ]
 

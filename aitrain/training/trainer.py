@@ -53,7 +53,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.algorithm import PLAIN, Algorithm
-from aitrain.training.batch_source import BatchPlace, BatchSource
+from aitrain.training.batch_source import BatchPlace, BatchPlaces, BatchSource, batch_source
 from aitrain.training.case_choice import case_choice
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
@@ -151,9 +151,10 @@ class EpisodeTrainer(ResumableTrainer):
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        completion = case_choice(self, inputs.runner.config)
-        self.batches = BatchSource(self.rollouts, self.cases, completion, self.num_generations)
-        self.watch = Stopwatch(self.rollouts.rollout.clock)
+        self.places, config = self._places(), inputs.runner.config
+        source = BatchSource(self.rollouts, self.cases, case_choice(self, config), self.num_generations)
+        self.batches = batch_source(config, source, self.places)
+        self.watch = Stopwatch(self.batches.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
         self.algorithm = inputs.algorithm
@@ -162,7 +163,7 @@ class EpisodeTrainer(ResumableTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: as many rows of `case_numbers` as this process has completions; they are only counted."""
-        self._batch = self.batches.take(self._next_place(len(inputs)))
+        self._batch = self.batches.take(self._next_place())
         output: dict[str, Any] = super()._generate_and_score_completions(
             [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
         )
@@ -171,16 +172,17 @@ class EpisodeTrainer(ResumableTrainer):
             self._metrics["train"][name].append(value)
         return output | self._loss_rows()
 
-    def _next_place(self, count: int) -> BatchPlace:
-        """Place of the next generation batch, of which this process has `count` completions."""
+    def _places(self) -> BatchPlaces:
+        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
+        count = self.schedule.prompts * self.num_generations // processes
+        return BatchPlaces(self.schedule, count, processes, rank)
+
+    def _next_place(self) -> BatchPlace:
+        """Place of the next generation batch."""
         step, batches = self._sampled_in_step
         before = batches if step == self.state.global_step else 0
         self._sampled_in_step = self.state.global_step, before + 1
-        plan, rank = self.schedule, self.accelerator.process_index
-        index = math.ceil(self.state.global_step * plan.accumulation / plan.passes) + before
-        first = count * (before * self.accelerator.num_processes + rank)
-        own = slice(count * rank, count * (rank + 1))
-        return BatchPlace(index, self.state.global_step, range(first, first + count), own)
+        return self.places.at(self.state.global_step, before)
 
     def _loss_rows(self) -> dict[str, torch.Tensor]:
         """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""

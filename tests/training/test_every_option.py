@@ -46,6 +46,7 @@ from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, preparation, rollout_setup, zero
 from aitrain.training.algorithm import Algorithm
+from aitrain.training.batch_source import BatchSource, batch_source
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
 from aitrain.training.case_choice import case_choice
 from aitrain.training.custom_callbacks import custom_callbacks
@@ -397,6 +398,13 @@ LORA = {"peft": True}
 RAY = {**ENV, "launcher": "ray", "num_processes": 2}
 
 
+def source(config: TrainConfig) -> object:
+    """How batches are played."""
+    parts: Any = SimpleNamespace()
+    made = batch_source(config, BatchSource(parts, parts, parts, 4), parts)
+    return type(made), getattr(made, "loads_between_turns", None)
+
+
 def loads_anything(config: TrainConfig) -> object:
     """Whether DeepSpeed's own function reads its checkpoints."""
     engine = type("TorchCheckpointEngine", (), {"load": None})
@@ -495,6 +503,8 @@ EFFECTS = {
     "vllm_tensor_parallel_size": seen(arguments, 2, **VLLM),
     "vllm_server_gpus": seen(plan, 2, **SERVER),
     "vllm_sync": seen(server, "disk", **ADAPTER),
+    "rl_ahead": seen(source, 1, **SERVER),
+    "rl_ahead_turns": seen(source, True, **SERVER, rl_ahead=1),
     "vllm_max_restarts": seen(server, 7, **SERVER),
     "peft": seen(lora, True),
     "lora_r": seen(lora, 8, **LORA),

@@ -25,7 +25,7 @@ from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
-TIMES = {"seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
+TIMES = {"sync/seconds", "seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
     f"time/{part}" for part in ("step", "generate", "environment", "optimize")
 }
 EVERY_STEP = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
