@@ -51,6 +51,7 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.training.batch_diagnostics import batch_diagnostics
 from aitrain.training.batch_source import BatchPlace, BatchSource
 from aitrain.training.case_order import UniformOrder
 from aitrain.training.dataset import case_numbers
@@ -153,6 +154,8 @@ class EpisodeTrainer(ResumableTrainer):
             [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
         )
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
+        for name, value in batch_diagnostics(self._batch.episodes).items():
+            self._metrics["train"][name].append(value)
         return output | self._loss_rows()
 
     def _next_place(self, count: int) -> BatchPlace:
