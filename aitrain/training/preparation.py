@@ -26,7 +26,6 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
 from aitrain.runs.checkpoint import Manifest
 from aitrain.runs.environment_source import keep_source
-from aitrain.runs.held_out import bounds_of
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import Algorithm
@@ -35,7 +34,7 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.custom_order import load_sampler
 from aitrain.training.dataset import build_dataset, check_chat_template
-from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
+from aitrain.training.diagnostics import DiagnosticsCallback, run_traits
 from aitrain.training.distributed import init_processes
 from aitrain.training.early_stop import EarlyStop, check_stopping
 from aitrain.training.episode_format import format_of_episodes, tools_shown
@@ -241,9 +240,9 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
         tracking.see(records)
         recorder.add_rollouts(records)
 
-    advice, bounds = RatioAdvice.of(config, inputs.arguments), bounds_of(config.rl_score_range)
     reporter = MetricsReporter(recorder, context.progress, context.announce)
-    callbacks = [tracking, reporter, DiagnosticsCallback(context.note, advice, bounds)]
+    diagnostics = DiagnosticsCallback(context.note, recorder, run_traits(config, inputs.arguments))
+    callbacks = [tracking, reporter, diagnostics]
     activity.own.enter("preparing the trainer", moves_files=True)
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
@@ -253,7 +252,10 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     if context.runner.has_sessions:
         batch = min(batch, config.rl_env_episodes or batch)  # so that all ranks play as many batches
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
-    held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
+    held_out, stopper = (
+        HeldOutScoring(context, trainer, plan, recorder, tracking, diagnostics),
+        StopCallback(context.stop),
+    )
     early_stop = EarlyStop(config, eval_state, stopper)
     if config.stop_when_flat is not None:
         trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))

@@ -53,6 +53,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.algorithm import PLAIN, Algorithm
+from aitrain.training.batch_diagnostics import batch_diagnostics
 from aitrain.training.batch_source import BatchPlace, BatchPlaces, BatchSource, batch_source
 from aitrain.training.case_choice import case_choice
 from aitrain.training.dataset import case_numbers
@@ -168,7 +169,7 @@ class EpisodeTrainer(ResumableTrainer):
             [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
         )
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
-        for name, value in self._batch.metrics.items():
+        for name, value in (self._batch.metrics | batch_diagnostics(self._batch.episodes)).items():
             self._metrics["train"][name].append(value)
         return output | self._loss_rows()
 
