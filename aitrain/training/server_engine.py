@@ -95,8 +95,8 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
         fleet.notify, fleet.on_change = run.notify, run.note_servers
         if len(urls) > 1:
             run.note_servers(dict.fromkeys(urls, "live"))
-    # a quantized base differs from the server's by rounding: a difference is only noted
-    notify = run.notify if run.config.quantization else None
+    # a base that is quantized here or there differs by rounding: a difference is only noted
+    notify = run.notify if run.config.quantization or run.config.vllm_quantization else None
     checks = {url: LogprobCheck.of(forward, trainer.processing_class, notify) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
