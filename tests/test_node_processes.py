@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.activity import Part, Snapshot, read
+from aitrain.activity import Part, RolloutProgress, Snapshot, read
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
 from aitrain.launch import nodes, processes

@@ -22,7 +22,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 

@@ -53,6 +53,9 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     context = config.model_max_length  # before the dataset is built, only the options are known; None: the model's
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
+    dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
+    if dtype == "float32" and config.vllm_quantization is not None:
+        dtype = "bfloat16"  # vLLM computes with FP8 weights in half precision only
     host = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK)
     return [
         ServerConfig(
@@ -67,7 +70,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
             context=context,
             lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
             memory=config.vllm_memory,
-            dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
+            dtype=dtype,
             trust_remote_code=config.trust_remote_code,
             seed=config.seed,
             host=host,

@@ -144,7 +144,8 @@ def refuse_secrets(config: TrainConfig) -> None:
         text = json.dumps(getattr(config, option), ensure_ascii=False)
         for name, value in secret_values().items():
             if any(form in text for form in encoded_forms([value])):
-                way_out = "Leave it out." if option != "rl_env_config" else f'Let the environment read it: os.environ["{name}"]'
+                is_env = option == "rl_env_config"
+                way_out = f'Let the environment read it: os.environ["{name}"]' if is_env else "Leave it out."
                 raise ConfigError(
                     f"{option}: it holds the value of {name}, and would be written into the run folder\n{way_out}"
                 )

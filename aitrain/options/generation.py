@@ -114,11 +114,12 @@ class VLLMOptions(Options):
     vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk", "nccl"]] = "auto"
     """How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL."""
     vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
-    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory, and
-    its rounding is corrected by the importance weights."""
+    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory.
+    The importance weights correct its rounding."""
     vllm_speculative: ResumeSafe[JsonObjectOption | None] = None
     """Speculative decoding of aitrain's vLLM servers, which samples from the same distribution: vLLM's
-    speculative_config as a JSON object, such as {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
+    speculative_config as a JSON object, such as
+    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
     vllm_data_parallel_size: ResumeSafe[PositiveInt] = 1
     """Copies of the model in each of aitrain's vLLM servers, each on --vllm-tensor-parallel-size GPUs; raise
     --vllm-server-gpus with it."""

@@ -149,9 +149,7 @@ class Rollout:
                 episodes += await self._play(sessions, decoding, played)
         return episodes
 
-    async def _play(
-        self, sessions: Sequence[EnvSession], decoding: Decoding, played: PlayedEpisodes
-    ) -> list[Episode]:
+    async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding, played: PlayedEpisodes) -> list[Episode]:
         """Play and score episodes at the same time."""
         try:
             episodes = [self._begin(session) for session in sessions]

@@ -84,6 +84,7 @@ class Heartbeat:
         self.over.set()
         if self.thread.is_alive():
             self.thread.join()
+        self._playing = Playing(0, 0, None)
         if error is not None and self.progress.status != "stalled":
             is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
             self.progress.status = "stopped" if is_stop else "failed"
@@ -98,17 +99,18 @@ class Heartbeat:
             known = {"step": progress.step, "steps": progress.steps, **self._activity(), **self._processes()}
             known |= {"ends_at": progress.ends_at, "seconds": progress.seconds, "vllm_servers": progress.vllm_servers}
             known |= {"score_before": progress.score_before, "reason": progress.reason}
-            known |= {"rollout": asdict(self._playing) if self._playing.episodes else None}
+            known |= {"rollout": asdict(self._playing) if self._playing.episodes else {}}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 
     def tell_rollout(self) -> None:
-        """Announce the progress of the rollouts of all processes, if it has changed; short ones are not worth a line."""
+        """Announce the progress of the rollouts of all processes, if it has changed and they take seconds."""
         seen, before = activity.rollouts(), self._playing
         seconds = time.time() - seen.since
         self._playing = Playing(0, 0, None)
         if seen.episodes and seconds >= BEAT:
-            self._playing = Playing(seen.done, seen.episodes, round(seen.tokens / seconds, 1) if seen.tokens else None)
+            rate = round(seen.tokens / seconds, 1) if seen.tokens else None
+            self._playing = Playing(seen.done, seen.episodes, rate)
         if self._playing != before:
             self.announce(self._playing)
 

@@ -44,9 +44,9 @@ SET_BY_AITRAIN = (
 OTHER_SERVERS = (
     "api_server_count", "data_parallel_address", "data_parallel_backend", "data_parallel_external_lb",
     "data_parallel_hybrid_lb", "data_parallel_rank", "data_parallel_rpc_port", "data_parallel_size_local",
-    "data_parallel_start_rank", "data_parallel_supervisor_port", "enable_ssl_refresh", "grpc", "headless", "master_addr",
-    "master_port", "nnodes", "node_rank", "root_path", "runner", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile",
-    "ssl_ciphers", "ssl_keyfile", "tokens_only", "uds",
+    "data_parallel_start_rank", "data_parallel_supervisor_port", "enable_ssl_refresh", "grpc", "headless",
+    "master_addr", "master_port", "nnodes", "node_rank", "root_path", "runner", "ssl_ca_certs", "ssl_cert_reqs",
+    "ssl_certfile", "ssl_ciphers", "ssl_keyfile", "tokens_only", "uds",
 )  # fmt: skip
 """Arguments of servers that aitrain does not start: on several machines, with several processes that answer requests,
 each with its own list of adapters, or at other addresses than http://HOST:PORT."""

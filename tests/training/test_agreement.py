@@ -12,11 +12,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain import Result, RunFailed
+from aitrain import Result, RunFailed, TrainConfig
 from aitrain.engines import logprob_check
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
+from aitrain.runs.heartbeat import Progress
+from aitrain.runs.run_folder import RunFolder
+from aitrain.training.server_engine import ServedRun
 from tests.environments.vowels import Vowels
 from tests.training.small_server import SmallServer
 from tests.training.test_served import by, run
@@ -143,3 +146,17 @@ def test_a_run_ends_before_it_trains_on_what_a_stale_server_says(
             use_vllm=True, vllm_mode="server", vllm_server_url=server.url,
         )  # fmt: skip
     assert len(server.bodies("/v1/load_lora_adapter")) == 3  # one looks whether the server takes adapters at all
+
+
+def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(tmp_path: Path) -> None:
+    ours: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server", "peft": True}
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"vllm_quantization": "fp8"}, True),
+        ({"quantization": "int4"}, True),
+    ]
+    for more, is_noted in cases:
+        noted: list[str] = []
+        config = TrainConfig(**ours, **more)
+        served = ServedRun(config, RunFolder(tmp_path), lambda: False, noted.append, Progress())
+        assert (served.notify_difference == noted.append) == is_noted
