@@ -130,7 +130,9 @@ def test_values_are_handed_over_as_vllms_parser_reads_them() -> None:
 
 
 def test_a_flag_adds_to_the_arguments_of_the_file_and_all_reach_the_server(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("use_vllm: true\nvllm_mode: server\nvllm_args: {max_num_seqs: 8, block_size: 32}\n")
+    (tmp_path / "c.yaml").write_text(
+        "use_vllm: true\nvllm_mode: server\nvllm_args: {max_num_seqs: 8, block_size: 32}\n"
+    )
     config = resolve(TrainConfig, tmp_path / "c.yaml", {"vllm_args": ["max_num_seqs=16", "enforce_eager=true"]})
     told = words(**config.changed())
     assert {"--max-num-seqs=16", "--block-size=32", "--enforce-eager"} <= set(told)

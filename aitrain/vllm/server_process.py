@@ -39,8 +39,8 @@ GUARD = "--middleware=aitrain.vllm.key_guard.KeyGuard"
 """Requires the key on all paths."""
 UNCHUNKED = "--no-enable-chunked-prefill"
 """On the CPU, vLLM 0.31 ends with an error when a prompt with a seed is processed in two parts."""
-EXTENSION = "--worker-extension-cls=aitrain.engines.tied_head.WorkerExtension"
-"""Extension for weight updates on the CPU."""
+EXTENSION = "--worker-extension-cls=aitrain.engines.worker_extension.WorkerExtension"
+"""Extension for weight updates and speculative decoding on the CPU."""
 QUANTIZATIONS = {"fp8": "fp8_per_channel"}
 """vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
 PORTS = range(20_000, 32_000)
