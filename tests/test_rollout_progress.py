@@ -90,7 +90,8 @@ def test_the_ranks_are_added_up_and_phases_do_not_disturb_it(memory: bytearray) 
             found = activity.rollouts()
     assert (found.done, found.episodes, found.tokens) == (6, 10, 70)
     name = read(memory, 1).part.name
-    assert name.startswith("a phase with") and len(name) == SLOT - HEAD.size - ROLLOUT.size
+    assert name.startswith("a phase with")
+    assert len(name) == SLOT - HEAD.size - ROLLOUT.size
 
 
 def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None:

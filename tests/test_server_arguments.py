@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,14 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan
+from aitrain.cli.grpo import plan_lines
 from aitrain.errors import ConfigError
-from aitrain.launch import preflight
+from aitrain.launch import preflight, resource_check
 from aitrain.launch.managed_server import server_plans
+from aitrain.launch.model_shape import Linear, ModelShape
+from aitrain.launch.nvidia import Driver, Gpu
 from aitrain.launch.preflight import RunPlan
+from aitrain.launch.resource_estimate import served_weights
 from aitrain.options.reading import resolve
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm import server_arguments
@@ -41,7 +47,7 @@ class Other:
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A vLLM with a few arguments."""
     (tmp_path / "vllm/engine").mkdir(parents=True)
     (tmp_path / "vllm/__init__.py").touch()
@@ -193,5 +199,39 @@ def test_copies_of_the_model_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_secret_in_an_argument_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnop")
-    with pytest.raises(ConfigError, match="^vllm_args: it holds the value of HF_TOKEN"):
+    with pytest.raises(ConfigError, match=r"^vllm_args: it holds the value of HF_TOKEN"):
         preflight.refuse_secrets(TrainConfig(**OURS, vllm_args={"model_loader_extra_config": "hf_abcdefghijklmnop"}))
+
+
+SHAPE = ModelShape(8_000_000_000, 32, 4096, 14336, 32, 8, 128, 128_256, (Linear("q_proj", 8192, 7_000_000_000),))
+
+
+def test_weights_that_do_not_fit_into_a_servers_share_are_refused_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource_check, "ask_driver", lambda: Driver((Gpu("0", "small", 12_000, 12_000),)))
+    monkeypatch.setattr(resource_check, "read_model_shape", lambda _: SHAPE)
+
+    def check(**options: Any) -> None:
+        resource_check.check_vllm_memory(TrainConfig(**ADAPTER, **options), ("0",), 1)
+
+    with pytest.raises(ConfigError, match=r"^vllm_gpu_memory_utilization: the weights of .* need 14.9 GiB on each GPU"):
+        check()
+    check(vllm_quantization="fp8")
+    check(vllm_tensor_parallel_size=2)
+    assert served_weights(SHAPE, TrainConfig(**ADAPTER, dtype="float32")) == 4 * SHAPE.weights
+
+
+def test_the_plan_shows_the_servers_and_what_they_are_given() -> None:
+    config = TrainConfig(
+        **ADAPTER, vllm_servers=2, vllm_server_gpus=2, vllm_data_parallel_size=2, vllm_quantization="fp8",
+        vllm_speculative=NGRAM, vllm_args={"max_num_seqs": 8, "enforce_eager": False},
+    )  # fmt: skip
+    plan = RunPlan(config, None, BatchPlan(1, 1, 1, 1), ("0",), None, ("4", "5", "6", "7"))
+    (line,) = [line for line in plan_lines(plan) if line.startswith("vLLM servers")]
+    assert line == (
+        "vLLM servers 2 on GPU 4, 5, 6, 7, weights by adapter, 2 copies of the model in each, fp8 base, speculative"
+        ' decoding: {"method": "ngram", "num_speculative_tokens": 4}, --max-num-seqs=8, --no-enforce-eager'
+    )
+    plain = replace(plan, config=TrainConfig(use_vllm=True))
+    assert not [line for line in plan_lines(plain) if line.startswith("vLLM servers")]

@@ -139,10 +139,19 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "loss": str(config.loss),
         "steps": f"{steps}{_early_end(config)}",
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
+        **_servers(plan),
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
     }
     return [f"{name:12} {value}" for name, value in lines.items()]
+
+
+def _servers(plan: RunPlan) -> dict[str, str]:
+    if not plan.config.starts_vllm_servers:
+        return {}
+    from aitrain.launch.managed_server import servers_in_words  # here, because only these runs need it
+
+    return {"vLLM servers": servers_in_words(plan)}
 
 
 def _early_end(config: TrainConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import threading
@@ -15,6 +16,7 @@ from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.packages import PACKAGE
 from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK
+from aitrain.vllm.server_arguments import argument_words
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, stop_all
 
 LOOK = 0.5
@@ -77,6 +79,22 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
         )
         for number in range(count)
     ]
+
+
+def servers_in_words(plan: RunPlan) -> str:
+    """The servers that a run starts, for its plan."""
+    config = plan.config
+    where = f"GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "the CPU"
+    if config.launcher == "ray":
+        where = "one machine of the Ray cluster"
+    parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
+    if config.vllm_data_parallel_size > 1:
+        parts.append(f"{config.vllm_data_parallel_size} copies of the model in each")
+    if config.vllm_quantization is not None:
+        parts.append(f"{config.vllm_quantization} base")
+    if config.vllm_speculative is not None:
+        parts.append(f"speculative decoding: {json.dumps(config.vllm_speculative)}")
+    return ", ".join([*parts, *argument_words(config.vllm_args)])
 
 
 class _ServerStates:

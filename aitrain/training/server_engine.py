@@ -47,8 +47,8 @@ class ServedRun:
 
     @property
     def notify_difference(self) -> Callable[[str], None] | None:
-        """Notes that a server's log-probabilities differ from the trainer's, if the base is quantized here or there, and
-        so differs by rounding; None: such a difference ends the run."""
+        """Notes that a server's log-probabilities differ from the trainer's, if a base that is quantized here or there
+        explains it; None: such a difference ends the run."""
         return self.notify if self.config.quantization or self.config.vllm_quantization else None
 
     def note_servers(self, states: dict[str, str]) -> None:
