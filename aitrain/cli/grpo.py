@@ -147,6 +147,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "steps": f"{steps}{_early_end(config)}",
         **({"ahead": _ahead(config)} if config.rl_ahead else {}),
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
+        **_servers(plan),
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
     }
@@ -174,6 +175,14 @@ def _ahead(config: TrainConfig) -> str:
     """What --rl-ahead does."""
     turns = "; weights are also loaded between turns" if config.rl_ahead_turns else ""
     return f"the next rollout is sampled while one trains, with weights that are one rollout old{turns}"
+
+
+def _servers(plan: RunPlan) -> dict[str, str]:
+    if not plan.config.starts_vllm_servers:
+        return {}
+    from aitrain.launch.managed_server import servers_in_words  # here, because only these runs need it
+
+    return {"vLLM servers": servers_in_words(plan)}
 
 
 def _early_end(config: TrainConfig) -> str:

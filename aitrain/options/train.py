@@ -132,6 +132,15 @@ class TrainConfig(
                 "vllm_sync: without --peft there is no adapter to transfer\nLeave it out, or use disk.",
             ),
             (
+                self.vllm_quantization is not None and self.weight_sync != "adapter",
+                "vllm_quantization: for a base that stays as it is, under an adapter\n"
+                "Add --peft, and leave --vllm-sync out; or leave this out.",
+            ),
+            (
+                self.vllm_speculative is not None and self.rl_min_p > 0,
+                "vllm_speculative: vLLM does not sample with min-p then\nLeave this or --rl-min-p out.",
+            ),
+            (
                 self.weight_sync is not None and len(self.rl_stop or ()) > SERVED_STOPS,
                 f"rl_stop: a vLLM server takes at most {SERVED_STOPS} texts, not {len(self.rl_stop or ())}\n"
                 "Leave some out, or use --vllm-mode colocate.",

@@ -124,7 +124,8 @@ def fit_vllm(arguments: GRPOConfig, config: TrainConfig, lengths: Lengths) -> in
     """Set vLLM's lengths unless `--trl` sets them; returns vLLM's context length."""
     if "vllm_max_model_length" not in config.trl:
         arguments.vllm_max_model_length = lengths.whole
-    if "vllm_importance_sampling_mode" not in config.trl and lengths.completion > LONG_COMPLETION:
+    is_rounded = lengths.completion > LONG_COMPLETION or config.vllm_quantization is not None
+    if "vllm_importance_sampling_mode" not in config.trl and is_rounded:
         arguments.vllm_importance_sampling_mode = "token_truncate"
     context: int | None = arguments.vllm_max_model_length
     return context

@@ -115,6 +115,13 @@ def test_vllm_is_told_of_the_longest_episode_unless_the_user_has(
     assert (made.vllm_max_model_length, made.vllm_importance_sampling_mode) == (length, mode)
 
 
+def test_importance_ratios_of_a_base_that_the_server_rounds_are_truncated_per_token(tmp_path: Path) -> None:
+    config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, vllm_quantization="fp8")
+    made = grpo_config(grpo_arguments(config, plan_batch(config, 1), CPU), config, tmp_path)
+    fit_vllm(made, config, Lengths(128, 500))
+    assert made.vllm_importance_sampling_mode == "token_truncate"
+
+
 def test_model_init_kwargs_reach_the_model(small_model: Path) -> None:
     config = TrainConfig(model=str(small_model), trl={"model_init_kwargs": {"use_cache": False}})
     assert load_model(config, torch.float32).config.use_cache is False
