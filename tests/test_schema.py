@@ -55,10 +55,16 @@ WITH: dict[str, dict[str, Any]] = {
     "vllm_server_url": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_servers": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_listen_address": {"use_vllm": True, "vllm_mode": "server"},
+    "rl_overlong_penalty": {"rl_overlong_buffer": 1},
+    "vllm_quantization": {"use_vllm": True, "vllm_mode": "server"},
+    "vllm_speculative": {"use_vllm": True, "vllm_mode": "server"},
+    "vllm_data_parallel_size": {"use_vllm": True, "vllm_mode": "server"},
+    "vllm_args": {"use_vllm": True, "vllm_mode": "server"},
     "zero_stage": {"distributed_backend": "deepspeed"},
     "deepspeed_config": {"distributed_backend": "deepspeed"},
     "allow_pickle": {"distributed_backend": "deepspeed"},
     "max_failures": {"launcher": "ray"},
+    "rl_refill_limit": {"rl_sampling": "refill"},
 }
 """Other options that an option needs, so that only its own type and bounds refuse a value."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TypeAlias
@@ -18,7 +18,7 @@ class MixedOrder:
     """Gives each environment its share of the groups: at any time, each has had its share of all groups so far, to
     within a group. Which of its cases they are is decided by an order of its own."""
 
-    orders: dict[str, EnvOrder]
+    orders: Mapping[str, EnvOrder]
     weights: Sequence[float]
     groups: int
     """Groups of one generation batch, over all ranks."""
