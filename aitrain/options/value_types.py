@@ -211,14 +211,9 @@ def weights_of(text: str) -> list[float]:
     return found if all(0 < one < math.inf for one in found) else []
 
 
-def _read_weights(value: object) -> object:
-    """A list of numbers, or one, as text."""
-    return _read_names(value if isinstance(value, (str, list, tuple)) else [value])
-
-
 def _checked_weights(value: str) -> str:
-    if not weights_of(value):
-        raise ValueError(f"must be numbers above 0 with commas, such as 2,1, not {shown(value)}")
+    if len(weights_of(value)) < 2:
+        raise ValueError(f"must be two or more numbers above 0 with commas, such as 2,1, not {shown(value)}")
     return value.replace(" ", "")
 
 
@@ -307,16 +302,16 @@ FunctionNames = Annotated[
         }
     ),
 ]
+_WEIGHT = r" *(?=[0-9.]*[1-9])[0-9]*\.?[0-9]+(e[+-]?[0-9]+)? *"
 Weights = Annotated[
     str,
-    BeforeValidator(_read_weights),
+    BeforeValidator(_read_names),
     AfterValidator(_checked_weights),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": r"^[0-9.e+ -]*[0-9][0-9.e+ -]*(,[0-9.e+ -]*[0-9][0-9.e+ -]*)*$"},
-                {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1},
+                {"type": "string", "pattern": rf"^{_WEIGHT}(,{_WEIGHT})+$"},
+                {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 2},
             ]
         }
     ),
