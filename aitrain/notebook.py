@@ -103,7 +103,8 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     with NotebookDisplay() if is_notebook() else Screen() as screen:
         show = _with_notes_in_python(screen)
         try:
-            with Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout)) as heartbeat:
+            progress = Progress(stall_timeout=plan.config.stall_timeout)
+            with Heartbeat(folder, progress, announce=show) as heartbeat:
                 result = _train(plan, environment, Watchers(folder, show, screen.start, report, heartbeat))
         finally:
             if folder.metrics.exists():

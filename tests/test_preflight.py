@@ -483,7 +483,7 @@ def test_a_changed_option_is_refused_with_both_its_values_and_a_harmless_one_pas
     assert len(said.splitlines()) <= 5
     assert "lr: 1e-05 -> 0.001; trl.num_iterations: 2 -> 1" in refusal(**resume, lr=1e-3, trl={"num_iterations": 1})
     assert "processes: 1 -> 2" in refusal(**resume, trl={"num_iterations": 2}, num_processes=2)
-    assert plan(**resume, trl={"num_iterations": 2}, num_processes=1).checkpoint is not None
+    assert plan(**resume, lr=1e-5, trl={"num_iterations": 2}, num_processes=1).checkpoint is not None
     assert plan(**resume, lr=1e-3, resume_anyway=True).checkpoint is not None
 
 

@@ -29,6 +29,9 @@ def env_check(
     rl_max_new_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of one answer.", min=1)] = None,
     rl_env_timeout: Annotated[float | None, typer.Option(help="Deadline in seconds of one call.")] = None,
     rl_env_isolation: Annotated[str | None, typer.Option(help="Where calls run: thread or process.")] = None,
+    ask_judges: Annotated[
+        bool, typer.Option("--ask-judges", help="Ask judges behind an address, which may cost something.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
 ) -> int:
     """Find what is wrong with an environment before it costs a run.
@@ -57,7 +60,7 @@ def env_check(
     if model is not None:
         limit_threads(model)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
-    request = {"options": config.changed(), "only": names, "answers": model is not None}
+    request = {"options": config.changed(), "only": names, "answers": model is not None, "ask_judges": ask_judges}
     module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
     received = messages_of(module, request, PATIENCE + config.rl_env_timeout)
     messages: list[Message] = []

@@ -50,7 +50,7 @@ def offer_model(
 
     @asynccontextmanager
     async def scoring() -> AsyncIterator[None]:
-        with evaluation_mode(model):
+        with nullcontext() if refusal else evaluation_mode(model):  # one that may train meanwhile keeps its mode
             async with proxy.serving_calls(lambda: runner.running_calls):
                 yield
 

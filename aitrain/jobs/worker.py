@@ -20,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
@@ -56,14 +56,17 @@ class EventChannel:
     stream: TextIO
     rank: int
     on_broken: Callable[[], None] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Held while an event is written, as the heartbeat's thread sends some."""
 
     def __call__(self, event: Event) -> None:
         """Send an event; other ranks than the first send only Started and Failed."""
         if self.rank != 0 and not isinstance(event, (Started, Failed)):
             return
         try:
-            self.stream.write(encode(event))
-            self.stream.flush()
+            with self._lock:
+                self.stream.write(encode(event))
+                self.stream.flush()
         except (BrokenPipeError, ValueError):
             self._report_broken()
 
@@ -98,7 +101,7 @@ def main(arguments: list[str], channel: EventChannel) -> int:
     channel(Started(channel.rank, os.getpid()))
     try:
         folder, progress = RunFolder(Path(arguments[0])), Progress()
-        with Heartbeat(folder, progress, is_writer=channel.rank == 0) as heartbeat:
+        with Heartbeat(folder, progress, channel.rank == 0, channel) as heartbeat:
             _work(arguments, folder, channel, heartbeat)
     except (Exception, KeyboardInterrupt) as error:
         traceback.print_exception(error)

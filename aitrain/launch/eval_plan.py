@@ -25,6 +25,7 @@ from aitrain.options.trl_fields import check_trl_fields
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.addresses import check_listen_address
+from aitrain.vllm.server_arguments import check_server_arguments
 
 
 def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
@@ -42,6 +43,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     if given_machines(os.environ) is not None:
         raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
     check_trl_fields(config.trl)
+    check_server_arguments(config.vllm_args)
     refuse_secrets(config)
     source = find_env(config)
     check_by_reading(source, config.rl_env_config or {})

@@ -38,6 +38,7 @@ from aitrain.runs.checkpoint import (
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import check_listen_address
+from aitrain.vllm.server_arguments import check_server_arguments
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
@@ -88,6 +89,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     """
     check_trl_fields(config.trl)
     check_trl_effects(config)
+    check_server_arguments(config.vllm_args)
     refuse_secrets(config)
     _check_names(config)
     source = None if has_environment else find_env(config)
@@ -140,13 +142,14 @@ def refuse_secrets(config: TrainConfig) -> None:
     Raises:
         ConfigError: there is one.
     """
-    for option in ("rl_env_config", "trl"):
+    for option in ("rl_env_config", "trl", "vllm_args", "vllm_speculative"):
         text = json.dumps(getattr(config, option), ensure_ascii=False)
         for name, value in secret_values().items():
             if any(form in text for form in encoded_forms([value])):
+                is_env = option == "rl_env_config"
+                way_out = f'Let the environment read it: os.environ["{name}"]' if is_env else "Leave it out."
                 raise ConfigError(
-                    f"{option}: it holds the value of {name}, and would be written into the run folder\n"
-                    f'Let the environment read it: os.environ["{name}"]'
+                    f"{option}: it holds the value of {name}, and would be written into the run folder\n{way_out}"
                 )
 
 
@@ -291,10 +294,12 @@ def count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
             f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
             f" {', '.join(gpus)}\nOmit it for one process per GPU."
         )
-    if gpus and starts_server(config) and config.vllm_server_gpus < config.vllm_tensor_parallel_size:
+    copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
+    if gpus and starts_server(config) and config.vllm_server_gpus < copies * each:
+        option = "vllm_tensor_parallel_size" if copies == 1 else "vllm_data_parallel_size"
         raise ConfigError(
-            f"vllm_tensor_parallel_size: {config.vllm_tensor_parallel_size} GPUs for a server that has"
-            f" {config.vllm_server_gpus} (vllm_server_gpus)"
+            f"{option}: {copies * each} GPUs for a server that has {config.vllm_server_gpus} (vllm_server_gpus)\n"
+            f"Add --vllm-server-gpus {copies * each}."
         )
     if config.use_vllm and config.vllm_mode == "colocate" and count % config.vllm_tensor_parallel_size:
         raise ConfigError(

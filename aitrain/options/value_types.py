@@ -24,6 +24,7 @@ ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 """The range that vLLM accepts."""
 ZeROStage = Annotated[int, Field(ge=2, le=3)]
+ZeroOrOne = Annotated[int, Field(ge=0, le=1)]
 TwoOrMore = Annotated[int, Field(ge=2)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 LoggingSteps = Annotated[int, WithJsonSchema({"type": "integer", "anyOf": [{"const": -1}, {"minimum": 1}]})]

@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from aitrain import activity
+from aitrain.activity import PlayedEpisodes
 from aitrain.environment.contract import Case, Prompt, Transcript, env_kind
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.score_parsing import ScoreResult
@@ -139,20 +141,26 @@ class Rollout:
         limit = self.runner.config.rl_env_episodes if self.runner.has_sessions else None
         sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
         count, episodes = max(1, len(cases)), list[Episode]()  # without cases too, as ranks may generate together
-        with self.clock.running("rollout"):
+        with self.clock.running("rollout"), activity.own.rollout(len(cases)) as played:
             for start in range(0, count, limit or count):
                 part = slice(start, start + (limit or count))
                 with self.clock.running("environment"):
                     sessions = await self.runner.open(cases[part], seeds[part], sampling[part])
-                episodes += await self._play(sessions, decoding)
+                episodes += await self._play(sessions, decoding, played)
         return episodes
 
-    async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding) -> list[Episode]:
+    async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding, played: PlayedEpisodes) -> list[Episode]:
         """Play and score episodes at the same time."""
         try:
             episodes = [self._begin(session) for session in sessions]
             live = [(index, episode) for index, episode in enumerate(episodes) if episode.trajectory.stop is None]
-            async with self.engine.batch(len(live)) as leave:
+            played.end(len(episodes) - len(live))
+            async with self.engine.batch(len(live)) as leave_engine:
+
+                def leave() -> None:
+                    played.end()
+                    leave_engine()
+
                 await run_all(self._converse(episode, index, decoding, leave) for index, episode in live)
             await self._score(episodes)
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig
@@ -26,14 +26,15 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
 from aitrain.runs.checkpoint import Manifest
 from aitrain.runs.environment_source import keep_source
-from aitrain.runs.held_out import bounds_of
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
+from aitrain.training.algorithm import Algorithm
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
+from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.custom_order import load_sampler
 from aitrain.training.dataset import build_dataset, check_chat_template
-from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
+from aitrain.training.diagnostics import DiagnosticsCallback, run_traits
 from aitrain.training.distributed import init_processes
 from aitrain.training.early_stop import EarlyStop, check_stopping
 from aitrain.training.episode_format import format_of_episodes, tools_shown
@@ -109,6 +110,9 @@ class PreparedCases:
     chat: ChatFormat
     """Renders prompts and, with several turns, whole conversations."""
     tools: Tools
+    algorithm: Algorithm
+    callbacks: list[TrainerCallback]
+    """Those of --custom-callbacks."""
 
 
 def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda _: None) -> Prepared:
@@ -140,6 +144,7 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
         AitrainError: an option or the environment cannot be used.
     """
     arguments, batch = training_arguments(context, precision, processes)
+    algorithm, callbacks = Algorithm.of(context.config), custom_callbacks(context.config, context.stop.end_run)
     tokenizer = load_tokenizer(context.config)
     built = build_dataset(context, tokenizer, processes)
     is_chat = built[0].is_chat or env_kind(context.runner.environment) == "rollout"
@@ -147,7 +152,7 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
     tools = tools_shown(context.runner.environment, chat, is_chat, context.note)
     chat = format_of_episodes(context.runner.environment, chat, tools, is_chat, context.note)
-    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools)
+    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools, algorithm, callbacks)
 
 
 def training_arguments(context: RunContext, precision: Precision, processes: int) -> tuple[GRPOConfig, BatchPlan]:
@@ -210,8 +215,10 @@ def fit_to_model(
         context.note(note, "info")
     lora = lora_config(config)
     inputs = TrainerInputs(
-        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora
-    )
+        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora,
+        pass_limit=batch.limit,
+        algorithm=prepared.algorithm, callbacks=prepared.callbacks,
+    )  # fmt: skip
     return inputs, parts
 
 
@@ -233,9 +240,9 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
         tracking.see(records)
         recorder.add_rollouts(records)
 
-    advice, bounds = RatioAdvice.of(config, inputs.arguments), bounds_of(config.rl_score_range)
     reporter = MetricsReporter(recorder, context.progress, context.announce)
-    callbacks = [tracking, reporter, DiagnosticsCallback(context.note, advice, bounds)]
+    diagnostics = DiagnosticsCallback(context.note, recorder, run_traits(config, inputs.arguments))
+    callbacks = [tracking, reporter, diagnostics]
     activity.own.enter("preparing the trainer", moves_files=True)
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
@@ -245,7 +252,10 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     if context.runner.has_sessions:
         batch = min(batch, config.rl_env_episodes or batch)  # so that all ranks play as many batches
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
-    held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
+    held_out, stopper = (
+        HeldOutScoring(context, trainer, plan, recorder, tracking, diagnostics),
+        StopCallback(context.stop),
+    )
     early_stop = EarlyStop(config, eval_state, stopper)
     if config.stop_when_flat is not None:
         trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))

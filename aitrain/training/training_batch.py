@@ -32,7 +32,7 @@ class TrainingBatch:
     """One rank's share of a generation batch, groups side by side."""
 
     step: int
-    """Number of the policy's optimizer steps."""
+    """Optimizer steps before the one that trains on it first."""
     places: range
     """Indices of this rank's episodes among all episodes of the step."""
     group_size: int
@@ -48,6 +48,12 @@ class TrainingBatch:
     """Episodes that this rank played and that are not trained on."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the choice of cases, the same on all ranks."""
+    weight_version: int = 0
+    """Optimizer steps of the weights that the episodes began with."""
+    index: int = 0
+    """Number of the batch, counted from the beginning of the run."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of the parts of its rollout, if that was played while another batch was trained on."""
 
     def __post_init__(self) -> None:
         self.keys = self.keys or [divmod(place, self.group_size) for place in self.places]
@@ -55,6 +61,7 @@ class TrainingBatch:
     def play(self, rollouts: PolicyRollouts) -> None:
         """Play the episodes. Those of a group have consecutive sampling seeds, and one environment seed."""
         members = list(zip(self.keys, self.numbers, strict=True))
+        self.weight_version = rollouts.weight_version()
         self.episodes = play_members(rollouts, self.step, members, self.cases)
         self.dropped = len(finish_groups(rollouts, self.episodes, self.keys))
 
@@ -88,7 +95,7 @@ class TrainingBatch:
         return trained + [replace(self._record(one.episode, one.key), discarded=one.round) for one in self.discarded]
 
     def _record(self, episode: Episode, key: MemberKey) -> RolloutRecord:
-        record, (group, member) = episode_record(episode, self.step + 1, self.step), key
+        record, (group, member) = episode_record(episode, self.step + 1, self.weight_version), key
         return replace(record, group=group, rendered_prompt=record.rendered_prompt if member == 0 else "")
 
 

@@ -45,8 +45,11 @@ from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, preparation, rollout_setup, zero
+from aitrain.training.algorithm import Algorithm
+from aitrain.training.batch_source import BatchSource, batch_source
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
 from aitrain.training.case_choice import case_choice
+from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.early_stop import EarlyStop
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.policy_rollouts import PolicyRollouts
@@ -110,6 +113,11 @@ def checked(config: TrainConfig) -> object:
     context = RunContext(config, RunFolder(Path("run")), EnvRunner(Vowels(), config), notes.append)
     note_findings(context, build_cases(Vowels(), None)[0])
     return len(notes)
+
+
+def added(config: TrainConfig) -> object:
+    """What is added to TRL's algorithm, and the user's callbacks."""
+    return str(Algorithm.of(config)), [type(one) for one in custom_callbacks(config, print)]
 
 
 def lora(config: TrainConfig) -> object:
@@ -390,6 +398,13 @@ LORA = {"peft": True}
 RAY = {**ENV, "launcher": "ray", "num_processes": 2}
 
 
+def source(config: TrainConfig) -> object:
+    """How batches are played."""
+    parts: Any = SimpleNamespace()
+    made = batch_source(config, BatchSource(parts, parts, parts, 4), parts)
+    return type(made), getattr(made, "loads_between_turns", None)
+
+
 def loads_anything(config: TrainConfig) -> object:
     """Whether DeepSpeed's own function reads its checkpoints."""
     engine = type("TorchCheckpointEngine", (), {"load": None})
@@ -452,6 +467,17 @@ EFFECTS = {
     "rl_importance_level": seen(arguments, "sequence"),
     "rl_scale_rewards": seen(arguments, "none"),
     "rl_mask_truncated_completions": seen(arguments, True),
+    "rl_preset": seen(arguments, "gspo"),
+    "rl_kl_estimator": seen(added, "k1"),
+    "rl_kl_in": seen(added, "reward"),
+    "rl_baseline": seen(added, "leave_one_out"),
+    "rl_dual_clip": seen(arguments, 3.0),
+    "rl_overlong_buffer": seen(added, 20),
+    "rl_overlong_penalty": seen(added, 0.5, rl_overlong_buffer=20),
+    "rl_entropy_coef": seen(arguments, 0.01),
+    "rl_updates_per_rollout": seen(arguments, 4),
+    "custom_loss": seen(added, "tests/environments/extensions.py:likelihood"),
+    "custom_callbacks": seen(added, "tests/environments/extensions.py:Counting"),
     "rl_sampling": seen(cases_chosen, "difficulty"),
     "rl_refill_limit": seen(cases_chosen, 3, rl_sampling="refill"),
     "custom_sampler": seen(cases_chosen, "tests.training.test_case_sampling:hardest_first"),
@@ -477,6 +503,12 @@ EFFECTS = {
     "vllm_tensor_parallel_size": seen(arguments, 2, **VLLM),
     "vllm_server_gpus": seen(plan, 2, **SERVER),
     "vllm_sync": seen(server, "disk", **ADAPTER),
+    "rl_ahead": seen(source, 1, **SERVER),
+    "rl_ahead_turns": seen(source, True, **SERVER, rl_ahead=1),
+    "vllm_quantization": seen(server, "fp8", **ADAPTER),
+    "vllm_speculative": seen(server, {"method": "ngram", "num_speculative_tokens": 4}, **SERVER),
+    "vllm_data_parallel_size": seen(server, 2, vllm_server_gpus=2, **SERVER),
+    "vllm_args": seen(server, {"max_num_seqs": 64}, **SERVER),
     "vllm_max_restarts": seen(server, 7, **SERVER),
     "peft": seen(lora, True),
     "lora_r": seen(lora, 8, **LORA),
