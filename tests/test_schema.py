@@ -60,6 +60,7 @@ WITH: dict[str, dict[str, Any]] = {
     "deepspeed_config": {"distributed_backend": "deepspeed"},
     "allow_pickle": {"distributed_backend": "deepspeed"},
     "max_failures": {"launcher": "ray"},
+    "rl_refill_limit": {"rl_sampling": "refill"},
 }
 """Other options that an option needs, so that only its own type and bounds refuse a value."""
 

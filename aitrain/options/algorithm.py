@@ -110,3 +110,13 @@ class SamplingOptions(Options):
     """With --rl-ahead, load new weights also between the turns of an episode, never within one."""
     rl_env_weights: Weights | None = None
     """Shares of the environments in a batch, as in 2,1, if several --rl-env are given; unset: equal ones."""
+
+    def rules(self) -> Iterable[Rule]:
+        """What cannot choose cases together."""
+        return [
+            (
+                self.rl_refill_limit != type(self).model_fields["rl_refill_limit"].default
+                and self.rl_sampling != "refill",
+                "rl_refill_limit: no groups are replaced: add --rl-sampling refill",
+            ),
+        ]

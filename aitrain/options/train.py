@@ -87,6 +87,7 @@ class TrainConfig(
             self._vllm_rules(),
             self._best_rules(),
             self._ray_rules(),
+            self._case_rules(),
             fsdp_rules(self),
             contradictions(self),
         )
@@ -142,6 +143,19 @@ class TrainConfig(
             (
                 self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray,
                 "ray_address: nothing of this run is on Ray: add --launcher ray or --rl-env-workers ray:N",
+            ),
+        ]
+
+    def _case_rules(self) -> list[Rule]:
+        return [
+            (
+                self.rl_sampling == "difficulty" and self.rl_score_range == "any",
+                "rl_sampling: difficulty needs to know which scores are high\n"
+                "Set --rl-score-range LOW,HIGH, or use --rl-sampling refill.",
+            ),
+            (
+                self.rl_sampling == "difficulty" and self.custom_sampler is not None,
+                "custom_sampler: --rl-sampling difficulty chooses the cases as well: leave one of the two out",
             ),
         ]
 

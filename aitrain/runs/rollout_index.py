@@ -50,6 +50,8 @@ class IndexEntry:
     """The kind of failure, empty without one."""
     turns: int
     tokens: int
+    discarded: bool = False
+    """Whether its group was replaced, so that it was not trained on."""
 
     @property
     def is_held_out(self) -> bool:
@@ -181,6 +183,7 @@ def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
         failure=sys.intern(kind[:100]),
         turns=len(turns) if isinstance(turns, list) else 0,
         tokens=as_int(get("tokens")) or 0,
+        discarded=as_int(get("discarded")) is not None,
     )
 
 

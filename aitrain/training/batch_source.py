@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aitrain.environment.dataset import Cases
+from aitrain.runs.json_values import JsonObject
 from aitrain.training.case_order import CaseOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.refill import BatchCompletion
 from aitrain.training.training_batch import TrainingBatch
 
 
@@ -30,14 +32,24 @@ class BatchSource:
 
     rollouts: PolicyRollouts
     cases: Cases
-    order: CaseOrder
+    completion: BatchCompletion
     group_size: int
 
     def take(self, place: BatchPlace) -> TrainingBatch:
         """The batch at this place, played. Every rank must call this."""
         batch = self.made(place)
         batch.play(self.rollouts)
+        self.completion.complete(batch, self.rollouts)
         return batch
+
+    @property
+    def order(self) -> CaseOrder:
+        """Chooses the cases of the batches."""
+        return self.completion.order
+
+    def order_state(self) -> JsonObject:
+        """The state of the order after the last batch that was taken."""
+        return self.order.state()
 
     def made(self, place: BatchPlace) -> TrainingBatch:
         """The batch at this place, without episodes."""

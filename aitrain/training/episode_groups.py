@@ -15,7 +15,7 @@ from aitrain.rollout.episode import Episode
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 MemberKey: TypeAlias = tuple[int, int]
-"""An episode's group, and its place among the members of all ranks."""
+"""An episode's group, and its place in the group."""
 
 
 @dataclass(frozen=True)

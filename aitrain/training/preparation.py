@@ -33,6 +33,7 @@ from aitrain.training.algorithm import Algorithm
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.custom_callbacks import custom_callbacks
+from aitrain.training.custom_order import load_sampler
 from aitrain.training.dataset import build_dataset, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
 from aitrain.training.distributed import init_processes
@@ -164,6 +165,8 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     transformers_logging.disable_progress_bar()
     config, context.runner.notify = context.config, context.note
     check_methods(context.runner.environment)
+    if config.custom_sampler is not None:
+        load_sampler(config.custom_sampler)
     check_quantization(config)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):

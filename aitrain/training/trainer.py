@@ -53,7 +53,7 @@ from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.algorithm import PLAIN, Algorithm
 from aitrain.training.batch_source import BatchPlace, BatchSource
-from aitrain.training.case_order import UniformOrder
+from aitrain.training.case_choice import case_choice
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
@@ -142,8 +142,8 @@ class EpisodeTrainer(ResumableTrainer):
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        order = UniformOrder(len(self.cases), self.schedule.prompts, self.args.seed if self.shuffle_dataset else None)
-        self.batches = BatchSource(self.rollouts, self.cases, order, self.num_generations)
+        completion = case_choice(self, inputs.runner.config)
+        self.batches = BatchSource(self.rollouts, self.cases, completion, self.num_generations)
         self.watch = Stopwatch(self.rollouts.rollout.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
@@ -158,6 +158,8 @@ class EpisodeTrainer(ResumableTrainer):
             [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
         )
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
+        for name, value in self._batch.metrics.items():
+            self._metrics["train"][name].append(value)
         return output | self._loss_rows()
 
     def _next_place(self, count: int) -> BatchPlace:
@@ -204,7 +206,7 @@ class EpisodeTrainer(ResumableTrainer):
 
     def score(self, completions: list[Any], **rest: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None if unscored."""
-        self.rollouts.count_failures(self._batch.episodes)
+        self.rollouts.count_failures(self._batch.played)
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 rest["log_metric"](name, value)  # each episode's own: TRL takes the mean of all, over processes

@@ -24,7 +24,7 @@ from transformers import TrainerControl, TrainerState
 from trl import GRPOTrainer
 
 from aitrain import TrainConfig, activity
-from aitrain.batch import plan_batch
+from aitrain.batch import CaseSchedule, plan_batch
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
 from aitrain.environment.dataset import build_cases
@@ -47,6 +47,7 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, preparation, rollout_setup, zero
 from aitrain.training.algorithm import Algorithm
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
+from aitrain.training.case_choice import case_choice
 from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.early_stop import EarlyStop
 from aitrain.training.model import Precision, choose_precision
@@ -284,6 +285,16 @@ def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
         return rollout_setup.make_rollouts(made, inputs)
 
 
+def cases_chosen(config: TrainConfig) -> object:
+    """What chooses the cases of a batch."""
+    made: Any = SimpleNamespace(
+        schedule=CaseSchedule(9, 2, 1, 1, 1), args=SimpleNamespace(seed=0, process_index=0), cases=[None] * 9,
+        shuffle_dataset=True, masks_truncated=False, rollouts=SimpleNamespace(gather=list),
+    )  # fmt: skip
+    choice = case_choice(made, config)
+    return type(choice.order).__name__, choice.refill and choice.refill.limit
+
+
 def context_of(config: TrainConfig, environment: Any = None) -> RunContext:
     """The context of a run in the folder `run`, without a listener."""
     return RunContext(config, RunFolder(Path("run")), EnvRunner(environment, config), lambda _: None)
@@ -459,6 +470,9 @@ EFFECTS = {
     "rl_updates_per_rollout": seen(arguments, 4),
     "custom_loss": seen(added, "tests/environments/extensions.py:likelihood"),
     "custom_callbacks": seen(added, "tests/environments/extensions.py:Counting"),
+    "rl_sampling": seen(cases_chosen, "difficulty"),
+    "rl_refill_limit": seen(cases_chosen, 3, rl_sampling="refill"),
+    "custom_sampler": seen(cases_chosen, "tests.training.test_case_sampling:hardest_first"),
     "rl_max_new_tokens": seen(arguments, 64),
     "rl_max_turns": seen(trainer, 3, **TINY),
     "rl_max_episode_tokens": seen(trainer, 200, **TINY),
