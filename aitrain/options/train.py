@@ -27,6 +27,11 @@ __all__ = ["TrainConfig"]
 SERVED_STOPS = 4
 """Maximum number of stop strings that a vLLM server takes in one request."""
 
+PASS_BY_PASS: dict[str, object] = {
+    "entropy_coef": 0, "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
+}  # fmt: skip
+"""Fields of GRPOConfig whose effect depends on which completions share a forward pass, with the value that has none."""
+
 
 class TrainConfig(
     ModelOptions,
@@ -78,6 +83,8 @@ class TrainConfig(
         del values["resume_from_checkpoint"], values["resume_anyway"]
         if self.rl_prompts_per_step is not None:
             del values["gradient_accumulation"]  # written down, it would contradict a changed flag
+        if self.tokens_per_pass is not None:
+            del values["batch_size"]
         return values
 
     def rules(self) -> Iterable[Rule]:
@@ -85,6 +92,7 @@ class TrainConfig(
         return chain(
             self._weight_rules(),
             self._vllm_rules(),
+            self._padding_rules(),
             self._best_rules(),
             self._ray_rules(),
             self._case_rules(),
@@ -131,6 +139,33 @@ class TrainConfig(
                 self.weight_sync == "nccl" and bool(self.history_sampling),
                 f"{', '.join(self.history_sampling)}: cannot be used with --vllm-sync nccl\n"
                 "Use --vllm-sync disk or adapter, or leave them out.",
+            ),
+        ]
+
+    def _padding_rules(self) -> list[Rule]:
+        name = "rl_trim_padding" if self.rl_trim_padding else "tokens_per_pass"
+        depends = {
+            "--rl-loss-type bnpo": self.rl_loss_type == "bnpo",
+            "--rl-entropy-coef": self.rl_entropy_coef > 0,
+            "--custom-loss": self.custom_loss is not None,
+            **{f"--trl {field}": self.trl.get(field) not in (None, off) for field, off in PASS_BY_PASS.items()},
+        }
+        found = [flag for flag, is_given in depends.items() if is_given]
+        return [
+            (
+                self.trims_padding and bool(found),
+                f"{name}: {' and '.join(found)} would train differently, as the result depends on which completions"
+                " share a forward pass\nLeave one of them out.",
+            ),
+            (
+                self.trims_padding and "steps_per_generation" in self.trl,
+                f"{name}: --trl steps_per_generation counts forward passes, whose number now depends on lengths\n"
+                "Use --rl-updates-per-rollout.",
+            ),
+            (
+                self.trims_padding and self.zero is not None,
+                f"{name}: DeepSpeed needs the same number of forward passes in every step\n"
+                "Use --distributed-backend fsdp2, or leave it out.",
             ),
         ]
 

@@ -217,7 +217,7 @@ def fit_to_model(
     lora = lora_config(config)
     inputs = TrainerInputs(
         model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora,
-        algorithm=prepared.algorithm, callbacks=prepared.callbacks,
+        batch.limit, algorithm=prepared.algorithm, callbacks=prepared.callbacks,
     )  # fmt: skip
     return inputs, parts
 

@@ -41,13 +41,14 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
-from aitrain.batch import CaseSchedule
+from aitrain.batch import CaseSchedule, PassLimit
 from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced, savable_generation_config
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.dataset import Cases
 from aitrain.environment.runner import EnvRunner
+from aitrain.errors import ConfigError
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
@@ -84,6 +85,8 @@ class TrainerInputs:
     limits: Limits
     schedule: CaseSchedule
     peft_config: Any = None
+    pass_limit: PassLimit | None = None
+    """Of forward passes whose padding is trimmed; None: they are as TRL makes them."""
     serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
     """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
     algorithm: Algorithm = PLAIN
@@ -138,6 +141,12 @@ class EpisodeTrainer(ResumableTrainer):
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
+        if inputs.pass_limit is not None and self.aux_loss_enabled:
+            raise ConfigError(
+                "rl_trim_padding: the router's loss of this model depends on which completions share a forward pass\n"
+                "Leave it out, or add --trl router_aux_loss_coef=0."
+            )
+        self.pass_limit = inputs.pass_limit
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate

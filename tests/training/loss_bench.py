@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,7 +88,13 @@ class LossTrainer(EpisodeTrainer):
 
     def __init__(self, args: GRPOConfig, layout: Layout, total: Any) -> None:
         accelerator = SimpleNamespace(
-            num_processes=layout.processes, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=False
+            num_processes=layout.processes,
+            gather=lambda x: x,
+            reduce=lambda x, reduction: x,
+            sync_gradients=False,
+            device=torch.device("cpu"),
+            no_sync=nullcontext,
+            backward=torch.Tensor.backward,
         )
         vars(self).update(
             args=args, accelerator=accelerator, model=SimpleNamespace(training=True),
@@ -102,7 +109,7 @@ class LossTrainer(EpisodeTrainer):
         )  # fmt: skip
 
     def _get_per_token_logps_and_entropies(self, model: Any, ids: torch.Tensor, _: Any, keep: int, **__: Any) -> Any:
-        return *policy_logps(model, ids[:, :-keep], ids[:, -keep:]), None
+        return *policy_logps(model, ids[:, -keep - 1 : -keep], ids[:, -keep:]), None
 
 
 def gradient_of_plain_trl(args: GRPOConfig, rows: dict[str, torch.Tensor], items: float | None = None) -> torch.Tensor:

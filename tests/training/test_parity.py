@@ -117,6 +117,18 @@ def test_two_processes_end_like_one(kind: str, scripted: Path, small_model: Path
     assert difference(one, small_model) > 1e-4
 
 
+@pytest.mark.parametrize("number", ["one", "two"])
+@pytest.mark.parametrize("kind", ["grpo-ScriptedTalk", "dapo-Unscored"])
+def test_trimmed_padding_changes_no_weight_although_rows_move_between_processes(
+    kind: str, number: str, scripted: Path
+) -> None:
+    padded, trimmed = scripted / "one" / kind, scripted / number / f"{kind}-trimmed"
+
+    assert difference(padded / "model", trimmed / "model") <= 1e-6
+    for name in ("group", "case_idx", "completion", "score", "advantage"):
+        assert [record[name] for record in records(padded)] == [record[name] for record in records(trimmed)], name
+
+
 def records(run: Path, when: str | None = None) -> list[dict[str, Any]]:
     """Those of all processes, in the order of their cases."""
     found = [record for file in (run / "rollouts").iterdir() for record in read_lines(file)]
