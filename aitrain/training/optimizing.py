@@ -24,7 +24,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -100,7 +100,7 @@ class OptimizingTrainer(AlgorithmTrainer):
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of a micro-batch, computed as if the optimizer step had the kept rows only."""
         if KEPT not in inputs:  # the warm-up pass, which belongs to no step
-            return cast(torch.Tensor, super()._compute_loss(model, inputs))
+            return super()._compute_loss(model, inputs)
         if PASSES in inputs:
             return self._loss_of_passes(model, inputs)
         passes = self.current_gradient_accumulation_steps
@@ -109,12 +109,12 @@ class OptimizingTrainer(AlgorithmTrainer):
             _scale_gradients(model, ratio)
         changes = self.rows.changes(inputs, self.loss_type, self.beta, passes)
         if changes is None:
-            return cast(torch.Tensor, super()._compute_loss(model, inputs))
+            return super()._compute_loss(model, inputs)
         settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
         settings["row_factor"] = changes["rows"]
         with replaced(self, settings):
             weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
-            return cast(torch.Tensor, super()._compute_loss(model, weighted))
+            return super()._compute_loss(model, weighted)
 
     def _loss_of_passes(self, model: torch.nn.Module, step: MicroBatch) -> torch.Tensor:
         """Loss of all forward passes of a step. The backward pass of the last one is left to the caller."""
@@ -136,7 +136,7 @@ class OptimizingTrainer(AlgorithmTrainer):
 
     def _loss_of_pass(self, model: torch.nn.Module, micro_batch: MicroBatch, divisor: float) -> torch.Tensor:
         with replaced(self, {"current_gradient_accumulation_steps": divisor}):
-            return cast(torch.Tensor, super()._compute_loss(model, micro_batch))
+            return super()._compute_loss(model, micro_batch)
 
     def _end_pass(self, piece: MicroBatch, is_last: bool) -> None:
         """Count a micro-batch; at the end of a step, weight what it added to the metrics."""

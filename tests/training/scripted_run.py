@@ -92,7 +92,7 @@ KINDS: list[tuple[str, type[Scripted], dict[str, Any]]] = [
     ("grpo", Scripted, {}), ("dr_grpo", Scripted, {}), ("dapo", Scripted, {}), ("grpo", ScriptedTalk, {}),
     ("grpo", Unscored, {}), ("dapo", Unscored, {}), ("dr_grpo", ScriptedTalk, REWARDS), ("dr_grpo", Unscored, LOSS),
 ]  # fmt: skip
-TRIMMED = [("grpo", ScriptedTalk, {}), ("dapo", Unscored, {}), ("dr_grpo", Unscored, LOSS)]
+TRIMMED = [("grpo", ScriptedTalk, {}), ("dapo", Unscored, {}), ("dr_grpo", ScriptedTalk, REWARDS)]
 """Of these, those that are trained with trimmed padding as well."""
 
 
