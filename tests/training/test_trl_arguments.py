@@ -36,7 +36,14 @@ def test_defaults_are_aitrainings(tmp_path: Path) -> None:
     assert (made.num_generations, made.beta, made.epsilon, made.max_completion_length) == (4, 0.1, 0.2, 128)
     assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (0, 1.0, 1.0, "grpo")
     assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (2, 4)
-    assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-5, [], 7200)
+    assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-6, [], 7200)
+
+
+@pytest.mark.parametrize(("options", "rate"), [({}, 1e-6), ({"peft": True}, 1e-5), ({"peft": True, "lr": 3e-4}, 3e-4)])
+def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(
+    options: dict[str, Any], rate: float
+) -> None:
+    assert arguments(**options)["learning_rate"] == rate
 
 
 def test_vllm_is_passed_on_only_when_it_is_used() -> None:

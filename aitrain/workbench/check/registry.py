@@ -60,6 +60,8 @@ class EnvCheck:
             return "the scorer uses the model"
         if self.needs == "turns":
             return "one turn only" if subject.kind == "score_episode" else ""
+        if subject.is_left_out:
+            return "all scores are those of judges that were not asked (--ask-judges)"
         if self.needs == "reference":
             return "" if any(map(subject.reference, subject.sample)) else "there is no reference"
         if self.needs == "reply":
