@@ -55,6 +55,7 @@ WITH: dict[str, dict[str, Any]] = {
     "vllm_server_url": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_servers": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_listen_address": {"use_vllm": True, "vllm_mode": "server"},
+    "tokens_per_pass": {"rl_prompts_per_step": 2},
     "zero_stage": {"distributed_backend": "deepspeed"},
     "deepspeed_config": {"distributed_backend": "deepspeed"},
     "allow_pickle": {"distributed_backend": "deepspeed"},
