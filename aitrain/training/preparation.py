@@ -241,7 +241,10 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     if context.runner.has_sessions:
         batch = min(batch, config.rl_env_episodes or batch)  # so that all ranks play as many batches
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
-    held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking, diagnostics), StopCallback(context.stop)
+    held_out, stopper = (
+        HeldOutScoring(context, trainer, plan, recorder, tracking, diagnostics),
+        StopCallback(context.stop),
+    )
     early_stop = EarlyStop(config, eval_state, stopper)
     if config.stop_when_flat is not None:
         trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))
