@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from aitrain.redaction import redact
 
@@ -93,6 +93,8 @@ class Evaluated:
     when: str
     sampled: float | None
     greedy: float | None
+    environments: dict[str, float | None] = field(default_factory=dict)
+    """The sampled score of each of several environments."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,17 @@ class Evaluating:
     seconds_left: float
     failed: float
     """Share of the episodes that the environment failed on."""
+
+
+@dataclass(frozen=True)
+class Playing:
+    """Progress of a rollout that takes seconds: conversations that are over, of all that are played at the same time.
+    `episodes` is 0 when it is over."""
+
+    done: int
+    episodes: int
+    tokens_per_second: float | None
+    """Tokens sampled per second since it began; None before the first ones."""
 
 
 @dataclass(frozen=True)
@@ -137,14 +150,22 @@ OWN_FOLDER_VARIABLE = "AITRAIN_OWN_FOLDER"
 """Environment variable that is set in training processes of a machine that does not see the run folder of node 0."""
 
 Event: TypeAlias = (
-    RunStarted | Started | Phase | Note | NotChecked | Step | Evaluated | Evaluating | Failed | Ended | RunResult
+    RunStarted
+    | Started
+    | Phase
+    | Note
+    | NotChecked
+    | Step
+    | Evaluated
+    | Evaluating
+    | Playing
+    | Failed
+    | Ended
+    | RunResult
 )
 Announce: TypeAlias = Callable[[Event], None]
 
-_KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (RunStarted, Started, Phase, Note, NotChecked, Step, Evaluated, Evaluating, Failed, Ended, RunResult)
-}
+_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def encode(event: Event) -> str:
