@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,14 +83,17 @@ def test_what_a_killed_process_was_writing_is_taken_away_and_nothing_else(tmp_pa
     folder = RunFolder(tmp_path)
     put(folder, 4)
     filled(folder, 6)
-    for name in (".metrics.jsonl.x7y8z9_a", "metrics.jsonl", ".lock", ".notes"):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    live = f".status.json.{os.getpid()}-x7y8z9_a"
+    for name in (f".metrics.jsonl.{gone.pid}-x7y8z9_a", live, "metrics.jsonl", ".lock", ".notes"):
         (tmp_path / name).touch()
     (tmp_path / ".saving-model").mkdir()
     (tmp_path / "model").mkdir()
 
     clean_partial(folder)
 
-    assert sorted(os.listdir(tmp_path)) == [".lock", ".notes", "checkpoints", "metrics.jsonl", "model"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", ".notes", live, "checkpoints", "metrics.jsonl", "model"]
     assert os.listdir(folder.checkpoints) == ["checkpoint-4"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
+from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, RunResult, RunStarted, encode
 from aitrain.launch.launcher import RunProcesses, launcher_of
 from aitrain.launch.preflight import RunPlan
 from aitrain.runs.checkpoint import checkpoints_of, step_of
@@ -56,8 +57,11 @@ def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) ->
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
         announce = report.during(screen.start())
+        for line in start_lines(plan, _near(folder)):
+            announce(Note(line, "info"))
         for note in plan.notes:
             announce(Note(note))
+        announce(Phase("importing torch, transformers and TRL"))
         end = _run(plan, folder, announce, link)
         began = _has_begun(plan, folder, end)
         if began:
@@ -82,6 +86,20 @@ def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) ->
         how = how_to_continue(plan, folder)
     print(f"stopped after step {end.step} and saved{why}{how}", file=sys.stderr)
     return 0 if end.because else 130
+
+
+def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
+    """What a run begins with: model, environment, devices, its folder, and how to watch it."""
+    config = plan.config
+    named = [str(one) for one in config.environments] if len(config.environments) > 1 else [str(config.rl_env or "")]
+    environment = ", ".join(filter(None, named)) or f"{config.rl_env_module}:{config.rl_env_class or ''}".rstrip(":")
+    device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "CPU"
+    many = f", {plan.processes} processes" if plan.processes > 1 else ""
+    trained = "a LoRA adapter" if config.peft else "all weights"
+    return [
+        f"model {config.model} ({trained}), environment {environment}, on {device}{many}",
+        f"run folder {folder.path}; watch it with: aitrain view {shlex.quote(str(folder.path))}",
+    ]
 
 
 def _has_begun(plan: RunPlan, folder: RunFolder, end: Failed | Ended) -> bool:

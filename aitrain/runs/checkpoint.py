@@ -256,7 +256,7 @@ def clean_partial(folder: RunFolder) -> None:
             if not whole.exists():
                 old.rename(whole)
     for unfinished in folder.unfinished():
-        unfinished.unlink()
+        unfinished.unlink(missing_ok=True)  # another machine may have finished it
     for place in (folder.path, folder.checkpoints):
         for unfinished in [path for kind in (STAGING, OLD, GONE) for path in place.glob(f"{kind}*")]:
             shutil.rmtree(unfinished)

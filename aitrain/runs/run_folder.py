@@ -184,7 +184,8 @@ class RunFolder:
         return values
 
     def unfinished(self) -> list[Path]:
-        """Temporary files that a killed process left: `.config.yaml.x1y2z3w4`."""
+        """Temporary files that a killed process left: `.config.yaml.4711-x1y2z3w4`, with its id. Those of processes that
+        live are being written."""
         written = [
             self.config,
             self.config_schema,
@@ -196,7 +197,8 @@ class RunFolder:
             *self.path.glob("system-node*.jsonl"),
             *self.rollouts.glob("*.jsonl"),
         ]
-        return [path for file in written for path in file.parent.glob(f".{file.name}.????????")]
+        found = [path for file in written for path in file.parent.glob(f".{file.name}.*-????????")]
+        return [path for path in found if not _is_alive(path.name.rpartition(".")[2].partition("-")[0])]
 
     @contextmanager
     def run_lock(self) -> Iterator[None]:
@@ -257,7 +259,7 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
 
 def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
     """Replace a file atomically. `durable` also makes it survive a power cut."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -271,6 +273,19 @@ def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _is_alive(pid: str) -> bool:
+    """Whether a process of this machine has this id."""
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def read_object(path: Path) -> dict[str, Any]:

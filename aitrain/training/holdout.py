@@ -41,6 +41,11 @@ class DatasetSplit:
     """Cases in neither part, because their prompt is that of held-out ones."""
     overlap: int = 0
     """Held-out cases with the prompt of a training case."""
+    why_none: str = ""
+    """Why there are no held-out cases."""
+
+    def __str__(self) -> str:
+        return f"{len(self.train)} cases to train on, {len(self.held_out)} held out"
 
     def notes(self, limit: int | None) -> Iterator[str]:
         """Notes about the split for the user; `limit` is the maximum tokens of a prompt."""
@@ -54,7 +59,7 @@ class DatasetSplit:
                 " their score does not show what was learned for new prompts."
             )
         if not len(self.held_out):
-            yield "No held-out cases: there will be no score before and after (--eval-cases)."
+            yield f"No held-out cases, so no score before and after: {self.why_none}."
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
             dropped,
             left_out=len(rows.left_out),
             overlap=sum(shown[place] in trained for place in held),
+            why_none=_why_none(config, len(train), needed),
         )
     usable, shown_held_out = _usable(own_eval, limit)
     count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
@@ -140,7 +146,20 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
     trained = set(shown)
     overlap = sum(key_of[number] in trained for number in held_out.numbers)
-    return DatasetSplit(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
+    too_long = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
+    why_none = too_long if config.eval_cases != 0 else "--eval-cases is 0"
+    return DatasetSplit(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap, why_none=why_none)
+
+
+def _why_none(config: TrainConfig, cases: int, needed: int) -> str:
+    """Why no cases of the environment's only dataset are held out."""
+    if config.eval_cases == 0:
+        return "--eval-cases is 0"
+    if cases <= needed:
+        return f"one step needs {needed} of the {cases} cases (fewer with --rl-prompts-per-step)"
+    if cases < DEFAULT_EVAL_SHARE:
+        return f"by default a tenth is held out, and there are {cases} cases (--eval-cases N holds out N of them)"
+    return "too many cases have the same prompt"
 
 
 def split_each(
@@ -178,6 +197,7 @@ def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit
         sum(part.dropped_held_out for part in parts),
         sum(part.left_out for part in parts),
         sum(part.overlap for part in parts) + shared,
+        parts[0].why_none,
     )
 
 
@@ -234,8 +254,9 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
         return
     too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
     ways = ["Build more cases" + (", with shorter prompts" if too_long else "")]
-    if len(split.held_out):
-        ways.append("hold out fewer (--eval-cases)")
+    spare = len(split.train) + len(split.held_out) - prompts_per_step
+    if len(split.held_out) and spare > 0:
+        ways.append(f"hold out fewer (--eval-cases {spare})")
     if len(split.train):
         ways.append(f"take fewer a step (--rl-prompts-per-step {len(split.train)})")
     raise ConfigError(

@@ -195,6 +195,7 @@ def fit_to_model(
     most = prompt_limit(config, context_tokens)
     prompts = prompt_limits(context.runner, prepared.chat, most, prepared.tools)
     parts = split_each(prepared.built, config, prompts, batch.prompts_per_step)
+    context.note(f"{parts}.", "info")
     for text in parts.notes(most):
         context.note(text)
     if config.use_vllm:
