@@ -184,8 +184,8 @@ class RunFolder:
         return values
 
     def unfinished(self) -> list[Path]:
-        """Temporary files that a killed process left: `.config.yaml.4711-x1y2z3w4`, with its id. Those of processes that
-        live are being written."""
+        """Temporary files that a killed process left: `.config.yaml.4711-x1y2z3w4`, with its id. Those of
+        processes that live are being written."""
         written = [
             self.config,
             self.config_schema,
