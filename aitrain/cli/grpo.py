@@ -122,6 +122,9 @@ def grpo(
     return start(plan, verbosity)
 
 
+NOT_CHECKED = "not checked: "
+
+
 def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[str]:
     """The notes of a plan, of the process that checks it, and what is not checked.
 
@@ -132,14 +135,14 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
 
     yield from (f"! {note}" for note in plan.notes)
     if options_only:
-        yield from (f"not checked: {what}" for what in not_checked(plan, with_environment=False))
+        yield from (f"{NOT_CHECKED}{what}" for what in not_checked(plan, with_environment=False))
         return
     from aitrain.launch.dry_run import dry_run  # here, because --options-only needs none of it
 
     sys.stdout.flush()  # the process takes seconds
     found = dry_run(plan, _print_output if debug else None)
     yield from (note.mark + escape_controls(note.text) for note in found.notes)
-    yield from (f"not checked: {what}" for what in found.unchecked)
+    yield from (f"{NOT_CHECKED}{what}" for what in found.unchecked)
 
 
 def _print_output(text: str) -> None:

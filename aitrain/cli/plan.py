@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,7 @@ import typer
 
 from aitrain.batch import schedule_cases
 from aitrain.cli.flags import Flag, given_flags, with_options
-from aitrain.cli.grpo import checked_lines, plan_lines
+from aitrain.cli.grpo import NOT_CHECKED, checked_lines, plan_lines
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Failed
 from aitrain.launch.model_shape import read_model_shape
@@ -57,6 +59,8 @@ Command:
         Check options and files only, in a fraction of a second; do not load the environment.
   --debug
         Show tracebacks and the libraries' output.
+  --json
+        Print a JSON object instead of lines.
   -h, --help
         Show this. A switch below has a --no- form as well; [..] is the default.
 
@@ -71,6 +75,7 @@ def plan(
     options_only: Annotated[bool, typer.Option("--options-only")] = False,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     debug: Annotated[bool, typer.Option("--debug")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
     show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
     **flags: Flag,
 ) -> int:
@@ -78,13 +83,37 @@ def plan(
     if measure and options_only:
         raise ConfigError("--measure: trains, so it cannot be combined with --options-only\nLeave one of them out.")
     wanted = check(resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None)))
-    for line in (*plan_lines(wanted), *_resource_lines(wanted)):
-        typer.echo(line)
-    for line in _measured(wanted, measure, debug) if measure else _time_left(wanted):
-        typer.echo(line)
-    for line in checked_lines(wanted, options_only, debug):
+    lines = chain(
+        plan_lines(wanted),
+        _resource_lines(wanted),
+        _measured(wanted, measure, debug) if measure else _time_left(wanted),
+    )
+    found = checked_lines(wanted, options_only, debug)
+    if as_json:
+        typer.echo(json.dumps(_document(wanted, list(lines), list(found)), indent=2))
+        return 0
+    for line in chain(lines, found):
         typer.echo(line)
     return 0
+
+
+def _document(wanted: RunPlan, lines: list[str], found: list[str]) -> dict[str, object]:
+    """The plan for programs: numbers as numbers, and every line of the text by its name."""
+    named: dict[str, list[str]] = {}
+    for line in "\n".join(lines).splitlines():
+        name = line[:12].strip() or next(reversed(named))
+        named.setdefault(name, []).append(line[13:].strip())
+    open_ends = [one.removeprefix(NOT_CHECKED) for one in found if one.startswith(NOT_CHECKED)]
+    return {
+        "options": wanted.config.changed(),
+        "processes": wanted.processes,
+        "gpus": list(wanted.gpus),
+        "completions_per_step": wanted.batch.completions_per_step,
+        "prompts_per_step": wanted.batch.prompts_per_step,
+        "lines": {name: "\n".join(texts) for name, texts in named.items()},
+        "notes": [one for one in found if not one.startswith(NOT_CHECKED)],
+        "not_checked": open_ends,
+    }
 
 
 # -- memory and disk

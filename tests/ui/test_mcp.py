@@ -40,6 +40,8 @@ async def work_through_a_run(folder: Path) -> None:
         refused = await call("start", options={**OPTIONS, "rl_env": "nowhere.py"})
         assert refused["event"] == "Failed"
         assert "nowhere.py" in refused["message"]
+        planned = await call("plan", options={**OPTIONS, "max_steps": 2})
+        assert (planned["exit_code"], planned["completions_per_step"], planned["lines"]["steps"]) == (0, 8, "2")
         started = await call("start", options=OPTIONS)
         assert started["event"] == "RunStarted"
         while (found := await call("status", run=started["folder"]))["output"][0]["status"] == "running":
