@@ -109,8 +109,8 @@ def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
     device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
     prompt, completion, token = lengths.prompt, lengths.completion, trainer.eos_token_ids[0]
     if trainer.pass_limit is not None:
-        most, whole = trainer.pass_limit.largest(prompt + completion)
-        rows, completion = min(rows, most), max(1, whole - prompt)
+        rows, whole = trainer.pass_limit.largest(prompt + completion, rows)
+        completion = max(1, whole - prompt)
 
     def full(tokens: int, value: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((rows, tokens), value, dtype=dtype, device=device)

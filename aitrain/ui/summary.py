@@ -13,6 +13,7 @@ from typing import TypedDict
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
+from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
@@ -99,6 +100,14 @@ class Evaluation(TypedDict):
     """Numbers by `sampled` and `greedy`, by what they are."""
 
 
+class FindingRow(TypedDict):
+    """A finding of the diagnostics: its name in docs/diagnostics.md, its step, and the advice."""
+
+    name: str
+    step: int
+    text: str
+
+
 class SystemCurves(TypedDict):
     """The use of CPU, memory and GPUs, each series as long as `minutes`."""
 
@@ -136,6 +145,8 @@ class RunSummary(RunState):
     episodes: EpisodeCounts | None
     verdict: Verdict | None
     """Whether the model is better, by `scores`."""
+    findings: list[FindingRow]
+    """What the diagnostics found."""
     advice: str
     next_steps: list[NextStep]
 
@@ -169,6 +180,7 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
         "verdict": verdict_of_scores(table),
+        "findings": [{"name": one.name, "step": one.step, "text": one.text} for one in findings_of(run)],
         "advice": advice(run),
         "next_steps": next_steps(run),
     }

@@ -461,6 +461,8 @@ EFFECTS = {
     "rl_prompts_per_step": seen(arguments, 6),
     "batch_size": seen(arguments, 4),
     "gradient_accumulation": seen(arguments, 8),
+    "rl_trim_padding": seen(arguments, True),
+    "tokens_per_pass": seen(arguments, 4096, rl_prompts_per_step=2),
     "rl_max_prompt_length": seen(server, 100, **SERVER, rl_max_episode_tokens=200),
     "lr": seen(arguments, 1e-4),
     "optimizer": seen(arguments, "sgd"),

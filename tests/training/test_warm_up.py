@@ -105,7 +105,9 @@ def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_th
         runner = SimpleNamespace(parts={"": part})
         chat = SimpleNamespace(prompt_ids=lambda prompt, tools: list(range(10)))
         limits = Limits(turns, 100, episode, context)
-        parts: Any = SimpleNamespace(runner=runner, chat=chat, cases=[SimpleNamespace(prompt="x", env="")], limits=limits)
+        parts: Any = SimpleNamespace(
+            runner=runner, chat=chat, cases=[SimpleNamespace(prompt="x", env="")], limits=limits
+        )
         return warm_up.longest_shapes(parts).completion
 
     assert longest(turns=1) == 100
