@@ -50,7 +50,8 @@ def test_a_run_with_several_environments_resumes_exactly(
 
     if "trl" in options:
         assert_shares_and_scores_of_each(whole)
-        assert "held-out score before" in capsys.readouterr().out
+        assert "held-out score before: " in (said := capsys.readouterr().err)
+        assert ", talk -" in said
 
 
 def assert_shares_and_scores_of_each(result: Result) -> None:
