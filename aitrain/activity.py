@@ -5,6 +5,7 @@ So they are right even while a training process is stuck in C code and none of i
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 VARIABLE = "AITRAIN_ACTIVITY"
@@ -21,7 +22,7 @@ SLOT = 256
 """Bytes for one process."""
 HEAD = struct.Struct("=Qd?")
 """Progress count, `allows` and `moves_files`."""
-ROLLOUT = struct.Struct("=IIQd")
+ROLLOUT = struct.Struct("=IIQdd")
 """The fields of RolloutProgress; the name of the phase follows."""
 
 
@@ -37,13 +38,15 @@ class Part:
 
 @dataclass(frozen=True)
 class RolloutProgress:
-    """Episodes in play: those whose conversation is over, all of them, the tokens sampled so far, and when it began, in
-    seconds since 1970; all 0 between rollouts."""
+    """Episodes that are played at the same time: those whose conversation is over, all of them, the tokens sampled so
+    far, and when it began and ended, in seconds since 1970; all 0 before the first rollout."""
 
     done: int = 0
     episodes: int = 0
     tokens: int = 0
     since: float = 0.0
+    ended: float = 0.0
+    """0 while it is played."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Activity:
         self._nested: list[Part] = []
         self._rollouts: list[PlayedEpisodes] = []  # several at once: one of the next batch, one of held-out cases
         self._tokens, self._since = 0, 0.0
+        self._last = RolloutProgress()
         self._write()
 
     def tick(self) -> None:
@@ -119,6 +123,7 @@ class Activity:
         try:
             yield played
         finally:
+            self._last = replace(self._rollout(), ended=time.time())
             self._rollouts.remove(played)
             self._write_rollout()
 
@@ -130,7 +135,7 @@ class Activity:
 
     def _rollout(self) -> RolloutProgress:
         if not (rollouts := list(self._rollouts)):
-            return RolloutProgress()
+            return self._last
         done, episodes = sum(each.done for each in rollouts), sum(each.episodes for each in rollouts)
         return RolloutProgress(done, episodes, self._tokens, self._since)
 
@@ -212,13 +217,16 @@ def add_tokens(count: int) -> None:
 
 
 def rollouts() -> RolloutProgress:
-    """The rollouts of the processes that share the memory, as one."""
-    playing = [found for rank in range(processes()) if (found := read(own.memory, rank).rollout).episodes]
+    """The rollouts of the processes that share the memory, as one; empty if none is played. Processes that have ended
+    theirs count while others still play."""
+    found = [read(own.memory, rank).rollout for rank in range(processes())]
+    begun = min((each.since for each in found if each.episodes and not each.ended), default=math.inf)
+    together = [each for each in found if each.episodes and (not each.ended or each.ended > begun)]
     return RolloutProgress(
-        sum(each.done for each in playing),
-        sum(each.episodes for each in playing),
-        sum(each.tokens for each in playing),
-        min((each.since for each in playing), default=0.0),
+        sum(each.done for each in together),
+        sum(each.episodes for each in together),
+        sum(each.tokens for each in together),
+        min((each.since for each in together), default=0.0),
     )
 
 

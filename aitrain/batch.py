@@ -35,12 +35,12 @@ class PassLimit:
             return False
         return self.tokens is None or completions * longest <= self.tokens or completions == 1
 
-    def largest(self, longest: int) -> tuple[int, int]:
-        """Completions of the largest pass and their length, if none is longer than `longest` tokens."""
+    def largest(self, longest: int, rows: int) -> tuple[int, int]:
+        """Completions of the largest pass and their length, if there are `rows` of up to `longest` tokens."""
         if self.tokens is None:
-            return self.completions or 1, longest
-        completions = math.ceil(self.tokens / longest)
-        return completions, min(longest, self.tokens // completions) if completions > 1 else longest
+            return min(rows, self.completions or 1), longest
+        completions = min(rows, math.ceil(self.tokens / longest))
+        return completions, longest if completions == 1 else min(longest, self.tokens // completions)
 
     def __str__(self) -> str:
         if self.tokens is not None:
@@ -72,7 +72,7 @@ class BatchPlan:
 
     def largest_pass(self, longest: int) -> tuple[int, int]:
         """Completions of the largest forward pass of a process and their length, if none is longer than `longest`."""
-        return (self.micro_batch, longest) if self.limit is None else self.limit.largest(longest)
+        return (self.micro_batch, longest) if self.limit is None else self.limit.largest(longest, self.micro_batch)
 
     def __str__(self) -> str:
         passes = f"{_counted(self.accumulation, 'forward pass')} of {self.micro_batch}"

@@ -75,6 +75,8 @@ class Evaluated:
     when: str
     sampled: float | None
     greedy: float | None
+    environments: dict[str, float | None] = field(default_factory=dict)
+    """The sampled score of each of several environments."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ def steady(value: float) -> Curve:
     return lambda _: value
 
 
+_SKILL, _LENGTH, _DEPENDENCE, _ENTROPY = ramp(-1.5, 1.5), steady(120.0), steady(0.8), steady(1.0)
+_CUT_OFF, _UNSCORED = steady(0.05), steady(0.0)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of run. `parts` are components of the score by name: weight, and probability by time, of which None is the
@@ -45,14 +49,14 @@ class Kind:
     name: str
     finding: str = ""
     """What must be found; empty for a healthy run."""
-    skill: Curve = ramp(-1.5, 1.5)
+    skill: Curve = _SKILL
     """Log-odds of a right answer to a case of mean difficulty."""
     held_out_skill: Curve | None = None
-    length: Curve = steady(120.0)
-    dependence: Curve = steady(0.8)
-    entropy: Curve = steady(1.0)
-    cut_off: Curve = steady(0.05)
-    unscored: Curve = steady(0.0)
+    length: Curve = _LENGTH
+    dependence: Curve = _DEPENDENCE
+    entropy: Curve = _ENTROPY
+    cut_off: Curve = _CUT_OFF
+    unscored: Curve = _UNSCORED
     parts: dict[str, tuple[float, Curve | None]] = field(default_factory=dict)
     steps: tuple[int, int] = (120, 400)
     prompts: tuple[int, int] = (4, 16)
@@ -103,12 +107,11 @@ class _Simulation:
         scores = [one[0] for group in groups for one in group]
         flat = fmean(float(pvariance([one[0] for one in group]) == 0) for group in groups)
         count = len(scores)
-        lengths = [math.exp(self.draw.gauss(math.log(kind.length(time)) + stretch, 0.4)) for _ in scores]
         noise = 0.5 / math.sqrt(count)
         values: dict[str, float | None] = {
             "reward_std": fmean(math.sqrt(pvariance([one[0] for one in group])) for group in groups),
             "frac_reward_zero_std": flat,
-            "completions/mean_length": fmean(lengths),
+            "completions/mean_length": kind.length(time) * math.exp(self.draw.gauss(stretch, 0.4 / math.sqrt(count))),
             "completions/clipped_ratio": self._share(kind.cut_off(time), count),
             "unscored": self._share(kind.unscored(time), count),
             "entropy": kind.entropy(time) * math.exp(self.draw.gauss(0, 0.1)),
@@ -137,7 +140,7 @@ class _Simulation:
         """Score and components of each completion of a group."""
         shift = 2.0 * (case % self.kind.environments)
         right = 1 / (1 + math.exp(self.difficulty[case] + shift - skill))
-        episodes = []
+        episodes: list[tuple[float, list[float]]] = []
         for _ in range(self.group):
             if not self.kind.parts:
                 episodes.append((float(self.draw.random() < right), []))

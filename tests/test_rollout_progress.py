@@ -17,6 +17,7 @@ from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.runs.heartbeat import BEAT, Heartbeat, Progress
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.ui.dashboard import Dashboard, playing_line
+from aitrain.ui.notebook_display import NotebookDisplay
 from tests.rollout.scripted import Scripted, cases, play
 
 
@@ -94,6 +95,18 @@ def test_the_ranks_are_added_up_and_phases_do_not_disturb_it(memory: bytearray) 
     assert len(name) == SLOT - HEAD.size - ROLLOUT.size
 
 
+def test_a_rank_that_has_played_its_episodes_counts_until_all_have(memory: bytearray) -> None:
+    other = Activity(memory, 1)
+    with other.rollout(6) as theirs:
+        with activity.own.rollout(4) as mine:
+            mine.end(4)
+        theirs.end()
+        assert (activity.rollouts().done, activity.rollouts().episodes) == (5, 10)
+    assert activity.rollouts() == RolloutProgress()
+    with other.rollout(6):
+        assert (activity.rollouts().done, activity.rollouts().episodes) == (0, 6)
+
+
 def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None:
     told: list[Event] = []
     heartbeat = Heartbeat(RunFolder(tmp_path), Progress(), announce=told.append)
@@ -129,6 +142,13 @@ def test_the_screen_shows_both_the_step_and_the_rollout() -> None:
     assert shown["rollout"].endswith("812 tokens/s")
     dashboard.take(Playing(0, 0, None))
     assert "rollout" not in dict(dashboard.parts(80))
+
+
+def test_a_notebook_shows_the_rollout() -> None:
+    display = NotebookDisplay()
+    display._dashboard.take(Playing(12, 64, 812.3))
+    assert "12/64" in display.html()
+    assert "812 tokens/s" in display.html()
 
 
 def test_a_run_that_is_over_shows_no_rollout() -> None:

@@ -39,7 +39,7 @@ def env_check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.cli.env_process import limit_threads  # here, because help needs none of it
-    from aitrain.environment.locator import check_by_reading, find_env
+    from aitrain.environment.locator import find_environments
     from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
     from aitrain.workbench.check.process import PATIENCE, messages_of
@@ -56,7 +56,7 @@ def env_check(
     }
     given = {name: value for name, value in options.items() if value is not None}
     config = resolve(TrainConfig, None, env_options(env, rl_env_config, env_arg) | given)
-    check_by_reading(find_env(config), config.rl_env_config or {})
+    find_environments(config)
     if model is not None:
         limit_threads(model)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]

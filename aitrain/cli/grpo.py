@@ -122,6 +122,15 @@ def _print_output(text: str) -> None:
     print(escape_controls(text), file=sys.stderr)
 
 
+def _environments(plan: RunPlan) -> str:
+    """Where the environment is; of several, the share of each in a batch, and in the held-out score."""
+    places = {name: str(source.file or source.module) for name, source in plan.sources.items()}
+    if len(places) < 2:
+        return places.get("", "from Python")
+    shares = plan.config.env_shares
+    return f"\n{'':13}".join(f"{name}: {shares[name]:.1%} of the prompts, {place}" for name, place in places.items())
+
+
 def plan_lines(plan: RunPlan) -> list[str]:
     """The plan of a run, as lines."""
     config, folder = plan.config, plan.folder
@@ -137,7 +146,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     lines = {
         "model": config.model,
-        "environment": str(plan.source.file or plan.source.module) if plan.source else "from Python",
+        "environment": _environments(plan),
         "batch": str(plan.batch),
         "rollout": str(RolloutSize.of(config, plan.batch)),
         **({"preset": "\n             ".join(preset)} if preset else {}),

@@ -65,6 +65,8 @@ class ServerModel:
     """False also if unknown."""
     dtype: torch.dtype | None = None
     """Type of its weights; None if unknown."""
+    is_quantized: bool = False
+    """Whether its weights are quantized; False also if unknown."""
 
     @property
     def description(self) -> str:
@@ -103,7 +105,7 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
         details = await _details(client)
         needs = replace(needs, is_on_cpu=_is_on_cpu(details))
         base = await _base(client, needs)
-        base = base and replace(base, dtype=_dtype(details))
+        base = base and replace(base, dtype=_dtype(details), is_quantized=_is_quantized(details))
         lack = await _lack(client, base, needs) or _lack_in(details, needs)
     except ServerGoneError as gone:
         lack = f"cannot be used ({gone})"
@@ -172,10 +174,13 @@ def _is_on_cpu(details: dict[str, Any]) -> bool:
 
 def _dtype(details: dict[str, Any]) -> torch.dtype | None:
     """Type of the weights; None if unknown, or if they are quantized."""
-    model = details.get("model_config") or {}
-    name = str(model.get("dtype")).removeprefix("torch.")
-    dtype = getattr(torch, name, None) if model.get("quantization") is None else None
+    name = str((details.get("model_config") or {}).get("dtype")).removeprefix("torch.")
+    dtype = None if _is_quantized(details) else getattr(torch, name, None)
     return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def _is_quantized(details: dict[str, Any]) -> bool:
+    return (details.get("model_config") or {}).get("quantization") is not None
 
 
 def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:

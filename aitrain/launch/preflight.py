@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
-from aitrain.environment.locator import EnvSource, check_by_reading, find_env
+from aitrain.environment.locator import EnvSource, find_environments
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
@@ -48,8 +48,8 @@ class RunPlan:
     """A run that passed all checks."""
 
     config: TrainConfig
-    source: EnvSource | None
-    """Location of the environment; None for an object passed by a notebook."""
+    sources: Mapping[str, EnvSource]
+    """Location of each environment by its name; empty for an object passed by a notebook."""
     batch: BatchPlan
     gpus: tuple[str, ...]
     """GPUs for training, in the notation of CUDA_VISIBLE_DEVICES; empty on CPU."""
@@ -92,9 +92,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     check_server_arguments(config.vllm_args)
     refuse_secrets(config)
     _check_names(config)
-    source = None if has_environment else find_env(config)
-    if source is not None:
-        check_by_reading(source, config.rl_env_config or {})
+    sources = {} if has_environment else find_environments(config)
     check_functions(config)
     _check_model(config)
     check_packages(config)
@@ -128,7 +126,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     if is_here:
         notes += check_resources(config, batch, gpus[:processes], nodes)
-    return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
+    return RunPlan(config, sources, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
 
 
 def starts_server(config: TrainConfig) -> bool:

@@ -14,7 +14,6 @@ from aitrain.options.value_types import (
     PositiveFloat,
     PositiveInt,
     TwoOrMore,
-    Weights,
     ZeroOrOne,
 )
 
@@ -109,8 +108,6 @@ class SamplingOptions(Options):
     rl_ahead_turns: bool = False
     """With --rl-ahead, load new weights also between the turns of episodes, where training would wait for them; such
     runs depend on timing."""
-    rl_env_weights: Weights | None = None
-    """Shares of the environments in a batch, as in 2,1, if several --rl-env are given; unset: equal ones."""
 
     def rules(self) -> Iterable[Rule]:
         """What cannot choose cases together."""

@@ -115,4 +115,18 @@ def described(config: PresetOptions) -> Iterator[str]:
     for key, value in preset_settings(name, config.rl_max_new_tokens).items():
         field = FIELD_OF.get(key)
         own = config.trl[field] if field is not None and field in config.trl else getattr(config, key)
-        yield f"{key} {value}" if own == value else f"{key} {own} (given; {name} has {value})"
+        yield f"{key} {_short(value)}" if own == value else f"{key} {own} (given; {name} has {_short(value)})"
+
+
+def as_markdown() -> str:
+    """The rows of the table of docs/algorithms.md."""
+    rows = []
+    for name, preset in PRESETS.items():
+        settings = [f"`{option}` {_short(value)}" for option, value in preset.settings.items()]
+        settings += ["`rl_overlong_buffer` a fifth of the limit"] if preset.overlong else []
+        rows.append(f"| `{name}` | {preset.source} | {', '.join(settings)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -215,6 +215,10 @@ class TrainConfig(
                 self.rl_sampling == "difficulty" and self.custom_sampler is not None,
                 "custom_sampler: --rl-sampling difficulty chooses the cases as well: leave one of the two out",
             ),
+            (
+                self.rl_env_weights is not None and self.custom_sampler is not None,
+                "rl_env_weights: custom_sampler chooses the cases of all environments: leave one of the two out",
+            ),
         ]
 
     def _best_rules(self) -> list[Rule]:

@@ -138,7 +138,7 @@ def _with_ends(folder: RunFolder) -> Iterator[MetricsLine]:
     lines: Iterable[MetricsLine] = read_metrics(folder.metrics)
     result = read_object(folder.result)
     row = (recorded_table(result.get("scores")) or {}).get("sampled")
-    ends = {when: row[when] for when in ("before", "after")} if row else {}  # type: ignore[literal-required]
+    ends = {when: row[when] for when in ("before", "after")} if row else {}
     if before := ends.get("before"):
         yield MetricsLine(step=0, eval_score=before["mean"], eval_low=before["low"])
     yield from lines

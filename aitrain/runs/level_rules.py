@@ -12,8 +12,8 @@ from aitrain.runs.intervals import UNIT, Bounds
 LINES_IN_A_ROW = 5
 """Consecutive lines of metrics for which a condition must hold before it is reported."""
 NEWEST, FIRST_LINES = 20, 10
-"""Newest lines of which MOST_OF_THEM must meet the condition as well, and while a run has fewer than FIRST_LINES, all of
-them: with few groups in a step, a few bad steps in a row come by chance."""
+"""Newest lines of which MOST_OF_THEM must meet the condition as well, and while a run has fewer than FIRST_LINES, all
+of them: with few groups in a step, a few bad steps in a row come by chance."""
 MOST_OF_THEM = 0.75
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import TypeAlias
 
@@ -149,7 +150,7 @@ def prompt_is_ignored(past: Past) -> str | None:
         f"Completions no longer depend on the prompt: of pairs of prompts, {change.before:.0%} could be told apart by"
         f" their completions around step {past.steps[0]}, now {max(0.0, change.after):.0%}."
     )
-    if reward is not None and reward.low > 0:
+    if reward is not None and reward.mean > 2 * reward.error:
         return (
             f"{text} The reward has risen meanwhile, so one answer to all prompts scores well: run aitrain env check,"
             " and score what the prompt asks for."
@@ -192,7 +193,7 @@ def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, fl
         best = max(range(len(means) - size), key=lambda start: means[start])
         # of a difference of two scorings; half of what the intervals say at least, as few differences are equal by luck
         noise = max(
-            math.sqrt(fmean((one - other) ** 2 for one, other in zip(scores, scores[1:], strict=False))),
+            math.sqrt(fmean((one - other) ** 2 for one, other in pairwise(scores))),
             math.sqrt(2) * median(errors or [0.0]) / 2,
         )
         limit = 4 * noise / math.sqrt(size)
@@ -224,11 +225,12 @@ def all_at_the_top(past: Past) -> str | None:
     before = earlier[:-1]  # one line may be of both
     if len(before) < BEFORE_A_JUMP or max(before) > top - JUMP * past.scale or min(before) == -math.inf:
         return None
-    if top - fmean(before) < 3 * stdev(before):
+    half, noise = len(before) // 2, stdev(before)
+    if top - fmean(before) < 3 * noise or fmean(before[half:]) - fmean(before[:half]) > noise:
         return None
     return (
-        f"All scores are {top:g} since step {past.steps[-LINES_IN_A_ROW]}, after {fmean(before):.2f} before: policies do"
-        f" not learn at once, so the scorer or a judge may accept any answer. {advice} of that step."
+        f"All scores are {top:g} since step {past.steps[-LINES_IN_A_ROW]}, after {fmean(before):.2f} before: a"
+        f" policy seldom learns this fast, so the scorer or a judge may accept any answer. {advice} of that step."
     )
 
 

@@ -7,6 +7,7 @@ A process measures its own episodes, which are a sample of all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def prompt_dependence(groups: Sequence[Sequence[Sequence[int]]]) -> float | None
 def _features(completions: Sequence[Sequence[int]]) -> Any:
     """Which tokens, and pairs of neighbouring ones, are in each completion: one row each. Those in a single completion
     say nothing about another."""
-    found = [set(tokens) | set(zip(tokens, tokens[1:], strict=False)) for tokens in completions]
+    found = [set(tokens) | set(pairwise(tokens)) for tokens in completions]
     counts: dict[object, int] = {}
     for features in found:
         for feature in features:

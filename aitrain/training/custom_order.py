@@ -10,9 +10,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from aitrain.environment.contract import arguments_for
+from aitrain.environment.contract import Case, arguments_for
 from aitrain.environment.custom_functions import load_function
-from aitrain.environment.dataset import Cases
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
 from aitrain.runs.json_values import JsonObject
@@ -48,7 +47,7 @@ class CustomOrder:
     """Asks the user's function on the first rank, and sends its answer to the others."""
 
     function: Callable[..., Any]
-    cases: Cases
+    cases: Sequence[Case]
     groups: int
     seed: int
     share: Callable[[list[Any]], list[Any]]

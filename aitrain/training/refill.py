@@ -7,6 +7,7 @@ Replacing groups are played by all ranks in equal parts. An episode then moves t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -15,7 +16,6 @@ from typing import TypeAlias
 import torch
 
 from aitrain.environment.contract import Case
-from aitrain.environment.dataset import Cases
 from aitrain.rollout.episode import Episode
 from aitrain.training.case_order import CaseOrder, PlayedGroup, RefillingOrder
 from aitrain.training.episode_groups import MemberKey, finish_groups
@@ -54,7 +54,7 @@ class Refill:
 class BatchCompletion:
     """Completes the generation batches of a run after their first episodes."""
 
-    cases: Cases
+    cases: Sequence[Case]
     order: CaseOrder
     masks_truncated: bool
     """Whether truncated episodes are left out of the loss."""
@@ -117,7 +117,7 @@ class _BatchGroups:
         share = math.ceil(len(members) / rollouts.accelerator.num_processes)
         own = members[rollouts.accelerator.process_index * share :][:share]
         runner = rollouts.rollout.runner
-        at_once = (runner.config.rl_env_episodes if runner.has_sessions else None) or share
+        at_once = runner.episodes_at_once or share
         episodes: list[Episode] = []
         for start in range(0, share, at_once):
             part = own[start : start + at_once]

@@ -45,11 +45,11 @@ class ServedRun:
         """The addresses of its servers."""
         return self.config.vllm_server_urls
 
-    @property
-    def notify_difference(self) -> Callable[[str], None] | None:
+    def notify_difference(self, base: ServerModel) -> Callable[[str], None] | None:
         """Notes that a server's log-probabilities differ from the trainer's, if a base that is quantized here or there
         explains it; None: such a difference ends the run."""
-        return self.notify if self.config.quantization or self.config.vllm_quantization else None
+        is_quantized = self.config.quantization or self.config.vllm_quantization or base.is_quantized
+        return self.notify if is_quantized else None
 
     def note_servers(self, states: dict[str, str]) -> None:
         """Set what status.json says about the servers."""
@@ -101,7 +101,7 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
         fleet.notify, fleet.on_change = run.notify, run.note_servers
         if len(urls) > 1:
             run.note_servers(dict.fromkeys(urls, "live"))
-    checks = {url: LogprobCheck.of(forward, trainer.processing_class, run.notify_difference) for url in urls}
+    checks = {url: LogprobCheck.of(forward, trainer.processing_class, run.notify_difference(base)) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
         await checks[engine.url].compare(engine)

@@ -46,8 +46,7 @@ from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced, savable_generation_config
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.environment.dataset import Cases
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.mixed_runner import Runner
 from aitrain.errors import ConfigError
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -59,6 +58,7 @@ from aitrain.training.case_choice import case_choice
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
+from aitrain.training.holdout import CaseList
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
@@ -80,8 +80,8 @@ class TrainerInputs:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     arguments: GRPOConfig
-    cases: Cases
-    runner: EnvRunner
+    cases: CaseList
+    runner: Runner
     chat: ChatFormat
     limits: Limits
     schedule: CaseSchedule
@@ -153,7 +153,7 @@ class EpisodeTrainer(ResumableTrainer):
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.places, config = self._places(), inputs.runner.config
-        source = BatchSource(self.rollouts, self.cases, case_choice(self, config), self.num_generations)
+        source = BatchSource(self.rollouts, self.cases, case_choice(self, inputs.runner), self.num_generations)
         self.batches = batch_source(config, source, self.places)
         self.watch = Stopwatch(self.batches.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):

@@ -171,7 +171,9 @@ def evaluating_line(event: Evaluating) -> str:
 
 def evaluated_line(event: Evaluated) -> str:
     """`held-out score before: 0.250 sampled, 0.100 greedy`."""
-    return f"held-out score {event.when}: {number(event.sampled)} sampled, {number(event.greedy)} greedy"
+    each = [f"{name} {number(score)}" for name, score in event.environments.items()]
+    of_each = f" ({', '.join(each)})" if each else ""
+    return f"held-out score {event.when}: {number(event.sampled)} sampled{of_each}, {number(event.greedy)} greedy"
 
 
 def joined(parts: Iterable[Text], width: int) -> Text:

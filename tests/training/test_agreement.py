@@ -16,6 +16,7 @@ from aitrain import Result, RunFailed, TrainConfig
 from aitrain.engines import logprob_check
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
 from aitrain.runs.heartbeat import Progress
 from aitrain.runs.run_folder import RunFolder
@@ -161,13 +162,14 @@ def test_a_base_that_the_server_rounds_is_noted_once_and_the_run_goes_on(server:
 
 def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(tmp_path: Path) -> None:
     ours: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server", "peft": True}
-    cases: list[tuple[dict[str, Any], bool]] = [
-        ({}, False),
-        ({"vllm_quantization": "fp8"}, True),
-        ({"quantization": "int4"}, True),
+    plain, rounded = ServerModel("base", 100), ServerModel("base", 100, is_quantized=True)
+    cases: list[tuple[dict[str, Any], ServerModel, bool]] = [
+        ({}, plain, False),
+        ({}, rounded, True),
+        ({"vllm_quantization": "fp8"}, plain, True),
+        ({"quantization": "int4"}, plain, True),
     ]
-    for more, is_noted in cases:
+    for more, base, is_noted in cases:
         noted: list[str] = []
-        config = TrainConfig(**ours, **more)
-        served = ServedRun(config, RunFolder(tmp_path), lambda: False, noted.append, Progress())
-        assert (served.notify_difference == noted.append) == is_noted
+        served = ServedRun(TrainConfig(**ours, **more), RunFolder(tmp_path), lambda: False, noted.append, Progress())
+        assert (served.notify_difference(base) == noted.append) == is_noted

@@ -27,7 +27,7 @@ from aitrain import TrainConfig, activity
 from aitrain.batch import CaseSchedule, plan_batch
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
-from aitrain.environment.dataset import build_cases
+from aitrain.environment.dataset import Cases, build_cases
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
@@ -49,8 +49,10 @@ from aitrain.training.algorithm import Algorithm
 from aitrain.training.batch_source import BatchSource, batch_source
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
 from aitrain.training.case_choice import case_choice
+from aitrain.training.case_order import UniformOrder
 from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.early_stop import EarlyStop
+from aitrain.training.mixed_order import MixedOrder
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext, StopRequest
@@ -111,7 +113,7 @@ def checked(config: TrainConfig) -> object:
     """What is noted about the environment before the training."""
     notes: list[object] = []
     context = RunContext(config, RunFolder(Path("run")), EnvRunner(Vowels(), config), notes.append)
-    note_findings(context, build_cases(Vowels(), None)[0])
+    note_findings(context, {"": build_cases(Vowels(), None)})
     return len(notes)
 
 
@@ -156,6 +158,12 @@ def environment(config: TrainConfig) -> object:
     """The environment's object."""
     made = load_env(find_env(config), config.rl_env_config or {})
     return type(made).__qualname__, str(vars(made))
+
+
+def turns(config: TrainConfig) -> object:
+    """The cases of a batch, of several environments with nine each."""
+    orders = {name: UniformOrder(9, 8, seed=None) for name in config.environments}
+    return MixedOrder(orders, list(config.env_shares.values()), 8).batch(0)
 
 
 def calls(config: TrainConfig) -> object:
@@ -289,10 +297,10 @@ def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
 def cases_chosen(config: TrainConfig) -> object:
     """What chooses the cases of a batch."""
     made: Any = SimpleNamespace(
-        schedule=CaseSchedule(9, 2, 1, 1, 1), args=SimpleNamespace(seed=0, process_index=0), cases=[None] * 9,
+        schedule=CaseSchedule(9, 2, 1, 1, 1), args=SimpleNamespace(seed=0, process_index=0), cases=Cases([], range(9)),
         shuffle_dataset=True, masks_truncated=False, rollouts=SimpleNamespace(gather=list),
     )  # fmt: skip
-    choice = case_choice(made, config)
+    choice = case_choice(made, EnvRunner(None, config))
     return type(choice.order).__name__, choice.refill and choice.refill.limit
 
 
@@ -429,6 +437,7 @@ EFFECTS = {
     "rl_env_module": seen(environment, "envs.guess_number", rl_env_module="envs.arithmetic"),
     "rl_env_class": seen(environment, "ChatVowels", rl_env="tests/environments/vowels.py", rl_env_class="Vowels"),
     "rl_env_config": seen(environment, {"cases": 7}, **ENV),
+    "rl_env_weights": seen(turns, "3,1", rl_env=["a.py", "b.py"]),
     "rl_env_workers": seen(calls, 3),
     "rl_env_episodes": seen(calls, 2),
     "rl_env_isolation": seen(calls, "process"),
@@ -452,6 +461,8 @@ EFFECTS = {
     "rl_prompts_per_step": seen(arguments, 6),
     "batch_size": seen(arguments, 4),
     "gradient_accumulation": seen(arguments, 8),
+    "rl_trim_padding": seen(arguments, True),
+    "tokens_per_pass": seen(arguments, 4096, rl_prompts_per_step=2),
     "rl_max_prompt_length": seen(server, 100, **SERVER, rl_max_episode_tokens=200),
     "lr": seen(arguments, 1e-4),
     "optimizer": seen(arguments, "sgd"),

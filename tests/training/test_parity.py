@@ -118,7 +118,7 @@ def test_two_processes_end_like_one(kind: str, scripted: Path, small_model: Path
 
 
 @pytest.mark.parametrize("number", ["one", "two"])
-@pytest.mark.parametrize("kind", ["grpo-ScriptedTalk", "dapo-Unscored"])
+@pytest.mark.parametrize("kind", ["grpo-ScriptedTalk", "dapo-Unscored", "dr_grpo-ScriptedTalk"])
 def test_trimmed_padding_changes_no_weight_although_rows_move_between_processes(
     kind: str, number: str, scripted: Path
 ) -> None:

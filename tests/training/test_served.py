@@ -728,6 +728,14 @@ def test_a_server_on_the_cpu_that_drafts_tokens_needs_the_repair_of_its_sampling
     assert check_server(fake.url, ADAPTER) == ServerModel("base", 100, is_on_cpu=True)
 
 
+def test_of_a_server_whose_base_is_quantized_no_type_of_weights_is_known(fake: Fake) -> None:
+    fake.details = ON_CPU | {"model_config": {"dtype": "torch.bfloat16", "quantization": "fp8_per_channel"}}
+    found = check_server(fake.url, ADAPTER)
+    assert (found.is_quantized, found.dtype) == (True, None)
+    fake.details = ON_CPU | {"model_config": {"dtype": "torch.bfloat16", "quantization": None}}
+    assert check_server(fake.url, ADAPTER).is_quantized is False
+
+
 def test_each_draft_token_is_sampled_with_the_settings_of_its_request() -> None:
     ends = torch.tensor([2, 2, 5, 6], dtype=torch.int32)
     temperatures = worker_extension.expanded(torch.tensor([0.5, 3.0, 2.0, 0.0]), ends, 6, 0, 1)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from aitrain import Result
 from aitrain.batch import PassLimit
 from aitrain.options.loss_types import LOSS_TYPES
+from aitrain.training import warm_up
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.micro_batches import PASSES, Processes, in_passes, micro_batches, padding
 from aitrain.training.padding import RightAligned
@@ -225,6 +227,23 @@ def test_right_aligned_rows_end_in_one_column_and_their_values_come_back() -> No
     assert rows.ids.tolist()[2][-1] == 9
     assert (rows.ids * rows.mask).sum() == ids.sum()
     assert rows.moved_back(rows.ids[:, -3:] * rows.mask[:, -3:]).tolist() == [[2, 3, 0], [6, 7, 8], [9, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("limit", "shapes"),
+    [(PassLimit(3), (3, 10, 40)), (PassLimit(tokens=120), (3, 10, 30)), (PassLimit(tokens=20), (1, 10, 40))],
+    ids=str,
+)
+def test_the_warm_up_has_the_shapes_of_the_largest_pass(limit: PassLimit, shapes: tuple[int, int, int]) -> None:
+    arguments = SimpleNamespace(per_device_train_batch_size=16)
+    accelerator = SimpleNamespace(device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(
+        args=arguments, accelerator=accelerator, eos_token_ids=[0], use_vllm=False, pass_limit=limit
+    )
+
+    rows = warm_up._inputs(trainer, warm_up.LongestShapes(10, 40))
+
+    assert (*rows["prompt_ids"].shape, rows["completion_ids"].shape[1]) == shapes
 
 
 # -- in a training

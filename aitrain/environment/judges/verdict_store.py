@@ -62,7 +62,8 @@ class VerdictStore:
             calls, tokens = self._spent(database, judge)
             problem = budget.problem(calls, tokens)
             if problem:
-                raise CallFailed(Failure("raised", f"{judge}: {problem}, or name a new file with cache\n({self.file})"))
+                advice = f"or move {self.file} away, as a new file starts a new budget"
+                raise CallFailed(Failure("raised", f"the judge {judge}: {problem}, {advice}"))
             database.execute("INSERT OR REPLACE INTO spent VALUES (?, ?, ?)", (judge, calls + 1, tokens))
 
     def add_tokens(self, judge: str, tokens: int) -> None:

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 from aitrain.environment.contract import Case, env_kind, named_by
-from aitrain.environment.judges import asking
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
@@ -205,14 +204,6 @@ class Subject:
         if self.kind == "score_episode":
             return text_of(case.prompt or "")
         return text_of(self.play_one(case, JUNK).conversation.prompt or "")
-
-    @cached_property
-    def is_left_out(self) -> bool:
-        """Whether no answer has a score, as the environment's judges are not asked."""
-        if not asking.not_asked:
-            return False
-        played = self.play((case, self.reference(case) or JUNK) for case in self.sample)
-        return all(one.score is None and one.failure is None for one in played)
 
     @cached_property
     def sees_the_case(self) -> bool:
