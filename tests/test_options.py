@@ -36,7 +36,7 @@ AITRAINING = {
     "hub_private": True,
 }  # fmt: skip
 DIFFERENT = {
-    "lr": 1e-5,
+    "lr": None,
     "rl_top_k": 0,
     "log": "none",
     "lora_dropout": 0.0,
@@ -228,7 +228,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"rl_num_generations": 1}, ["rl_num_generations: must be at least 2, not 1", "Completions per prompt"]),
     ({"lr": "-1"}, ["lr: must be above 0, not -1"]),
     ({"lr": "nan"}, ["lr: must be a finite number, not nan"]),
-    ({"lr": None}, ["lr: must be a number, not null"]),
+    ({"rl_kl_coef": None}, ["rl_kl_coef: must be a number, not null"]),
     ({"lr": True}, ["lr: must be a number, not true"]),
     ({"rl_top_p": 1.5}, ["rl_top_p: must be at most 1, not 1.5"]),
     ({"seed": 2**32}, ["seed: must be below 4294967296"]),

@@ -185,7 +185,7 @@ class VLLMServerEngine:
     async def _complete(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
         version = self.weight_version or 0
         sampled = request.completions(await self._post(server, request), server.client.url)
-        activity.tick()
+        activity.add_tokens(sum(len(ids) for ids, _ in sampled))
         return [
             Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", version)
             for ids, logprobs in sampled

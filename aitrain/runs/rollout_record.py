@@ -83,6 +83,8 @@ class RolloutRecord:
     """In a scoring, the number of the case's sample."""
     group: int | None = None
     """In training, the episode's group within its step."""
+    environment: str = ""
+    """Name of the case's environment, in a run with several."""
     row_number: int | None = None
     """The case's row in the dataset; rows of `build_eval_dataset` are numbered after those of the dataset."""
     case_idx: object = None
@@ -129,6 +131,7 @@ class RolloutRecord:
             eval_phase=as_text(get("eval_phase")),
             sample=as_int(get("sample")),
             group=as_int(get("group")),
+            environment=as_text(get("environment")),
             row_number=as_int(get("row_number")),
             case_idx=get("case_idx"),
             row=as_object(get("row")),
@@ -159,6 +162,7 @@ class RolloutRecord:
             "step": self.step,
             "weight_version": self.weight_version,
             **{name: value for name, value in (scoring | training).items() if value is not None},
+            **({"environment": self.environment} if self.environment else {}),
             "row_number": self.row_number,
             "case_idx": self.case_idx,
             "row": self.row,

@@ -2,7 +2,7 @@
 
 runs/<project-name>/
   config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
-  status.json  system.jsonl  system-node1.jsonl  train.log
+  diagnostics.jsonl  status.json  system.jsonl  system-node1.jsonl  train.log
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON line a logging step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def diagnostics(self) -> Path:
+        """One JSON line for each condition that was found; there from the first step on."""
+        return self.path / "diagnostics.jsonl"
 
     @property
     def rollouts(self) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from threading import Thread
@@ -10,7 +10,7 @@ from threading import Thread
 import torch
 
 from aitrain.batch import CaseSchedule
-from aitrain.environment.dataset import Cases
+from aitrain.environment.contract import Case
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.clock import RolloutClock
 from aitrain.runs.json_values import JsonObject
@@ -71,7 +71,7 @@ class BatchSource:
     """Makes and plays generation batches in order. Every rank must call its methods together."""
 
     rollouts: PolicyRollouts
-    cases: Cases
+    cases: Sequence[Case]
     completion: BatchCompletion
     group_size: int
     _state: JsonObject | None = field(default=None, init=False)
@@ -89,7 +89,7 @@ class BatchSource:
         """Make and play a batch; batches are played one after the other, in their order."""
         batch = self.made(place)
         batch.play(rollouts)
-        replace(self.completion, rollouts=rollouts).complete(batch)
+        self.completion.complete(batch, rollouts)
         self._state = self.order.state()
         return batch
 

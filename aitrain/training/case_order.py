@@ -13,7 +13,11 @@ import torch
 
 from aitrain.runs.json_values import JsonObject
 
-RARE = 0.05
+EQUAL_SHARE = 0.2
+"""Share of the draws of DifficultyOrder in which all cases are equally likely, so that none disappears."""
+KNOWN = 1.0
+"""Number of episodes that the moving means of a case count as when a group is added."""
+SMALLEST = 1e-3
 """Smallest weight of a case in DifficultyOrder; a case that is solved half the time has 1."""
 
 
@@ -141,7 +145,7 @@ class UniformOrder:
 @dataclass
 class DifficultyOrder:
     """Draws the cases of each batch by how much their scores have varied: a case that is always solved, or never,
-    becomes rare. The weights use only sums and products, which are equal on all machines."""
+    becomes rare. Only sums, products and quotients are used, which are equal on all machines."""
 
     cases: int
     groups: int
@@ -160,7 +164,9 @@ class DifficultyOrder:
     def take(self, place: int, count: int) -> list[int]:
         """Cases for the groups of the batches from `place` on."""
         self._weights = self._weights or [self.weight(case) for case in range(self.cases)]
-        bounds, source = list(accumulate(self._weights)), random.Random(f"{self.seed}/cases/{place}")
+        equal = EQUAL_SHARE / (1 - EQUAL_SHARE) * sum(self._weights) / self.cases
+        bounds = list(accumulate(weight + equal for weight in self._weights))
+        source = random.Random(f"{self.seed}/cases/{place}")
         drawn: list[int] = []
         left = set[int]()
         while len(drawn) < count:
@@ -172,31 +178,31 @@ class DifficultyOrder:
         return drawn
 
     def see(self, groups: Sequence[PlayedGroup]) -> None:
-        """Move the mean and the mean square of each case; what was known counts as one more episode. A group without
-        any score counts as not solved, so that a case that always fails becomes rare."""
+        """Move the mean and the mean square of each case. A group without any score counts as an episode that is not
+        solved, so that a case that always fails becomes rare."""
         low, high = self.bounds
         for group in groups:
             scores = [(score - low) / (high - low) for score in group.scores] or [0.0]
             mean, square = self._moments.get(group.case, (0.5, 0.5))
-            count = 1 + len(scores)
+            count = KNOWN + len(scores)
             self._moments[group.case] = (
-                (mean + sum(scores)) / count,
-                (square + sum(score * score for score in scores)) / count,
+                (KNOWN * mean + sum(scores)) / count,
+                (KNOWN * square + sum(score * score for score in scores)) / count,
             )
             if self._weights:
                 self._weights[group.case] = self.weight(group.case)
 
     def weight(self, case: int) -> float:
-        """The variance of a case's scores as a fraction of the largest possible one, and at least RARE; 1 for a case
-        that was not played yet."""
+        """The variance of a case's scores as a fraction of the largest possible one; 1 for a case that was not played
+        yet."""
         mean, square = self._moments.get(case, (0.5, 0.5))
-        return max(RARE, 4 * (square - mean * mean))
+        return max(SMALLEST, 4 * (square - mean * mean))
 
     def metrics(self) -> dict[str, float]:
-        """The share of the cases that were played, and of those that are rare now."""
+        """The share of the cases that were played, and the mean weight."""
         return {
             "cases/played": len(self._moments) / self.cases,
-            "cases/rare": sum(weight == RARE for weight in self._weights) / self.cases,
+            "cases/mean_weight": sum(self._weights) / self.cases,
         }
 
     def state(self) -> JsonObject:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from aitrain import activity
 from aitrain.events import Evaluated
-from aitrain.runs.held_out import bounds_of, case_means
-from aitrain.runs.intervals import of_mean
+from aitrain.runs.held_out import bounds_of
 from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.mixture import interval_of_mean
+from aitrain.training.diagnostics import DiagnosticsCallback
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_before
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
@@ -25,27 +26,34 @@ class HeldOutScoring:
     plan: EvalPlan
     recorder: RunRecorder
     tracking: Tracking
+    diagnostics: DiagnosticsCallback
 
     def before(self) -> EvalScores:
         """Scores of the initial policy. A resumed run plays only the cases and samples that are not recorded."""
         phase = EvalPhase("before", 0, 0)
         if self.context.checkpoint is None:
-            return self._score(phase, self.plan)
-        plan = replace(self.plan, recorded=recorded_before(self.context.folder, self.plan.cases))
-        return evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
+            scores = self._score(phase, self.plan)
+        else:
+            plan = replace(self.plan, recorded=recorded_before(self.context.folder, self.plan.cases))
+            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
+        self._diagnose(self.line_of(0, scores))
+        return scores
 
     def after_step(self, step: int) -> MetricsLine:
         """Scores after a step, also written as a line of metrics."""
         line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.plan))
         if line.is_scoring and self.trainer.accelerator.is_main_process:
             self.recorder.add_metrics(line)
+        self._diagnose(line)
         activity.own.enter("training")
         return line
 
     def line_of(self, step: int, scores: EvalScores) -> MetricsLine:
         """Scores after a step as a line of metrics."""
-        interval = of_mean(case_means(scores.sampled).values(), bounds_of(self.context.config.rl_score_range))
+        bounds, mixture = bounds_of(self.context.config.rl_score_range), self.plan.mixture
+        interval = interval_of_mean(scores.sampled, mixture, bounds)
         sampled, greedy = scores.means
+        values = {f"env/{one.name}/eval_{name}": mean for one in mixture for name, mean in scores.means_of(one).items()}
         return MetricsLine(
             step=step,
             eval_score=sampled,
@@ -55,13 +63,20 @@ class HeldOutScoring:
             eval_samples=self.plan.samples,
             trained_seconds=round(self.trainer.watch.trained_seconds, 3),
             trained_tokens=self.trainer.rollouts.trained_tokens,
+            values=values,
         )
 
     def after(self, model_step: int, is_chosen: bool) -> EvalScores:
         """Scores of model/, the weights of a step; with new samples if the step was chosen by its score, which is then
         biased."""
         phase = EvalPhase("after", self.trainer.state.global_step, model_step)
-        return self._score(phase, replace(self.plan, first_sample=self.plan.samples) if is_chosen else self.plan)
+        scores = self._score(phase, replace(self.plan, first_sample=self.plan.samples) if is_chosen else self.plan)
+        self._diagnose(self.line_of(phase.step, scores))
+        return scores
+
+    def _diagnose(self, line: MetricsLine) -> None:
+        if line.is_scoring and self.trainer.accelerator.is_main_process:
+            self.diagnostics.see(line)
 
     def _score(self, phase: EvalPhase, plan: EvalPlan) -> EvalScores:
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
@@ -69,7 +84,8 @@ class HeldOutScoring:
         scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
         if phase.name == "before":
             self.context.progress.score_before = scores.means[0]
-        evaluated = Evaluated(phase.name.replace("step", "step "), *scores.means)
+        each = {one.name: scores.means_of(one)["score"] for one in plan.mixture}
+        evaluated = Evaluated(phase.name.replace("step", "step "), *scores.means, each)
         self.context.announce(evaluated)
         self.tracking.take(evaluated)
         return scores

@@ -134,7 +134,7 @@ class PolicyRollouts:
     @property
     def abandoned_threads(self) -> int:
         """Number of threads of this process in which a call of the environment hangs."""
-        return self.rollout.runner.pool.abandoned
+        return sum(part.pool.abandoned for part in self.rollout.runner.parts.values())
 
     def check_abandoned(self, threads: int) -> None:
         """Report the first abandoned thread; `threads` is the number over all ranks. Every rank must call this.
@@ -142,9 +142,15 @@ class PolicyRollouts:
         Raises:
             EnvironmentFailed: there are too many.
         """
-        note = self.failures.after_abandoned(threads, lambda: gather_object([self.rollout.runner.pool.last_hang]))
+        note = self.failures.after_abandoned(threads, self._last_hangs)
         if note is not None:
             self.notify(note)
+
+    def _last_hangs(self) -> list[str]:
+        """Where calls hang, on all ranks."""
+        hangs = [part.pool.last_hang for part in self.rollout.runner.parts.values()]
+        everywhere: list[str] = gather_object([next(filter(None, hangs), "")])
+        return everywhere
 
     def take_sampled_tokens(self) -> int:
         """Tokens that all ranks sampled in training since the last call."""

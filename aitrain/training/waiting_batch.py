@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aitrain.environment.contract import Case
-from aitrain.environment.dataset import Cases
 from aitrain.environment.runner import EnvSession
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import ResetResult
@@ -55,7 +54,7 @@ def write_batch(batch: TrainingBatch | None, folder: Path, rank: int) -> None:
     (folder / f"waiting_{rank}.json").write_text(json.dumps(values), encoding="utf-8")
 
 
-def read_batch(folder: Path, rank: int, cases: Cases) -> TrainingBatch | None:
+def read_batch(folder: Path, rank: int, cases: Sequence[Case]) -> TrainingBatch | None:
     """The batch that `write_batch` wrote; None without one."""
     file = folder / f"waiting_{rank}.json"
     if not file.exists():

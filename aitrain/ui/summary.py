@@ -13,6 +13,7 @@ from typing import TypedDict
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
+from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import (
     DECODINGS,
     IntervalValues,
@@ -20,7 +21,6 @@ from aitrain.runs.held_out import (
     ScoreTable,
     Scoring,
     as_values,
-    before_and_after,
     bounds_of,
     by_case,
     case_means,
@@ -30,6 +30,7 @@ from aitrain.runs.held_out import (
 from aitrain.runs.intervals import Bounds, of_mean
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.mixture import recorded_mixture, score_table
 from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -99,6 +100,14 @@ class Evaluation(TypedDict):
     """Numbers by `sampled` and `greedy`, by what they are."""
 
 
+class FindingRow(TypedDict):
+    """A finding of the diagnostics: its name in docs/diagnostics.md, its step, and the advice."""
+
+    name: str
+    step: int
+    text: str
+
+
 class SystemCurves(TypedDict):
     """The use of CPU, memory and GPUs, each series as long as `minutes`."""
 
@@ -136,6 +145,8 @@ class RunSummary(RunState):
     episodes: EpisodeCounts | None
     verdict: Verdict | None
     """Whether the model is better, by `scores`."""
+    findings: list[FindingRow]
+    """What the diagnostics found."""
     advice: str
     next_steps: list[NextStep]
 
@@ -169,6 +180,7 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
         "verdict": verdict_of_scores(table),
+        "findings": [{"name": one.name, "step": one.step, "text": one.text} for one in findings_of(run)],
         "advice": advice(run),
         "next_steps": next_steps(run),
     }
@@ -248,8 +260,10 @@ def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
         return recorded
     if rollouts is None:
         return _recorded_scores(result)
-    options = read_options(run.config)
-    return before_and_after(_ends(rollouts.entries), _bounds(options), as_int(options.get("eval_samples")) or 1)
+    options, environment = read_options(run.config), read_object(run.environment)
+    mixture = recorded_mixture(environment, {entry.case: entry.environment for entry in rollouts.entries})
+    tries = as_int(options.get("eval_samples")) or 1
+    return score_table(_ends(rollouts.entries), mixture, _bounds(options), tries)
 
 
 def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:

@@ -46,7 +46,7 @@ def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
 
 
 def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator[RenderableType]:
-    """Title, scores, reward curve and episode counts of a run."""
+    """Title, scores, findings, reward curve and episode counts of a run."""
     found = summary(folder, rollouts)
     options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
     steps, seconds = result["steps"] or found["step"], result["seconds"]
@@ -63,6 +63,8 @@ def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator
     if chosen := found["selection"]:
         text = f"model/ has the weights of step {chosen['step']}, whose score of {number(chosen['score'])} was the best"
         yield Text(f"{text} of {chosen['scorings']}; after: its score with new samples", style="dim")
+    for finding in found["findings"]:
+        yield Text(f"step {finding['step']}: {escape_controls(finding['text'])}", style=MIDDLE)
     rewards = [value for value in found["curves"]["series"].get("reward", []) if value is not None]
     if len(rewards) > 1:
         yield Text(f"\nreward, {number(rewards[0])} in the first step, {number(rewards[-1])} in the last")
@@ -107,6 +109,7 @@ def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[Rendera
 def _heading(group: list[IndexEntry]) -> Text:
     first = group[0]
     what = escape_controls(first.eval_phase).replace("_", ", ") or f"group {first.group}"
+    what += " (discarded)" if first.discarded else ""
     scores = "  ".join(number(entry.score) for entry in group) if len(group) > 1 else ""
     named = f" (case_idx {escape_controls(first.case_idx)})" if first.case_idx != first.case else ""
     return Text.assemble(

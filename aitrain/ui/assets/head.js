@@ -18,7 +18,7 @@ function statusPill({ status }) {
 
 /** `showFailures` shows the episodes that the environment failed on. */
 function runHead(summary, showFailures) {
-  return [el("h1", {}, isolated(summary.name), " ", statusPill(summary)), endedEarly(summary, showFailures), newestScore(summary), lead(summary), progressBar(summary), el("p", { class: "hint live" }, progress(summary))];
+  return [el("h1", {}, isolated(summary.name), " ", statusPill(summary)), endedEarly(summary, showFailures), foundInMetrics(summary), newestScore(summary), lead(summary), progressBar(summary), el("p", { class: "hint live" }, progress(summary))];
 }
 
 function lead(summary) {
@@ -70,6 +70,13 @@ function endedEarly(summary, showFailures) {
     next && el("p", { class: "next" }, "Continue it with ", el("code", {}, isolated(next))),
     log && el("details", { class: "fold", open: !reason }, el("summary", {}, `End of train.log (${plural(log.split("\n").length, "line")})`), el("div", { class: "log scroll", tabindex: "0", role: "region", "aria-label": "End of train.log" }, longText(log, log.length, 20_000))),
   );
+}
+
+/** What the diagnostics found, with the step of each. */
+function foundInMetrics({ findings }) {
+  if (!findings?.length) return null;
+  const rows = findings.map(({ step, text }) => [el("dt", {}, `step ${count(step)}`), el("dd", {}, isolated(text))]);
+  return el("section", { class: "card early", id: "findings", "aria-labelledby": "findings-title" }, el("h2", { id: "findings-title" }, "What the diagnostics found"), el("dl", { class: "findings" }, rows));
 }
 
 function progressBar(summary) {

@@ -1,0 +1,117 @@
+"""What diagnostics measure of a batch of episodes: how much completions depend on their prompt, and how much each of
+the environment's metrics weighs in the score. Neither needs a forward pass.
+
+A process measures its own episodes, which are a sample of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from aitrain.rollout.episode import Episode
+from aitrain.rollout.trajectory import Trajectory
+
+PROMPTS, COMPLETIONS, TOKENS = 8, 8, 64
+"""Maximum prompts, completions of each, and tokens at the beginning and at the end of each, that are compared."""
+SMOOTHING = 0.5
+EXPLAINED = 0.98
+"""Minimum share of the score's variance that the metrics must explain to be its components."""
+
+
+def batch_diagnostics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """`prompt_dependence` and `score_weight/...` of a batch; those that cannot be measured are left out."""
+    by_prompt: dict[tuple[int, ...], list[Episode]] = {}
+    for episode in episodes:
+        if not episode.is_dropped:
+            by_prompt.setdefault(tuple(episode.trajectory.prompt_ids), []).append(episode)
+    groups = list(by_prompt.values())
+    dependence = prompt_dependence([[_tokens(episode.trajectory) for episode in group] for group in groups])
+    weights = score_weights([[(e.result.score, e.result.metrics) for e in group] for group in groups])
+    found = {f"score_weight/{name}": weight for name, weight in weights.items()}
+    return found if dependence is None else {"prompt_dependence": dependence, **found}
+
+
+def _tokens(trajectory: Trajectory) -> list[int]:
+    """The first and the last tokens that the policy sampled."""
+    sampled = [token for token, is_sampled in zip(trajectory.ids, trajectory.mask, strict=True) if is_sampled]
+    return sampled if len(sampled) <= 2 * TOKENS else sampled[:TOKENS] + sampled[-TOKENS:]
+
+
+def prompt_dependence(groups: Sequence[Sequence[Sequence[int]]]) -> float | None:
+    """Share of pairs of prompts whose completions can be told apart by their tokens: 1 if every completion shows which
+    of two prompts it answers, about 0 if none does. None without two prompts that have two completions each.
+
+    Like the mutual information of prompt and completion, it is 0 without any dependence. RAGEN-2 (arXiv 2604.06268)
+    tells prompts apart by the policy's probabilities, which takes forward passes; here a Bernoulli model of each
+    prompt's other completions does. All models leave out one completion, so that none has more data than another.
+    """
+    groups = [group[:COMPLETIONS] for group in groups if len(group) > 1][:PROMPTS]
+    if len(groups) < 2:
+        return None
+    members = min(map(len, groups))
+    present = _features([completion for group in groups for completion in group[:members]])
+    present = present.reshape(len(groups), members, -1)
+    without_one = present.sum(1, keepdims=True) - present
+    chance = (without_one + SMOOTHING) / (members - 1 + 2 * SMOOTHING)
+    odds, absent = np.log(chance / (1 - chance)), np.log(1 - chance).sum(2)
+    # likelihood of member m of prompt g under prompt h, all without their members m
+    likelihood = np.einsum("gmf,hmf->mgh", present, odds) + absent.T[:, None, :]
+    own = np.einsum("mgg->mg", likelihood)[:, :, None]
+    told = np.sign(np.round(own - likelihood, 6)).sum()  # 1 for each other prompt that is less likely, -1 if more
+    return float(told / (members * len(groups) * (len(groups) - 1)))
+
+
+def _features(completions: Sequence[Sequence[int]]) -> Any:
+    """Which tokens, and pairs of neighbouring ones, are in each completion: one row each. Those in a single completion
+    say nothing about another."""
+    found = [set(tokens) | set(pairwise(tokens)) for tokens in completions]
+    counts: dict[object, int] = {}
+    for features in found:
+        for feature in features:
+            counts[feature] = counts.get(feature, 0) + 1
+    columns = {feature: place for place, feature in enumerate(f for f, n in counts.items() if 1 < n < len(found))}
+    present = np.zeros((len(found), len(columns)))
+    for row, features in enumerate(found):
+        present[row, [columns[feature] for feature in features if feature in columns]] = 1.0
+    return present
+
+
+def score_weights(
+    groups: Iterable[Sequence[tuple[float | None, Mapping[str, float]]]],
+) -> dict[str, float]:
+    """Weight of each of the environment's metrics in the score, by least squares within the groups; empty if the
+    metrics do not explain the score, or their weights cannot be told apart.
+
+    Of episodes with different metrics, as of several environments, each kind is measured by itself.
+    """
+    kinds: dict[tuple[str, ...], list[Any]] = {}
+    for group in groups:
+        for names in {tuple(sorted(metrics)) for score, metrics in group if score is not None and metrics}:
+            rows = [
+                (score, *(metrics[name] for name in names))
+                for score, metrics in group
+                if score is not None and tuple(sorted(metrics)) == names
+            ]
+            values = np.asarray(rows, dtype=float)
+            kinds.setdefault(names, []).append(values - values.mean(0))
+    return {name: weight for names, parts in kinds.items() for name, weight in _weights(names, parts).items()}
+
+
+def _weights(names: tuple[str, ...], parts: list[Any]) -> dict[str, float]:
+    together = np.concatenate(parts)
+    score, metrics = together[:, 0], together[:, 1:]
+    moving = np.abs(metrics).max(0) > 1e-9
+    free = len(together) - len(parts)
+    if not np.isfinite(together).all() or np.abs(score).max() < 1e-9 or free < 2 * moving.sum() or not moving.any():
+        return {}
+    weights, _, rank, _ = np.linalg.lstsq(metrics[:, moving], score, rcond=None)
+    rest = score - metrics[:, moving] @ weights
+    if rank < moving.sum() or rest @ rest > (1 - EXPLAINED) * (score @ score):
+        return {}
+    return dict(
+        zip((name for name, moves in zip(names, moving, strict=True) if moves), map(float, weights), strict=True)
+    )

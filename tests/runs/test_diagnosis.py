@@ -1,0 +1,244 @@
+"""The diagnosis of a run: one line for what lasts, none for a bad batch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aitrain.runs.diagnosis import Diagnosis, Finding, findings_of
+from aitrain.runs.level_rules import LINES_IN_A_ROW, RunTraits
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.run_folder import RunFolder, append_lines, write_json, write_text
+from aitrain.runs.trends import change_over
+from benchmarks.simulated_runs import HEALTHY, PLANTED, Kind, simulate
+
+FINE = {
+    "reward": 0.5, "frac_reward_zero_std": 0.25, "completions/clipped_ratio": 0.1, "unscored": 0.0, "entropy": 2.0,
+    "sampling/importance_sampling_ratio/mean": 0.9,
+}  # fmt: skip
+
+BAD = [
+    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "0.50 in the first step, so the policy has become worse", "--lr"),
+    ({"frac_reward_zero_std": 0.8, "reward": 0.4}, "80% of the groups", "--rl-temperature"),
+    ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "--stop-when-flat"),
+    ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
+    ({"unscored": 0.3}, "30% of the episodes have no score", "--rl-env-timeout"),
+    ({"entropy": 0.01}, "entropy has collapsed to 0.010", "--rl-kl-coef"),
+]
+
+USUAL = RunTraits()
+RATIO = "sampling/importance_sampling_ratio/mean"
+GAP = "sampling/sampling_logp_difference/mean"
+
+
+def as_line(step: int, values: dict[str, float]) -> MetricsLine:
+    return MetricsLine.of_logs(step, 0.0, values)
+
+
+def told(*lines: dict[str, float], traits: RunTraits = USUAL) -> list[str]:
+    diagnosis = Diagnosis(traits)
+    found = [diagnosis.see(as_line(step, {**FINE, **line})) for step, line in enumerate(lines, 1)]
+    return [finding.text for findings in found for finding in findings]
+
+
+@pytest.mark.parametrize(("line", "meaning", "option"), BAD)
+def test_what_lasts_is_told_once_with_an_option_to_change(line: dict[str, float], meaning: str, option: str) -> None:
+    (advice,) = told({}, *[line] * (3 * LINES_IN_A_ROW))
+
+    assert meaning in advice
+    assert option in advice
+    assert "\n" not in advice
+
+
+@pytest.mark.parametrize(
+    ("cause", "line", "meaning", "to_do"),
+    [
+        (RunTraits(), {GAP: 0.01, "completions/mean_length": 900.0}, "a product over 900 tokens", "token_truncate"),
+        (RunTraits(), {GAP: 0.8}, "differ by 0.80 on average", "--dtype"),
+        (RunTraits(ratio_by_sequence=False), {GAP: 0.05}, "vLLM has other weights", "--dtype"),
+        (
+            RunTraits(reshaped_sampling="--rl-top-k 50"),
+            {GAP: 0.12, "sampling/logprob_shift/mean": -0.11},
+            "before --rl-top-k 50",
+            "--logprobs-mode processed_logprobs",
+        ),
+        (
+            RunTraits(reshaped_sampling="--rl-top-k 50"),
+            {GAP: 0.9, "sampling/logprob_shift/mean": -0.11},
+            "differ by 0.90",
+            "--dtype",
+        ),
+    ],
+    ids=["long", "weights", "weights, by token", "truncation", "weights, not truncation"],
+)
+def test_a_small_importance_ratio_is_explained_by_what_is_known(
+    cause: RunTraits, line: dict[str, float], meaning: str, to_do: str
+) -> None:
+    (advice,) = told(*[{RATIO: 0.2, **line}] * (LINES_IN_A_ROW + 2), traits=cause)
+
+    assert "importance ratio between vLLM and the trainer is 0.20" in advice
+    assert meaning in advice
+    assert to_do in advice
+    assert "\n" not in advice
+
+
+@pytest.mark.parametrize("line", [line for line, _, _ in BAD], ids=lambda line: next(iter(line)))
+def test_a_few_bad_batches_are_not_reported(line: dict[str, float]) -> None:
+    assert told({}, *([line] * (LINES_IN_A_ROW - 1) + [{}]) * 4) == []
+
+
+def test_a_policy_that_has_solved_its_cases_may_be_sure() -> None:
+    assert told({}, *[{"frac_reward_zero_std": 1.0, "entropy": 0.001, "reward": 0.98}] * 20) == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reward", "meaning"),
+    [
+        ((-1.0, 1.0), -1.0, "at -1: the cases are too hard"),
+        ((-1.0, 1.0), 0.0, "mostly near 0.00"),
+        ((0.0, 100.0), 50.0, "mostly near 50.00"),
+        ((0.0, 100.0), 95.0, None),
+        (None, 0.0, "mostly near 0.00"),
+        (None, 50.0, "mostly near 50.00"),
+    ],
+)
+def test_solved_and_too_hard_are_parts_of_the_score_range(
+    bounds: tuple[float, float] | None, reward: float, meaning: str | None
+) -> None:
+    advice = told(*[{"frac_reward_zero_std": 1.0, "reward": reward}] * 20, traits=RunTraits(bounds))
+
+    assert [meaning in line for line in advice if meaning] == [True] * (meaning is not None)
+    assert bool(advice) == (meaning is not None)
+
+
+def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:
+    assert told(*[{"entropy": 0.05}] * 20) == []
+
+
+def test_missing_metrics_are_not_reported() -> None:
+    diagnosis = Diagnosis()
+    assert [diagnosis.see(as_line(step, {"reward": 0.5})) for step in range(20)] == [[]] * 20
+
+
+# -- trends
+
+TO_DO = ("--", "aitrain env check", "less weight")
+
+
+def found_in(kind: Kind) -> list[Finding]:
+    if kind.name not in FOUND:
+        traits, lines = simulate(kind, 0)
+        diagnosis = Diagnosis(traits)
+        FOUND[kind.name] = [finding for line in lines for finding in diagnosis.see(line)]
+    return FOUND[kind.name]
+
+
+FOUND: dict[str, list[Finding]] = {}
+
+
+@pytest.mark.parametrize("kind", PLANTED, ids=lambda kind: kind.name)
+def test_a_planted_condition_is_found_once_and_said_on_one_line_with_what_to_do(kind: Kind) -> None:
+    found = found_in(kind)
+    names = [finding.name for finding in found]
+
+    assert names.count(kind.finding) == 1
+    assert len(names) == len(set(names))
+    assert all("\n" not in one.text and any(word in one.text for word in TO_DO) for one in found)
+
+
+@pytest.mark.parametrize("kind", HEALTHY, ids=lambda kind: kind.name)
+def test_nothing_is_found_in_a_healthy_run(kind: Kind) -> None:
+    assert found_in(kind) == []
+
+
+def test_a_fall_of_both_scores_is_said_to_be_a_worse_policy_and_a_rise_of_one_a_hack() -> None:
+    worse = replace(HEALTHY[0], name="worse", skill=lambda time: 2.0 - 5.0 * time, evaluations=12)
+    hack = replace(worse, name="hack", skill=lambda time: 5.0 * time - 2.0, held_out_skill=worse.skill)
+
+    assert ["so has the reward" in one.text for one in found_in(worse) if one.name == "held_out"] == [True]
+    assert ["while the reward has not" in one.text for one in found_in(hack) if one.name == "held_out"] == [True]
+
+
+def test_the_loss_type_is_advised_only_where_it_would_change_the_bias() -> None:
+    traits, lines = simulate(PLANTED[0], 0)
+    texts = []
+    for loss_type in ("grpo", "dapo"):
+        diagnosis = Diagnosis(replace(traits, loss_type=loss_type))
+        texts += [finding.text for line in lines for finding in diagnosis.see(line) if finding.name == "length"]
+
+    assert ["dr_grpo" in text for text in texts] == [True, False]
+
+
+def test_the_same_answer_to_all_prompts_is_a_hack_if_it_scores_well_and_a_collapse_if_not() -> None:
+    texts = {kind.name: one.text for kind in PLANTED for one in found_in(kind) if one.name == "prompt_dependence"}
+
+    assert "--rl-kl-coef" in texts["templates that ignore the prompt"]
+    assert "aitrain env check" in texts["one answer to all prompts scores well"]
+
+
+def test_equal_lines_give_equal_findings_whenever_they_are_read_again() -> None:
+    traits, lines = simulate(PLANTED[0], 0)
+    whole, resumed = Diagnosis(traits), Diagnosis(traits)
+    expected = [finding for line in lines for finding in whole.see(line)]
+    half = len(lines) // 3
+    found = [finding for line in lines[:half] for finding in resumed.see(line)]
+    again = Diagnosis(traits, {finding.name for finding in found})
+
+    assert found + [finding for line in lines for finding in again.see(line)] == expected != []
+
+
+def test_an_error_allows_for_correlated_noise() -> None:
+    draw, too_far = random.Random(1), {0.0: 0, 0.5: 0}
+    for correlation in too_far:
+        for _ in range(100):
+            values = [0.0]
+            for _ in range(200):
+                values.append(correlation * values[-1] + draw.gauss(0, 1))
+            change = change_over(values)
+            assert change is not None
+            too_far[correlation] += not change.low <= 0 <= change.high
+
+    assert all(count <= 10 for count in too_far.values())  # of 100; 5 are expected
+
+
+def test_a_change_of_a_series_without_noise_is_exact_and_a_short_one_has_none() -> None:
+    change = change_over([1.0] * 20 + [3.0] * 20)
+
+    assert change is not None
+    assert (change.before, change.after, change.low, change.high) == (1.0, 3.0, 2.0, 2.0)
+    assert change_over([1.0] * 19) is None
+
+
+# -- run folders
+
+
+def test_a_finished_run_that_recorded_no_findings_is_diagnosed_by_its_metrics(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    _, lines = simulate(PLANTED[0], 0)
+    write_text(folder.config, "rl_score_range: 0,1\nrl_loss_type: grpo\n")
+    append_lines(folder.metrics, [line.to_json() for line in lines])
+    (found,) = findings_of(folder)
+
+    assert found == found_in(PLANTED[0])[0]
+    append_lines(folder.diagnostics, [{"name": "entropy", "step": 3, "text": "recorded"}])
+    assert findings_of(folder) == [Finding("entropy", 3, "recorded")]
+
+
+def test_the_scores_before_and_after_training_are_part_of_a_finished_runs_diagnosis(tmp_path: Path) -> None:
+    folder, step = RunFolder(tmp_path), PLANTED[5].finding
+    append_lines(folder.metrics, [{"step": number, "reward": 0.5} for number in range(1, 31)])
+    interval = {"low": 0.7, "mean": 0.8, "high": 0.9, "count": 64}
+    ends = {"before": interval, "after": {"low": 0.1, "mean": 0.2, "high": 0.3, "count": 64}}
+    write_json(folder.result, {"steps": 30, "scores": {"sampled": ends}})
+
+    assert [(one.name, one.step) for one in findings_of(folder)] == [(step, 30)]
+
+
+def test_a_run_without_metrics_or_with_damaged_ones_has_no_findings(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert findings_of(folder) == []
+    write_text(folder.metrics, '{"step": 1, "reward": null}\n[1]\n{"reward": "x", "entropy": [1]}\n')
+    assert findings_of(folder) == []
