@@ -130,7 +130,7 @@ TO_DO = ("--", "aitrain env check", "less weight")
 
 def found_in(kind: Kind) -> list[Finding]:
     if kind.name not in FOUND:
-        traits, lines = simulate(kind, 0)
+        traits, lines = simulate(kind, 1)
         diagnosis = Diagnosis(traits)
         FOUND[kind.name] = [finding for line in lines for finding in diagnosis.see(line)]
     return FOUND[kind.name]
@@ -163,7 +163,7 @@ def test_a_fall_of_both_scores_is_said_to_be_a_worse_policy_and_a_rise_of_one_a_
 
 
 def test_the_loss_type_is_advised_only_where_it_would_change_the_bias() -> None:
-    traits, lines = simulate(PLANTED[0], 0)
+    traits, lines = simulate(PLANTED[0], 1)
     texts = []
     for loss_type in ("grpo", "dapo"):
         diagnosis = Diagnosis(replace(traits, loss_type=loss_type))
@@ -180,7 +180,7 @@ def test_the_same_answer_to_all_prompts_is_a_hack_if_it_scores_well_and_a_collap
 
 
 def test_equal_lines_give_equal_findings_whenever_they_are_read_again() -> None:
-    traits, lines = simulate(PLANTED[0], 0)
+    traits, lines = simulate(PLANTED[0], 1)
     whole, resumed = Diagnosis(traits), Diagnosis(traits)
     expected = [finding for line in lines for finding in whole.see(line)]
     half = len(lines) // 3
@@ -217,7 +217,7 @@ def test_a_change_of_a_series_without_noise_is_exact_and_a_short_one_has_none() 
 
 def test_a_finished_run_that_recorded_no_findings_is_diagnosed_by_its_metrics(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    _, lines = simulate(PLANTED[0], 0)
+    _, lines = simulate(PLANTED[0], 1)
     write_text(folder.config, "rl_score_range: 0,1\nrl_loss_type: grpo\n")
     append_lines(folder.metrics, [line.to_json() for line in lines])
     (found,) = findings_of(folder)
