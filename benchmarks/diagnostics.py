@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any
 
 from aitrain import Score
-from aitrain.runs.diagnosis import Diagnosis, Finding, recorded_findings
+from aitrain.runs.diagnosis import Diagnosis, RunFinding, recorded_findings
 from aitrain.runs.run_folder import RunFolder
 from benchmarks.measuring import options, positive
 from benchmarks.quiet_training import train
@@ -28,7 +28,7 @@ MILLISECONDS = 50.0
 """Maximum time of what a step measures and looks at, with 64 completions of 128 random tokens."""
 
 
-def diagnose(kind: Kind, seed: int) -> list[Finding]:
+def diagnose(kind: Kind, seed: int) -> list[RunFinding]:
     """What is found in a simulated run."""
     traits, lines = simulate(kind, seed)
     diagnosis = Diagnosis(traits)
@@ -88,12 +88,12 @@ SETTINGS: dict[str, Any] = {
     "rl_num_generations": 4,
     "batch_size": 32,
     "rl_max_new_tokens": 8,
-    "lr": 3e-4,
+    "lr": 1e-3,
     "eval_cases": 0,
 }
 
 
-def findings_of_training(environment: type[Sums], folder: str, steps: int) -> list[Finding]:
+def findings_of_training(environment: type[Sums], folder: str, steps: int) -> list[RunFinding]:
     """What is found in a training of the tiny model."""
     result = train(environment(), folder, **SETTINGS, max_steps=steps)
     return list(recorded_findings(RunFolder(result.folder)))
@@ -125,7 +125,7 @@ def main() -> int:
     """Print the figures; 1 if a bound is not met."""
     parser = options("Find planted conditions, and count false alarms.")
     parser.add_argument("--seeds", type=positive, default=5, help="runs of each of ten planted and ten healthy kinds")
-    parser.add_argument("--steps", type=positive, default=80, help="steps of each training")
+    parser.add_argument("--steps", type=positive, default=100, help="steps of each training")
     asked = parser.parse_args()
     is_met = True
     print("| planted | found | at the median step |\n|---|---|---|")

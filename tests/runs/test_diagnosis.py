@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.runs.diagnosis import Diagnosis, Finding, findings_of
+from aitrain.runs.diagnosis import Diagnosis, RunFinding, findings_of
 from aitrain.runs.level_rules import LINES_IN_A_ROW, RunTraits
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json, write_text
@@ -128,7 +128,7 @@ def test_missing_metrics_are_not_reported() -> None:
 TO_DO = ("--", "aitrain env check", "less weight")
 
 
-def found_in(kind: Kind) -> list[Finding]:
+def found_in(kind: Kind) -> list[RunFinding]:
     if kind.name not in FOUND:
         traits, lines = simulate(kind, 1)
         diagnosis = Diagnosis(traits)
@@ -136,7 +136,7 @@ def found_in(kind: Kind) -> list[Finding]:
     return FOUND[kind.name]
 
 
-FOUND: dict[str, list[Finding]] = {}
+FOUND: dict[str, list[RunFinding]] = {}
 
 
 @pytest.mark.parametrize("kind", PLANTED, ids=lambda kind: kind.name)
@@ -224,7 +224,7 @@ def test_a_finished_run_that_recorded_no_findings_is_diagnosed_by_its_metrics(tm
 
     assert found == found_in(PLANTED[0])[0]
     append_lines(folder.diagnostics, [{"name": "entropy", "step": 3, "text": "recorded"}])
-    assert findings_of(folder) == [Finding("entropy", 3, "recorded")]
+    assert findings_of(folder) == [RunFinding("entropy", 3, "recorded")]
 
 
 def test_the_scores_before_and_after_training_are_part_of_a_finished_runs_diagnosis(tmp_path: Path) -> None:

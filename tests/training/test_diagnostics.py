@@ -38,6 +38,8 @@ def test_a_run_that_cannot_learn_says_so_while_it_runs(
 
     assert capsys.readouterr().err.count("100% of the groups all completions score the same, at 0") == 1
     assert {"frac_reward_zero_std", "completions/clipped_ratio", "unscored", "entropy"} <= set(result.history[0])
+    assert all(-1.0 <= line["prompt_dependence"] <= 1.0 for line in result.history)
+    assert "zero_variance" in [finding.name for finding in findings_of(RunFolder(result.folder))]
 
 
 def test_a_run_that_cannot_learn_stops_itself_when_it_may_and_says_why(train: Callable[..., Result]) -> None:
@@ -136,10 +138,3 @@ def test_other_processes_than_the_first_report_nothing(tmp_path: Path) -> None:
     callback.on_log(None, other, None, {"reward": 1.0})
 
     assert callback.diagnosis.steps == []
-
-
-def test_a_training_records_what_it_measures_and_finds(train: Callable[..., Result]) -> None:
-    result = train(Same(), max_steps=LINES_IN_A_ROW + 1, eval_cases=0)
-
-    assert all(-1.0 <= line["prompt_dependence"] <= 1.0 for line in result.history)
-    assert [finding.name for finding in findings_of(RunFolder(result.folder))] == ["zero_variance"]
