@@ -30,6 +30,8 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fleet
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ahead
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ahead --learning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.episodes
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.memory --pairs 1

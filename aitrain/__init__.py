@@ -10,6 +10,7 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Episode
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from aitrain import judges
     from aitrain.environment.contract import Score, ToolResult
     from aitrain.environment.protocol import Environment, EpisodeGenerator, EpisodeObject, ScoreValue, SpeakingFirst
     from aitrain.environment.requirements import EnvRequirements
@@ -38,6 +39,7 @@ __all__ = [
     "ToolResult",
     "TrainConfig",
     "chat",
+    "judges",
     "train",
 ]
 
@@ -58,6 +60,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "judges":
+        return import_module("aitrain.judges")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_LAZY[name]), name)

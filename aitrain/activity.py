@@ -1,17 +1,19 @@
-"""Phase and progress count of each process of a run, in memory that the parent process reads.
+"""Phase, progress count and rollout of each process of a run, in memory that the parent process reads.
 
 So they are right even while a training process is stuck in C code and none of its threads can run.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 VARIABLE = "AITRAIN_ACTIVITY"
@@ -19,7 +21,9 @@ VARIABLE = "AITRAIN_ACTIVITY"
 SLOT = 256
 """Bytes for one process."""
 HEAD = struct.Struct("=Qd?")
-"""Progress count, `allows` and `moves_files`; the name of the phase follows."""
+"""Progress count, `allows` and `moves_files`."""
+ROLLOUT = struct.Struct("=IIQdd")
+"""The fields of RolloutProgress; the name of the phase follows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +37,39 @@ class Part:
 
 
 @dataclass(frozen=True)
+class RolloutProgress:
+    """Episodes that are played at the same time: those whose conversation is over, all of them, the tokens sampled so
+    far, and when it began and ended, in seconds since 1970; all 0 before the first rollout."""
+
+    done: int = 0
+    episodes: int = 0
+    tokens: int = 0
+    since: float = 0.0
+    ended: float = 0.0
+    """0 while it is played."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """The activity of one process at one moment."""
 
     count: int
     part: Part
+    rollout: RolloutProgress = RolloutProgress()
+
+
+@dataclass(eq=False)
+class PlayedEpisodes:
+    """Counts the episodes of one rollout that are over."""
+
+    episodes: int
+    publish: Callable[[], None]
+    done: int = 0
+
+    def end(self, count: int = 1) -> None:
+        """Count episodes whose conversation is over."""
+        self.done += count
+        self.publish()
 
 
 class Activity:
@@ -50,6 +82,9 @@ class Activity:
         self._count = 0
         self._base = Part("starting")
         self._nested: list[Part] = []
+        self._rollouts: list[PlayedEpisodes] = []  # several at once: one of the next batch, one of held-out cases
+        self._tokens, self._since = 0, 0.0
+        self._last = RolloutProgress()
         self._write()
 
     def tick(self) -> None:
@@ -78,6 +113,36 @@ class Activity:
             yield
 
     @contextmanager
+    def rollout(self, episodes: int) -> Iterator[PlayedEpisodes]:
+        """A rollout of so many episodes, which counts those that are over."""
+        if not self._rollouts:
+            self._tokens, self._since = 0, time.time()
+        played = PlayedEpisodes(episodes, self._write_rollout)
+        self._rollouts.append(played)
+        self._write_rollout()
+        try:
+            yield played
+        finally:
+            self._last = replace(self._rollout(), ended=time.time())
+            self._rollouts.remove(played)
+            self._write_rollout()
+
+    def add_tokens(self, count: int) -> None:
+        """Count tokens that the policy sampled, which are progress."""
+        self._tokens += count
+        self._write_rollout()
+        self.tick()
+
+    def _rollout(self) -> RolloutProgress:
+        if not (rollouts := list(self._rollouts)):
+            return self._last
+        done, episodes = sum(each.done for each in rollouts), sum(each.episodes for each in rollouts)
+        return RolloutProgress(done, episodes, self._tokens, self._since)
+
+    def _write_rollout(self) -> None:
+        ROLLOUT.pack_into(self.memory, self._offset + HEAD.size, *astuple(self._rollout()))
+
+    @contextmanager
     def _nesting(self, part: Part) -> Iterator[None]:
         self._nested.append(part)
         self._write()
@@ -91,21 +156,24 @@ class Activity:
         inner = self._nested[-1] if self._nested else None
         part = self._base if inner is None else inner
         name = self._base.name if inner is None else f"{self._base.name}, {inner.name}"
-        write(self.memory, self.rank, Snapshot(self._count, Part(name, part.allows, part.moves_files)))
+        seen = Snapshot(self._count, Part(name, part.allows, part.moves_files), self._rollout())
+        write(self.memory, self.rank, seen)
 
 
 def write(memory: bytearray | mmap.mmap, rank: int, seen: Snapshot) -> None:
     """Write the activity of a process, such as one on another machine."""
-    text = seen.part.name.encode()[: SLOT - HEAD.size].ljust(SLOT - HEAD.size, b"\0")
-    memory[rank * SLOT : (rank + 1) * SLOT] = HEAD.pack(seen.count, seen.part.allows, seen.part.moves_files) + text
+    head = HEAD.pack(seen.count, seen.part.allows, seen.part.moves_files) + ROLLOUT.pack(*astuple(seen.rollout))
+    room = SLOT - len(head)
+    memory[rank * SLOT : (rank + 1) * SLOT] = head + seen.part.name.encode()[:room].ljust(room, b"\0")
 
 
 def read(memory: bytearray | mmap.mmap, rank: int) -> Snapshot:
     """The activity of one of the processes that share a memory."""
     slot = bytes(memory[rank * SLOT : (rank + 1) * SLOT])
     count, allows, moves_files = HEAD.unpack_from(slot)
-    name = slot[HEAD.size :].rstrip(b"\0").decode(errors="replace")
-    return Snapshot(count, Part(name or "starting", allows, moves_files))
+    rollout = RolloutProgress(*ROLLOUT.unpack_from(slot, HEAD.size))
+    name = slot[HEAD.size + ROLLOUT.size :].rstrip(b"\0").decode(errors="replace")
+    return Snapshot(count, Part(name or "starting", allows, moves_files), rollout)
 
 
 class SharedMemory:
@@ -141,6 +209,25 @@ def share(rank: int) -> None:
 def tick(*_: object) -> None:
     """Count progress of this process. Takes any arguments, so that it can be a hook."""
     own.tick()
+
+
+def add_tokens(count: int) -> None:
+    """Count tokens that this process sampled."""
+    own.add_tokens(count)
+
+
+def rollouts() -> RolloutProgress:
+    """The rollouts of the processes that share the memory, as one; empty if none is played. Processes that have ended
+    theirs count while others still play."""
+    found = [read(own.memory, rank).rollout for rank in range(processes())]
+    begun = min((each.since for each in found if each.episodes and not each.ended), default=math.inf)
+    together = [each for each in found if each.episodes and (not each.ended or each.ended > begun)]
+    return RolloutProgress(
+        sum(each.done for each in together),
+        sum(each.episodes for each in together),
+        sum(each.tokens for each in together),
+        min((each.since for each in together), default=0.0),
+    )
 
 
 def processes() -> int:

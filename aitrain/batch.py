@@ -4,18 +4,48 @@ One optimizer step trains on `prompts_per_step` groups of `generations` completi
 `processes` takes `accumulation` micro-batches of `micro_batch` completions.
 
     prompts_per_step x generations = processes x accumulation x micro_batch
+
+Where the padding of forward passes is trimmed, a process takes its completions of a step in one micro-batch, and sorts
+them into forward passes itself (training/micro_batches.py).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 
 MAX_PROPOSED = 10_000
 """The largest batch_size that a message proposes."""
+
+
+@dataclass(frozen=True)
+class PassLimit:
+    """The most that a forward pass of one process holds where padding is trimmed: completions, or tokens."""
+
+    completions: int | None = None
+    tokens: int | None = None
+    """Padding included; a completion with more tokens has a pass of its own."""
+
+    def holds(self, completions: int, longest: int) -> bool:
+        """Whether a pass may have this number of completions, padded to the longest of them."""
+        if self.completions is not None and completions > self.completions:
+            return False
+        return self.tokens is None or completions * longest <= self.tokens or completions == 1
+
+    def largest(self, longest: int, rows: int) -> tuple[int, int]:
+        """Completions of the largest pass and their length, if there are `rows` of up to `longest` tokens."""
+        if self.tokens is None:
+            return min(rows, self.completions or 1), longest
+        completions = min(rows, math.ceil(self.tokens / longest))
+        return completions, longest if completions == 1 else min(longest, self.tokens // completions)
+
+    def __str__(self) -> str:
+        if self.tokens is not None:
+            return f"{self.tokens} tokens"
+        return _counted(self.completions or 1, "completion")
 
 
 @dataclass(frozen=True)
@@ -26,6 +56,9 @@ class BatchPlan:
     accumulation: int
     micro_batch: int
     generations: int
+    limit: PassLimit | None = None
+    """Of forward passes whose padding is trimmed: micro-batches are then divided further. None: a micro-batch is one
+    forward pass."""
 
     @property
     def completions_per_step(self) -> int:
@@ -37,12 +70,44 @@ class BatchPlan:
         """Groups in one optimizer step, over all processes."""
         return self.completions_per_step // self.generations
 
+    def largest_pass(self, longest: int) -> tuple[int, int]:
+        """Completions of the largest forward pass of a process and their length, if none is longer than `longest`."""
+        return (self.micro_batch, longest) if self.limit is None else self.limit.largest(longest, self.micro_batch)
+
     def __str__(self) -> str:
+        passes = f"{_counted(self.accumulation, 'forward pass')} of {self.micro_batch}"
+        if self.limit is not None:
+            passes = f"{self.micro_batch}, in forward passes of up to {self.limit}, sorted by length"
         return (
             f"{_counted(self.prompts_per_step, 'prompt')} x {self.generations} completions"
-            f" = {self.completions_per_step} a step = {_counted(self.processes, 'process')}"
-            f" x {_counted(self.accumulation, 'forward pass')} of {self.micro_batch}"
+            f" = {self.completions_per_step} a step = {_counted(self.processes, 'process')} x {passes}"
         )
+
+
+@dataclass(frozen=True)
+class RolloutSize:
+    """What is sampled at once, and the optimizer steps that train on it."""
+
+    prompts: int
+    generations: int
+    steps: float
+    """Optimizer steps on one rollout; below 1 if a step trains on several."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, plan: BatchPlan) -> RolloutSize:
+        """The rollout of a run."""
+        schedule = schedule_cases(config, plan, 1)
+        return cls(schedule.prompts, plan.generations, schedule.passes / schedule.accumulation)
+
+    def __str__(self) -> str:
+        sampled = self.prompts * self.generations
+        size = f"{_counted(self.prompts, 'prompt')} x {self.generations} completions = {sampled}"
+        if self.steps < 1:
+            return f"{size}, several for each optimizer step; all on-policy"
+        if self.steps == 1:
+            return f"{size}, for one optimizer step; on-policy"
+        later = "the later ones are" if self.steps != 2 else "the second is"
+        return f"{size}, for {self.steps:g} optimizer steps; the first is on-policy, {later} off-policy"
 
 
 @dataclass(frozen=True)
@@ -97,10 +162,11 @@ class CaseSchedule:
 
 
 def schedule_cases(config: TrainConfig, plan: BatchPlan, cases: int) -> CaseSchedule:
-    """The schedule of a number of training cases, with the generation batch that `--trl` may set."""
+    """The schedule of a number of training cases, with the generation batch of `rl_updates_per_rollout` or `--trl`."""
     pass_size = plan.processes * plan.micro_batch  # completions of one forward pass, over all processes
     from_size = config.trl_integer("generation_batch_size", 0) // pass_size
-    per_batch = config.trl_integer("steps_per_generation", 0) or from_size or plan.accumulation
+    per_batch = config.trl_integer("steps_per_generation", 0) or from_size
+    per_batch = per_batch or plan.accumulation * config.rl_updates_per_rollout
     return CaseSchedule(
         cases=cases,
         prompts=per_batch * pass_size // plan.generations,
@@ -117,6 +183,8 @@ def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
     Raises:
         ConfigError: the numbers do not divide, or contradict each other.
     """
+    if config.tokens_per_pass is not None:
+        return _plan_of_tokens(config, processes)
     if config.rl_prompts_per_step is None:
         accumulation = config.gradient_accumulation
     else:
@@ -124,7 +192,21 @@ def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
     plan = BatchPlan(processes, accumulation, config.batch_size, config.rl_num_generations)
     if plan.completions_per_step % plan.generations:
         raise ConfigError(_does_not_divide(plan))
-    return plan
+    if not config.rl_trim_padding:
+        return plan
+    return replace(plan, accumulation=1, micro_batch=accumulation * plan.micro_batch, limit=PassLimit(plan.micro_batch))
+
+
+def _plan_of_tokens(config: TrainConfig, processes: int) -> BatchPlan:
+    prompts, generations = config.rl_prompts_per_step or 0, config.rl_num_generations
+    share, rest = divmod(prompts * generations, processes)
+    if rest:
+        raise ConfigError(
+            f"rl_prompts_per_step: {prompts} prompts x {generations} completions = {prompts * generations} cannot be"
+            f" divided among {_counted(processes, 'process')}.\n"
+            f"Use --rl-prompts-per-step {_fewest_prompts(processes, generations)} or a multiple of it."
+        )
+    return BatchPlan(processes, 1, share, generations, PassLimit(tokens=config.tokens_per_pass))
 
 
 def _derived_accumulation(config: TrainConfig, processes: int) -> int:

@@ -75,6 +75,8 @@ class Evaluated:
     when: str
     sampled: float | None
     greedy: float | None
+    environments: dict[str, float | None] = field(default_factory=dict)
+    """The sampled score of each of several environments."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,17 @@ class Evaluating:
     seconds_left: float
     failed: float
     """Share of the episodes that the environment failed on."""
+
+
+@dataclass(frozen=True)
+class Playing:
+    """Progress of a rollout that takes seconds: conversations that are over, of all that are played at the same time.
+    `episodes` is 0 when it is over."""
+
+    done: int
+    episodes: int
+    tokens_per_second: float | None
+    """Tokens sampled per second since it began; None before the first ones."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +131,12 @@ SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"
 OWN_FOLDER_VARIABLE = "AITRAIN_OWN_FOLDER"
 """Environment variable that is set in training processes of a machine that does not see the run folder of node 0."""
 
-Event: TypeAlias = Started | Phase | Note | NotChecked | Step | Evaluated | Evaluating | Failed | Ended
+Event: TypeAlias = Started | Phase | Note | NotChecked | Step | Evaluated | Evaluating | Playing | Failed | Ended
 Announce: TypeAlias = Callable[[Event], None]
 
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Started, Phase, Note, NotChecked, Step, Evaluated, Evaluating, Failed, Ended)
+    kind.__name__: kind
+    for kind in (Started, Phase, Note, NotChecked, Step, Evaluated, Evaluating, Playing, Failed, Ended)
 }
 
 

@@ -96,14 +96,14 @@ def _for_one_process(config: TrainConfig) -> TrainConfig:
 
 
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
-    if environment is None:
-        assert plan.source is not None  # check() found it
-        environment = load_env(plan.source, plan.config.rl_env_config or {})
+    if environment is None and "" in plan.sources:
+        environment = load_env(plan.sources[""], plan.config.rl_env_config or {})
     report = ReportWriter(folder)
     with NotebookDisplay() if is_notebook() else Screen() as screen:
         show = _with_notes_in_python(screen)
         try:
-            with Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout)) as heartbeat:
+            progress = Progress(stall_timeout=plan.config.stall_timeout)
+            with Heartbeat(folder, progress, announce=show) as heartbeat:
                 result = _train(plan, environment, Watchers(folder, show, screen.start, report, heartbeat))
         finally:
             if folder.metrics.exists():
@@ -127,18 +127,24 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     disable_telemetry(plan.config.telemetry)
     from aitrain.environment.requirements import with_requirements
     from aitrain.environment.runner import start_runner
+    from aitrain.jobs.env_loading import load_runner
     from aitrain.jobs.grpo import run
     from aitrain.training.run_context import RunContext, StopRequest
 
     folder, show, heartbeat = watchers.folder, watchers.show, watchers.heartbeat
-    resolved, required = with_requirements(plan.config, environment)
-    folder.write_config(resolved)
+    resolved, required, runner = plan.config, "", None
+    if environment is None:
+        runner = load_runner(plan.config, show)
+        resolved = runner.config
+    else:
+        resolved, required = with_requirements(plan.config, environment)
+        folder.write_config(resolved)
     for note in (*plan.notes, *filter(None, [required])):
         show(Note(note))
     with managed_server(plan, folder, show) as url, StopRequest(raises_on_second=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = resolved.model_copy(update=changed)
-        runner = start_runner(environment, config)
+        runner = runner or start_runner(environment, config)
         heartbeat.start()
         watchers.start_clock()
         announce = watchers.report.during(show)

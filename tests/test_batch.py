@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -96,3 +97,36 @@ def test_passes_that_contradict_the_prompts_are_refused_with_the_number_that_fol
 
 def test_passes_that_agree_with_the_prompts_are_taken() -> None:
     assert plan(2, rl_prompts_per_step=4, gradient_accumulation=4).accumulation == 4
+
+
+def test_with_trimmed_padding_a_process_sorts_its_completions_into_passes_of_up_to_the_limit() -> None:
+    by_rows, by_tokens = (
+        plan(2, rl_prompts_per_step=8, rl_num_generations=4, **more)
+        for more in ({"batch_size": 4, "rl_trim_padding": True}, {"tokens_per_pass": 4096})
+    )
+
+    start = "8 prompts x 4 completions = 32 a step = 2 processes x 16, in forward passes of up to "
+    assert str(by_rows) == start + "4 completions, sorted by length"
+    assert str(by_tokens) == start + "4096 tokens, sorted by length"
+    assert by_rows.largest_pass(1000) == (4, 1000)
+    assert by_tokens.largest_pass(1000) == (5, 819)
+    assert by_tokens.largest_pass(5000) == (1, 5000)
+    with pytest.raises(ConfigError, match="rl_prompts_per_step: 1 prompts x 4 completions = 4 cannot be divided"):
+        plan(3, rl_prompts_per_step=1, rl_num_generations=4, tokens_per_pass=4096)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens_per_pass": 99}, "tokens_per_pass: needs the size of a step"),
+        ({"tokens_per_pass": 99, "rl_prompts_per_step": 2, "batch_size": 2}, "contradicts batch_size"),
+        ({"rl_trim_padding": True, "rl_loss_type": "bnpo"}, "rl_trim_padding: --rl-loss-type bnpo would train diff"),
+        ({"rl_trim_padding": True, "rl_entropy_coef": 0.1}, "rl_trim_padding: --rl-entropy-coef would train diff"),
+        ({"rl_trim_padding": True, "trl": {"top_entropy_quantile": 0.5}}, "--trl top_entropy_quantile would train"),
+        ({"rl_trim_padding": True, "trl": {"steps_per_generation": 2}}, "steps_per_generation counts forward passes"),
+        ({"rl_trim_padding": True, "distributed_backend": "deepspeed"}, "rl_trim_padding: DeepSpeed needs the same"),
+    ],
+)  # fmt: skip
+def test_trimmed_padding_is_refused_where_it_would_train_something_else(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig.read(options)

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
+from aitrain.batch import RolloutSize, plan_batch
 from aitrain.cli.grpo import plan_lines
 from aitrain.launch.preflight import check
 from aitrain.options.loss_types import LOSS_TYPES, as_markdown, remarks
+from aitrain.options.presets import PRESETS
+from aitrain.options.presets import as_markdown as presets_table
+from aitrain.options.reading import resolve
+from aitrain.options.yaml_text import write_yaml
 
 COMPANIONS: dict[str, dict[str, Any]] = {
     "grpo": {"epsilon": 0.2, "epsilon_high": 0.2, "importance_sampling_level": "token", "scale_rewards": "group"},
@@ -130,3 +135,112 @@ def test_the_plan_shows_the_settings_that_hold() -> None:
 def test_the_table_of_the_page_is_fresh() -> None:
     page = (Path(__file__).parents[1] / "docs" / "losses.md").read_text(encoding="utf-8")
     assert as_markdown() in page, "put aitrain.options.loss_types.as_markdown() into the page"
+
+
+# -- presets
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("grpo", {"beta": 0.04, "loss_type": "grpo", "epsilon_high": 0.2, "steps_per_generation": 4}),
+        ("dapo", {"beta": 0.0, "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "steps_per_generation": 64}),
+        ("dr-grpo", {"beta": 0.0, "loss_type": "dr_grpo", "scale_rewards": "none", "steps_per_generation": 4}),
+        ("gspo", {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4,
+                  "steps_per_generation": 16}),
+        ("cispo", {"beta": 0.0, "loss_type": "cispo", "epsilon_high": 5.0, "steps_per_generation": 64}),
+    ],
+)  # fmt: skip
+def test_a_preset_sets_a_papers_algorithm(name: str, expected: dict[str, Any]) -> None:
+    from aitrain.training.model import choose_precision
+    from aitrain.training.trl_arguments import grpo_arguments
+
+    config = TrainConfig(rl_preset=name, mixed_precision="no")
+    settings = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
+    assert {field: settings[field] for field in expected} == expected
+    assert (config.rl_sampling, config.rl_overlong_buffer) == (
+        ("refill", 25) if name in ("dapo", "cispo") else ("uniform", None)
+    )
+
+
+def test_every_preset_of_the_option_is_in_the_table_and_on_the_page() -> None:
+    for name in PRESETS:
+        TrainConfig(rl_preset=name)
+    with pytest.raises(ConfigError, match="rl_preset"):
+        TrainConfig(rl_preset="ppo")
+    page = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    assert presets_table() in page, "put aitrain.options.presets.as_markdown() into the page"
+
+
+def test_given_options_and_fields_win_over_a_preset_wherever_they_are_given(here: Path) -> None:
+    config = TrainConfig(rl_preset="dapo", rl_kl_coef=0.02, rl_max_new_tokens="50", trl={"epsilon_high": 0.3})
+    assert (config.rl_kl_coef, config.loss.high, config.rl_overlong_buffer) == (0.02, 0.3, 10)
+    assert config.loss.loss_type == "dapo"
+    lines = [
+        line.strip()
+        for line in "\n".join(plan_lines(check(config.model_copy(update={"model": "tiny"}), True))).splitlines()
+    ]
+    assert "rl_kl_coef 0.02 (given; dapo has 0)" in lines
+    assert "rl_clip_range_high 0.3 (given; dapo has 0.28)" in lines
+    assert "rl_updates_per_rollout 16" in lines
+
+    (here / "own.yaml").write_text("rl_preset: dapo\nrl_kl_coef: 0.02\nlr: 1e-4\n")
+    assert resolve(TrainConfig, here / "own.yaml").rl_kl_coef == 0.02
+    other = resolve(TrainConfig, here / "own.yaml", {"rl_preset": "gspo"})
+    assert (other.rl_kl_coef, other.loss.level, other.lr) == (0.0, "sequence", 1e-4)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_config_of_a_preset_is_read_back_as_it_was(name: str, here: Path) -> None:
+    config = TrainConfig(rl_preset=name, rl_scale_rewards="batch")
+    (here / "config.yaml").write_text(write_yaml(config.written()))
+    assert resolve(TrainConfig, here / "config.yaml") == config
+
+
+def test_the_plan_says_what_is_off_policy() -> None:
+    def rollout(**options: Any) -> str:
+        config = TrainConfig(**options)
+        return str(RolloutSize.of(config, plan_batch(config, 1)))
+
+    assert rollout() == "2 prompts x 4 completions = 8, for one optimizer step; on-policy"
+    later = "optimizer steps; the first is on-policy, the later ones are off-policy"
+    assert rollout(rl_updates_per_rollout=4) == f"8 prompts x 4 completions = 32, for 4 {later}"
+    assert (
+        rollout(rl_updates_per_rollout=2, trl={"num_iterations": 2}) == f"4 prompts x 4 completions = 16, for 4 {later}"
+    )
+    assert rollout(trl={"steps_per_generation": 2}).endswith("= 4, several for each optimizer step; all on-policy")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rl_dual_clip": 1.1}, "rl_dual_clip: 1.1 is within the clip range, which ends at 1.2"),
+        ({"rl_dual_clip": 1.0}, "rl_dual_clip: must be above 1"),
+        ({"rl_dual_clip": 3.0, "trl": {"delta": 2.0}}, "rl_dual_clip: also given as --trl delta"),
+        ({"rl_entropy_coef": 0.1, "trl": {"entropy_coef": 0.2}}, "rl_entropy_coef: also given as --trl entropy_coef"),
+        ({"rl_updates_per_rollout": 2, "trl": {"steps_per_generation": 8}}, "rl_updates_per_rollout: also given as"),
+        ({"rl_updates_per_rollout": 2, "trl": {"generation_batch_size": 8}}, "rl_updates_per_rollout: also follows"),
+        ({"rl_overlong_buffer": 200}, "rl_overlong_buffer: 200 tokens are more than a completion may have, 128"),
+        ({"rl_overlong_penalty": 0.5}, "rl_overlong_penalty: nothing is subtracted without --rl-overlong-buffer"),
+        ({"custom_loss": "a:b", "trl": {"top_entropy_quantile": 0.2}}, "custom_loss: --trl top_entropy_quantile"),
+    ],
+)
+def test_parts_of_the_algorithm_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.read(options)
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rl_loss_type": "cispo", "rl_dual_clip": 3.0}, "rl_dual_clip has no effect: cispo"),
+        ({"custom_loss": "a:b", "rl_clip_range": 0.1}, "rl_clip_range has no effect: custom_loss"),
+        ({"rl_kl_coef": 0.0, "rl_kl_estimator": "k1"}, "rl_kl_estimator and rl_kl_in have no effect"),
+        ({"rl_kl_estimator": "k1", "trl": {"use_bias_correction_kl": False}}, "no gradient on average"),
+    ],
+)
+def test_parts_of_the_algorithm_without_an_effect_are_noted(options: dict[str, Any], words: str) -> None:
+    (said,) = remarks(TrainConfig(**options))
+    assert words in said

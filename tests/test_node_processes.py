@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.activity import Part, Snapshot, read
+from aitrain.activity import Part, RolloutProgress, Snapshot, read
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
 from aitrain.launch import nodes, processes
@@ -313,11 +313,11 @@ def test_a_machine_that_ends_while_node_0_starts_vllm_ends_the_run_before_any_ra
 
 
 def test_progress_of_the_other_machine_is_seen_on_node_0(machines: Machines) -> None:
-    seen = Snapshot(7, Part("training", 3.0, True))
+    seen = Snapshot(7, Part("training", 3.0, True), RolloutProgress(1, 8, 90, 5.0))
 
     def look() -> None:
         machines.both_run()
-        machines.links[1].tell("beat", ranks={1: (seen.count, *asdict(seen.part).values())})
+        machines.links[1].tell("beat", ranks={1: (seen.count, astuple(seen.part), astuple(seen.rollout))})
         deadline = time.monotonic() + 10
         while machines.first.activity is None or read(machines.first.activity.memory, 1).count != 7:
             assert time.monotonic() < deadline

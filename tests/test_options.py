@@ -36,7 +36,7 @@ AITRAINING = {
     "hub_private": True,
 }  # fmt: skip
 DIFFERENT = {
-    "lr": 1e-5,
+    "lr": None,
     "rl_top_k": 0,
     "log": "none",
     "lora_dropout": 0.0,
@@ -228,7 +228,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"rl_num_generations": 1}, ["rl_num_generations: must be at least 2, not 1", "Completions per prompt"]),
     ({"lr": "-1"}, ["lr: must be above 0, not -1"]),
     ({"lr": "nan"}, ["lr: must be a finite number, not nan"]),
-    ({"lr": None}, ["lr: must be a number, not null"]),
+    ({"rl_kl_coef": None}, ["rl_kl_coef: must be a number, not null"]),
     ({"lr": True}, ["lr: must be a number, not true"]),
     ({"rl_top_p": 1.5}, ["rl_top_p: must be at most 1, not 1.5"]),
     ({"seed": 2**32}, ["seed: must be below 4294967296"]),
@@ -270,6 +270,10 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"vllm_listen_address": "a", "vllm_server_url": "http://x:1", "use_vllm": True, "vllm_mode": "server"},
      ["vllm_listen_address: for vLLM servers that aitrain starts only", "leave --vllm-server-url out"]),
     ({"use_vllm": True, "vllm_mode": "server", "vllm_sync": "adapter"}, ["vllm_sync", "without --peft"]),
+    ({"rl_ahead": 1}, ["rl_ahead: needs a vLLM server", "--vllm-mode server"]),
+    ({"rl_ahead": 1, "use_vllm": True}, ["rl_ahead: needs a vLLM server"]),
+    ({"rl_ahead": 2, "use_vllm": True, "vllm_mode": "server"}, ["rl_ahead: must be at most 1"]),
+    ({"rl_ahead_turns": True, "use_vllm": True, "vllm_mode": "server"}, ["rl_ahead_turns: without --rl-ahead 1"]),
     ({"use_vllm": True, "vllm_mode": "server", "vllm_sync": "nccl"}, ["vllm_sync", "--vllm-server-url"]),
     ({"quantization": "int4", "peft": True, "use_vllm": True, "vllm_mode": "server", "vllm_sync": "disk"},
      ["quantization", "only the adapter"]),

@@ -483,7 +483,7 @@ def test_a_changed_option_is_refused_with_both_its_values_and_a_harmless_one_pas
     assert len(said.splitlines()) <= 5
     assert "lr: 1e-05 -> 0.001; trl.num_iterations: 2 -> 1" in refusal(**resume, lr=1e-3, trl={"num_iterations": 1})
     assert "processes: 1 -> 2" in refusal(**resume, trl={"num_iterations": 2}, num_processes=2)
-    assert plan(**resume, trl={"num_iterations": 2}, num_processes=1).checkpoint is not None
+    assert plan(**resume, lr=1e-5, trl={"num_iterations": 2}, num_processes=1).checkpoint is not None
     assert plan(**resume, lr=1e-3, resume_anyway=True).checkpoint is not None
 
 
@@ -525,6 +525,6 @@ def test_a_check_leaves_nothing_behind_and_runs_none_of_the_users_code(here: Pat
     made = check(TrainConfig(model="tiny", rl_env="env.py", rl_prompts_per_step=4, num_processes=1))
 
     assert made.source is not None
-    assert made.source.file == (here / "env.py").resolve()
+    assert made.sources[""].file == (here / "env.py").resolve()
     assert made.batch.prompts_per_step == 4
     assert [path.name for path in here.iterdir()] == ["env.py"]

@@ -50,15 +50,23 @@ SAMPLES: list[object] = [
 ]  # fmt: skip
 WITH: dict[str, dict[str, Any]] = {
     "rl_env_class": {"rl_env": "x.py"},
+    "rl_env_weights": {"rl_env": ["x.py", "y.py"]},
     "rl_max_episode_tokens": {"rl_max_new_tokens": 1},
     "rl_min_new_tokens": {"rl_max_new_tokens": 2**33},
     "vllm_server_url": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_servers": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_listen_address": {"use_vllm": True, "vllm_mode": "server"},
+    "rl_overlong_penalty": {"rl_overlong_buffer": 1},
+    "vllm_quantization": {"use_vllm": True, "vllm_mode": "server"},
+    "vllm_speculative": {"use_vllm": True, "vllm_mode": "server"},
+    "vllm_data_parallel_size": {"use_vllm": True, "vllm_mode": "server"},
+    "vllm_args": {"use_vllm": True, "vllm_mode": "server"},
+    "tokens_per_pass": {"rl_prompts_per_step": 2},
     "zero_stage": {"distributed_backend": "deepspeed"},
     "deepspeed_config": {"distributed_backend": "deepspeed"},
     "allow_pickle": {"distributed_backend": "deepspeed"},
     "max_failures": {"launcher": "ray"},
+    "rl_refill_limit": {"rl_sampling": "refill"},
 }
 """Other options that an option needs, so that only its own type and bounds refuse a value."""
 
@@ -100,6 +108,7 @@ def test_the_schema_takes_every_form_of_a_value(text: str, here: Path) -> None:
 EXAMPLES: list[dict[str, Any]] = [
     {},
     {"rl_prompts_per_step": 8},
+    {"rl_env": ["x.py", "b=y.py"], "rl_env_weights": [2, 0.5], "rl_env_config": {"b": {"a": 1}}},
     {"rl_env": "x.py", "rl_env_config": {"a": [1, None, {"b": "é"}]}, "trl": {"delta": None, "num_iterations": 2}},
     {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://localhost:8000/v1", "peft": True},
     {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": ["http://a:8000", "https://b:8000"]},

@@ -13,7 +13,7 @@ from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.options.chat import ChatConfig
 from aitrain.options.documentation import help_text
 
-SHOWN = {*ChatConfig.model_fields} - {"rl_check", "rl_max_failed", "rl_env_episodes"}
+SHOWN = {*ChatConfig.model_fields} - {"rl_check", "rl_max_failed", "rl_env_episodes", "rl_env_weights"}
 """Options without those that mean nothing in a chat."""
 
 
@@ -73,9 +73,9 @@ def chat(
     request = ChatSetup(model, chat_options(model, only, given), only, system, case, greedy, seed, as_json)
     config = request.config
     if case is not None:
-        from aitrain.environment.locator import check_by_reading, find_env
+        from aitrain.environment.locator import find_environments
 
-        check_by_reading(find_env(config), config.rl_env_config or {})
+        find_environments(config)
     limit_threads(config.model)
     limit = config.rl_max_new_tokens if "rl_max_new_tokens" in given else None
     return run_on_terminal("aitrain.jobs.chat", asdict(replace(request, answer_tokens=limit)))

@@ -29,6 +29,9 @@ def env_check(
     rl_max_new_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of one answer.", min=1)] = None,
     rl_env_timeout: Annotated[float | None, typer.Option(help="Deadline in seconds of one call.")] = None,
     rl_env_isolation: Annotated[str | None, typer.Option(help="Where calls run: thread or process.")] = None,
+    ask_judges: Annotated[
+        bool, typer.Option("--ask-judges", help="Ask judges behind an address, which may cost something.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
 ) -> int:
     """Find what is wrong with an environment before it costs a run.
@@ -36,7 +39,7 @@ def env_check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.cli.env_process import limit_threads  # here, because help needs none of it
-    from aitrain.environment.locator import check_by_reading, find_env
+    from aitrain.environment.locator import find_environments
     from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
     from aitrain.workbench.check.process import PATIENCE, messages_of
@@ -53,11 +56,11 @@ def env_check(
     }
     given = {name: value for name, value in options.items() if value is not None}
     config = resolve(TrainConfig, None, env_options(env, rl_env_config, env_arg) | given)
-    check_by_reading(find_env(config), config.rl_env_config or {})
+    find_environments(config)
     if model is not None:
         limit_threads(model)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
-    request = {"options": config.changed(), "only": names, "answers": model is not None}
+    request = {"options": config.changed(), "only": names, "answers": model is not None, "ask_judges": ask_judges}
     module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
     received = messages_of(module, request, PATIENCE + config.rl_env_timeout)
     messages: list[Message] = []

@@ -64,9 +64,9 @@ def check_environment(options: Mapping[str, object]) -> None:
     Raises:
         AitrainError: an option is wrong, or there is no such environment.
     """
-    from aitrain.environment.locator import check_by_reading, find_env
+    from aitrain.environment.locator import find_environments
     from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
 
     config = resolve(TrainConfig, None, options)
-    check_by_reading(find_env(config), config.rl_env_config or {})
+    find_environments(config)

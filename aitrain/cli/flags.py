@@ -12,7 +12,7 @@ import typer
 from aitrain.cli.completion import VARIABLE
 from aitrain.options.option import Option, options_of
 from aitrain.options.section import Options
-from aitrain.options.value_types import TABLES
+from aitrain.options.value_types import REPEATED
 
 BASH = "complete_bash"
 Command = Callable[..., int]
@@ -47,7 +47,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     flags = f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag
     description = option.description if os.environ.get(VARIABLE, BASH) != BASH else None
     info = typer.Option(flags, help=description, autocompletion=lambda: list(option.choices))
-    kind: object = bool | None if option.is_switch else list[str] | None if option.name in TABLES else str | None
+    kind: object = bool | None if option.is_switch else list[str] | None if option.name in REPEATED else str | None
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
     )

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aitrain.batch import RolloutSize
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.documentation import help_text
+from aitrain.options.presets import described
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls
 
@@ -120,6 +122,15 @@ def _print_output(text: str) -> None:
     print(escape_controls(text), file=sys.stderr)
 
 
+def _environments(plan: RunPlan) -> str:
+    """Where the environment is; of several, the share of each in a batch, and in the held-out score."""
+    places = {name: str(source.file or source.module) for name, source in plan.sources.items()}
+    if len(places) < 2:
+        return places.get("", "from Python")
+    shares = plan.config.env_shares
+    return f"\n{'':13}".join(f"{name}: {shares[name]:.1%} of the prompts, {place}" for name, place in places.items())
+
+
 def plan_lines(plan: RunPlan) -> list[str]:
     """The plan of a run, as lines."""
     config, folder = plan.config, plan.folder
@@ -130,19 +141,57 @@ def plan_lines(plan: RunPlan) -> list[str]:
         if config.max_steps
         else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
     )
+    preset = list(described(config))
     where = folder.path if folder else Path(config.output_dir) / config.project_name
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     lines = {
         "model": config.model,
-        "environment": str(plan.source.file or plan.source.module) if plan.source else "from Python",
+        "environment": _environments(plan),
         "batch": str(plan.batch),
-        "loss": str(config.loss),
+        "rollout": str(RolloutSize.of(config, plan.batch)),
+        **({"preset": "\n             ".join(preset)} if preset else {}),
+        "loss": f"{config.custom_loss}, averaged as {config.rl_loss_type}" if config.custom_loss else str(config.loss),
+        **_parts(config),
+        "lr": f"{config.learning_rate:g}{'' if config.lr else ', for LoRA' if config.peft else ', for all weights'}",
         "steps": f"{steps}{_early_end(config)}",
+        **({"ahead": _ahead(config)} if config.rl_ahead else {}),
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
+        **_servers(plan),
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
     }
     return [f"{name:12} {value}" for name, value in lines.items()]
+
+
+def _parts(config: TrainConfig) -> dict[str, str]:
+    """What else there is in the loss and in the rewards."""
+    parts = {"KL term": f"{config.rl_kl_estimator} x {config.rl_kl_coef:g} in the {config.rl_kl_in}"}
+    if not config.rl_kl_coef:
+        parts["KL term"] = "none"
+    if config.rl_baseline == "leave_one_out":
+        parts["baseline"] = "the mean of the others in the group"
+    if config.rl_dual_clip is not None:
+        parts["dual clip"] = f"ratio at most {config.rl_dual_clip:g} where the advantage is negative"
+    if config.rl_entropy_coef:
+        parts["entropy"] = f"bonus x {config.rl_entropy_coef:g}"
+    if config.rl_overlong_buffer is not None:
+        limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.rl_overlong_buffer
+        parts["overlong"] = f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
+    return parts
+
+
+def _ahead(config: TrainConfig) -> str:
+    """What --rl-ahead does."""
+    turns = "; weights are also loaded between turns" if config.rl_ahead_turns else ""
+    return f"the next rollout is sampled while one trains, with weights that are one rollout old{turns}"
+
+
+def _servers(plan: RunPlan) -> dict[str, str]:
+    if not plan.config.starts_vllm_servers:
+        return {}
+    from aitrain.launch.managed_server import servers_in_words  # here, because only these runs need it
+
+    return {"vLLM servers": servers_in_words(plan)}
 
 
 def _early_end(config: TrainConfig) -> str:

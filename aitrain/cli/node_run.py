@@ -29,7 +29,7 @@ def meet(plan: RunPlan, nodes: Nodes) -> NodeLink:
         AitrainError: one does not come or differs.
     """
     config, output_dir = plan.config, Path(plan.config.output_dir).expanduser()
-    own = facts(config, plan.source.file if plan.source else None, plan.processes)
+    own = facts(config, [source.file for source in plan.sources.values()], plan.processes)
     whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
     _say(nodes, f"waiting for {whom} at {nodes.place}")
     if nodes.rank == 0:

@@ -70,8 +70,9 @@ class ChatEndpoint:
         async with self._slots:
             with self.clock.running("generate"):
                 answer = await self._post(body, request.max_tokens)
-        activity.tick()
-        return self._completion(answer, request.max_tokens)
+        completion = self._completion(answer, request.max_tokens)
+        activity.add_tokens(len(completion.ids))
+        return completion
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:

@@ -15,16 +15,16 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     VLLMGeneration.llm                          replaced for a call whose prompts have seeds
     VLLMGeneration.mode, .tensor_parallel_size, .tp_group, ._dist   read
     VLLMGeneration.vllm_client.session          a requests.Session, given a deadline
-    VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress
+    VLLMGeneration.llm.llm_engine.step          wrapped: see local_vllm.py
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -33,6 +33,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
+from aitrain.engines.local_vllm import counting_tokens
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.ranks import largest_over_ranks
 from aitrain.engines.sampling import CompletionBatch, Sampling
@@ -46,23 +47,12 @@ from aitrain.rollout.limits import EndOfTurn
 DEADLINE = 600.0
 """Seconds for one attempt of a request to a server; TRL makes six."""
 
-T = TypeVar("T")
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 
 def set_deadline(session: Any, seconds: float = DEADLINE) -> None:
     """Set a timeout for every attempt of a `requests.Session`, as TRL sets none."""
     session.request = partial(session.request, timeout=seconds)
-
-
-def _ticking(step: Callable[[], T]) -> Callable[[], T]:
-    """Count each step of vLLM's engine as progress."""
-
-    def tick_and_step() -> T:
-        activity.tick()
-        return step()
-
-    return tick_and_step
 
 
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
@@ -93,7 +83,7 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
 
         with replaced(vllm_generation, {"LLM": start}), activity.own.doing("starting vLLM", moves_files=True):
             super()._init_vllm()
-        self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
+        self.llm.llm_engine.step = counting_tokens(self.llm.llm_engine.step)
 
     @property
     def _dtype(self) -> str:

@@ -14,6 +14,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.generation.streamers import BaseStreamer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
 from aitrain.engines.hf_sampling import HFSampling, own_defaults_only
 from aitrain.engines.row_sampling import seeded_rows
@@ -73,12 +74,12 @@ class HFEngine(BatchingEngine):
                 failed = [result.error for result in results.values() if result.error is not None]
                 if failed:  # it returns what was generated until then
                     raise RunFailed(f"Continuous batching failed: {failed[0]}")
-                return [Completion(result.generated_tokens) for result in results.values()]
+                return _counted([Completion(result.generated_tokens) for result in results.values()])
             ids, mask = self._padded(prompts)
             generated = model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=config, **given.arguments(), **self._streamer()
             )
-        return [Completion(answer) for answer in given.cut(generated[:, ids.shape[1] :].tolist())]
+        return _counted([Completion(answer) for answer in given.cut(generated[:, ids.shape[1] :].tolist())])
 
     def _config(self, max_tokens: int, decoding: Decoding) -> GenerationConfig:
         sampling = self.sampling
@@ -111,6 +112,12 @@ class HFEngine(BatchingEngine):
         if not seeds or decoding is not Decoding.SEEDED or self.policy.continuous_batching is not None:
             return nullcontext()
         return seeded_rows(model, lambda _: seeds)
+
+
+def _counted(completions: list[Completion]) -> list[Completion]:
+    """The completions, with their tokens counted as progress."""
+    activity.add_tokens(sum(len(completion.ids) for completion in completions))
+    return completions
 
 
 class _TokenStream(BaseStreamer):  # type: ignore[misc]  # transformers has no types

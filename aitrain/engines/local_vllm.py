@@ -4,7 +4,8 @@ What this uses of vLLM 0.31:
 
     LLM(model=, dtype=, seed=, max_model_len=, gpu_memory_utilization=, tensor_parallel_size=, enable_lora=,
         max_lora_rank=, generation_config="vllm", ...), LLM.generate(prompts, sampling_params, lora_request=, use_tqdm=)
-    LLM.llm_engine.step         wrapped: each call of it is progress
+    LLM.llm_engine.step         wrapped: each call of it is progress; returns completions, those that have ended
+                                with `finished` set
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow
@@ -20,6 +21,8 @@ from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.limits import EndOfTurn
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -112,15 +115,21 @@ def _start(model: LocalModel) -> tuple[Any, Any]:
         trust_remote_code=model.trust_remote_code,
         **options,
     )
-    llm.llm_engine.step = _ticking(llm.llm_engine.step)
+    llm.llm_engine.step = counting_tokens(llm.llm_engine.step)
     return llm, None if model.adapter is None else LoRARequest("adapter", 1, str(model.adapter.resolve()))
 
 
-def _ticking(step: Callable[[], object]) -> Callable[[], object]:
-    """Count each step of vLLM's engine as progress."""
+def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
+    """A step of vLLM's engine that counts as progress, with the tokens of the completions that it ends."""
 
-    def tick_and_step() -> object:
-        activity.tick()
-        return step()
+    def step_and_count() -> T:
+        outputs = step()
+        ended = [output for output in _listed(outputs) if output.finished]
+        activity.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))
+        return outputs
 
-    return tick_and_step
+    return step_and_count
+
+
+def _listed(outputs: Any) -> list[Any]:
+    return outputs if isinstance(outputs, list) else []

@@ -88,13 +88,17 @@ class LogprobCheck:
         gap = await self.difference(engine)
         if gap <= BOUND:  # not so for nan either
             return
-        message = (
-            f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities differ"
-            f" from the trainer's by {gap:.2f} on average after the weight sync.\n{_advice(engine)}"
-        )
+        differ = f"differ from the trainer's by {gap:.2f} on average after the weight sync"
         if self.notify is None:
-            raise RunFailed(message)
-        self.notify(message)
+            raise RunFailed(
+                f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities {differ}.\n"
+                f"{_advice(engine)}"
+            )
+        self.notify(
+            f"The log-probabilities of the vLLM server at {engine.url} {differ}: its base is rounded in another way."
+            " Importance weights correct that; a small metric sampling/importance_sampling_ratio/mean means that the"
+            " rounding is too coarse for this model."
+        )
 
     async def difference(self, engine: VLLMServerEngine) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""

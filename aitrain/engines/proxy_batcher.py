@@ -26,7 +26,7 @@ from aitrain.engines.model_proxy import ModelProxy
 from aitrain.engines.row_sampling import seeded_rows
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.mixed_runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused
@@ -36,7 +36,7 @@ SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 
 
 def offer_model(
-    runner: EnvRunner,
+    runner: Runner,
     model: PreTrainedModel,
     tokenizer: Any,
     engine: Completer | None = None,
@@ -50,7 +50,7 @@ def offer_model(
 
     @asynccontextmanager
     async def scoring() -> AsyncIterator[None]:
-        with evaluation_mode(model):
+        with nullcontext() if refusal else evaluation_mode(model):  # one that may train meanwhile keeps its mode
             async with proxy.serving_calls(lambda: runner.running_calls):
                 yield
 

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from accelerate.utils import gather_object
 
 from aitrain import activity
+from aitrain.engines.completion_gate import CompletionGate
 from aitrain.engines.completion_request import CompletionRequest, Places, first_token_logprobs, room, split_batch
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server_fleet import ServerFleet
@@ -39,6 +40,7 @@ from aitrain.rollout.episode import run_all
 from aitrain.rollout.limits import EndOfTurn
 
 T = TypeVar("T")
+Gather = Callable[[list[Any]], list[Any]]
 
 CURRENT_SECONDS = 1.0
 """How long a check of the server's weights stays valid for `generate`: no server restarts faster."""
@@ -72,6 +74,8 @@ class VLLMServerEngine:
     clock: RolloutClock = field(default_factory=RolloutClock)
     has_logprobs: bool = True
     """Whether `generate` returns log-probabilities, which only a training needs."""
+    gate: CompletionGate = field(default_factory=CompletionGate)
+    """Closed while weights are loaded between the turns of episodes (--rl-ahead-turns)."""
     weight_version: int | None = field(default=None, init=False)
     """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
     last_bytes: int = field(default=0, init=False)
@@ -114,7 +118,10 @@ class VLLMServerEngine:
         with self.clock.running("generate"):
             async with self._slots:
                 (completion,) = await self.fleet.request(
-                    lambda server: self._complete(server, one), one.max_total_tokens, CURRENT_SECONDS, request.index
+                    lambda server: self._turn(server, one),
+                    one.max_total_tokens,
+                    CURRENT_SECONDS,
+                    request.index,
                 )
         return completion
 
@@ -162,7 +169,8 @@ class VLLMServerEngine:
         Raises:
             RunFailed: as for `generate`.
         """
-        return [completion.ids for completion in await self.generate_batch(batch)]
+        async with self.gate.completion():
+            return [completion.ids for completion in await self.generate_batch(batch)]
 
     async def top_logprobs(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
         """Log-probabilities at temperature 1 of the most likely next tokens after each context, by token id: the
@@ -178,10 +186,14 @@ class VLLMServerEngine:
 
         return await self.fleet.request(attempt)
 
+    async def _turn(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
+        async with self.gate.completion():
+            return await self._complete(server, request)
+
     async def _complete(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
         version = self.weight_version or 0
         sampled = request.completions(await self._post(server, request), server.client.url)
-        activity.tick()
+        activity.add_tokens(sum(len(ids) for ids, _ in sampled))
         return [
             Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", version)
             for ids, logprobs in sampled
@@ -230,7 +242,7 @@ class VLLMServerEngine:
             await self.fleet.settle()
 
     @contextmanager
-    def failing_together(self) -> Iterator[None]:
+    def failing_together(self, gather: Gather = gather_object) -> Iterator[None]:
         """Context that ends on all ranks together, and raises a failure of one rank on all. Every rank must enter it.
 
         Raises:
@@ -241,7 +253,7 @@ class VLLMServerEngine:
             yield
         except RunFailed as error:
             failure = error
-        outcomes = gather_object([(self.restarts, None if failure is None else str(failure))])
+        outcomes = gather([(self.restarts, None if failure is None else str(failure))])
         self._restarts_elsewhere = max(restarts for restarts, _ in outcomes) - self.fleet.restarts
         for _, message in outcomes:
             if message is not None:

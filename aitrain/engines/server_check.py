@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from aitrain.engines import tied_head
 from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.vllm.adapter_ranks import RANKS, served_rank
 from aitrain.vllm.addresses import KEY_VARIABLE
 from aitrain.vllm.client import VLLMClient
-from aitrain.vllm.server_process import UNCHUNKED
+from aitrain.vllm.server_process import EXTENSION, UNCHUNKED
 
 CHECK_SECONDS = 60.0
 """Deadline of each call, one of which may be the server's first completion."""
@@ -48,7 +47,7 @@ class ServerNeeds:
         adapter = f" --enable-lora --max-lora-rank {served_rank(self.rank) or RANKS[-1]}" if self.rank else ""
         mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True " if self.rank else "VLLM_SERVER_DEV_MODE=1 "
         mode = "" if self.keeps_weights else mode
-        extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
+        extension = " " + EXTENSION.replace("=", " ")
         adapter = adapter or (extension if self.is_on_cpu and not self.keeps_weights else "")
         on_cpu = f" {UNCHUNKED}" if self.is_on_cpu else ""
         logprobs = " --logprobs-mode processed_logprobs" if self.trains else ""
@@ -66,6 +65,8 @@ class ServerModel:
     """False also if unknown."""
     dtype: torch.dtype | None = None
     """Type of its weights; None if unknown."""
+    is_quantized: bool = False
+    """Whether its weights are quantized; False also if unknown."""
 
     @property
     def description(self) -> str:
@@ -104,7 +105,7 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
         details = await _details(client)
         needs = replace(needs, is_on_cpu=_is_on_cpu(details))
         base = await _base(client, needs)
-        base = base and replace(base, dtype=_dtype(details))
+        base = base and replace(base, dtype=_dtype(details), is_quantized=_is_quantized(details))
         lack = await _lack(client, base, needs) or _lack_in(details, needs)
     except ServerGoneError as gone:
         lack = f"cannot be used ({gone})"
@@ -173,10 +174,13 @@ def _is_on_cpu(details: dict[str, Any]) -> bool:
 
 def _dtype(details: dict[str, Any]) -> torch.dtype | None:
     """Type of the weights; None if unknown, or if they are quantized."""
-    model = details.get("model_config") or {}
-    name = str(model.get("dtype")).removeprefix("torch.")
-    dtype = getattr(torch, name, None) if model.get("quantization") is None else None
+    name = str((details.get("model_config") or {}).get("dtype")).removeprefix("torch.")
+    dtype = None if _is_quantized(details) else getattr(torch, name, None)
     return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def _is_quantized(details: dict[str, Any]) -> bool:
+    return (details.get("model_config") or {}).get("quantization") is not None
 
 
 def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:
@@ -189,6 +193,8 @@ def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:
     extension = (details.get("parallel_config") or {}).get("worker_extension_cls")
     if needs.is_on_cpu and not (needs.rank or needs.keeps_weights) and not extension:
         return "runs on the CPU and lacks the worker extension that loads weights there"
+    if needs.is_on_cpu and details.get("speculative_config") and not extension:
+        return f"drafts tokens on the CPU, where that needs {EXTENSION}"
     return ""
 
 

@@ -6,16 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 
-class WorkerExtension:
-    """Methods that vLLM's workers get (`--worker-extension-cls`), callable over /collective_rpc."""
-
-    model_runner: Any
-
-    def renew_tied_head(self) -> None:
-        """See `renew_tied_head`."""
-        renew_tied_head(self.model_runner.get_model())
-
-
 def renew_tied_head(model: Any) -> None:
     """Repack the output layer of a model with tied embeddings after a reload of weights.
 

@@ -59,7 +59,8 @@ class Case:
     """One row of the dataset.
 
     `case_idx` is the environment's name for it, not necessarily unique. `number` is unique: the row's index in the
-    dataset; the rows of `build_eval_dataset` are numbered after those of the dataset.
+    dataset; the rows of `build_eval_dataset` are numbered after those of the dataset, and those of the next environment
+    of a run after both.
     """
 
     case_idx: Any
@@ -67,6 +68,8 @@ class Case:
     """Empty messages for a row without a prompt: the environment speaks first."""
     row: Mapping[str, Any]
     number: int = 0
+    env: str = ""
+    """Name of its environment, in a run with several."""
 
     @property
     def is_chat(self) -> bool:

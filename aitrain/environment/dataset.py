@@ -4,8 +4,10 @@ is recognised by its attributes."""
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, TypeAlias, cast, overload
 
 from aitrain.environment.contract import Case, call_with_tokenizer, env_kind
@@ -27,6 +29,10 @@ class Cases(Sequence[Case]):
     """Selected row numbers, in order."""
     offset: int = 0
     """Added to row numbers: those of a separate held-out dataset follow those of the training dataset."""
+    env: str = ""
+    """Name of the environment, in a run with several."""
+    first: int = 0
+    """Number of the environment's first row among those of all environments."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -41,7 +47,7 @@ class Cases(Sequence[Case]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, number = self.rows[self.numbers[index]], self.numbers[index] + self.offset
-        return Case(row.get("case_idx", number), row.get("prompt") or [], row, number)
+        return Case(row.get("case_idx", number), row.get("prompt") or [], row, number + self.first, self.env)
 
     @property
     def is_chat(self) -> bool:
@@ -51,6 +57,42 @@ class Cases(Sequence[Case]):
     def select(self, numbers: Sequence[int]) -> Cases:
         """Another selection of the same dataset."""
         return replace(self, numbers=numbers)
+
+
+class MixedCases(Sequence[Case]):
+    """The cases of several environments, one after another."""
+
+    def __init__(self, parts: Sequence[Cases]) -> None:
+        self.parts = tuple(parts)
+        self._ends = list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Case]: ...
+
+    def __getitem__(self, index: int | slice) -> Case | list[Case]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        part = bisect_right(self._ends, index)
+        return self.parts[part][index - (self._ends[part - 1] if part else 0)]
+
+
+def number_apart(built: Mapping[str, Datasets]) -> dict[str, Datasets]:
+    """The datasets of each environment with its name, and with row numbers that no other environment has."""
+    numbered, first = dict[str, Datasets](), 0
+    for name, (train, held_out) in built.items():
+        own = None if held_out is None else replace(held_out, env=name, first=first)
+        numbered[name] = replace(train, env=name, first=first), own
+        first += len(train.rows) + (0 if held_out is None else len(held_out.rows))
+    return numbered
 
 
 def fingerprint(cases: Iterable[Case]) -> str:

@@ -27,6 +27,7 @@ class FailureCount:
     empty_batches: int = 0
     bad_batches: int = 0
     has_noted_abandoned: bool = False
+    has_noted_dropped: bool = False
 
     def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
         """Messages of the (kind, message) pairs whose kind has not been reported in this run."""

@@ -10,6 +10,7 @@ from typing import Any
 from aitrain import activity
 from aitrain.environment.contract import arguments_for
 from aitrain.environment.episode_group import Group
+from aitrain.environment.mixed_runner import Runner
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.runner import REPEATABLE, EnvRunner
 from aitrain.environment.score_parsing import Bounds, ScoreResult, parse_score, shown
@@ -58,10 +59,10 @@ def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
     return ScoreResult(result.score, {**own.metrics, **result.metrics}, failure)
 
 
-async def score_groups(runner: EnvRunner, groups: Sequence[Group]) -> list[list[ScoreResult]]:
+async def score_groups(runner: Runner, groups: Sequence[Group]) -> list[list[ScoreResult]]:
     """The results of each group, one call after another, as they may compare with what earlier ones left on the
     environment. If the call fails, all of its members have the failure."""
-    return [await _score_group(runner, group) for group in groups]
+    return [await _score_group(runner.part_of(group.case), group) for group in groups]
 
 
 async def _score_group(runner: EnvRunner, group: Group) -> list[ScoreResult]:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from aitrain.environment.adapters.random_stream import RandomStream
 from aitrain.environment.locator import EnvSource, check_signature, no_such_class, several_classes
-from aitrain.environment.user_modules import import_file, import_module
+from aitrain.environment.user_modules import add_to_path, import_file, import_module
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
@@ -40,9 +40,8 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
 
 
 def _import(source: EnvSource) -> ModuleType:
-    """Import the module with its folder at the end of sys.path, so that it does not hide a library of the same name."""
-    own = Path.cwd() if source.is_module or source.file is None else source.file.parent
-    sys.path += [folder for folder in dict.fromkeys((str(own), str(Path.cwd()))) if folder not in sys.path]
+    """Import the module; its folder is searched as well."""
+    add_to_path(Path.cwd() if source.is_module or source.file is None else source.file.parent)
     try:
         if source.is_module or source.file is None:
             return import_module(source.module)

@@ -7,9 +7,9 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_named
 from aitrain.environment.user_modules import module_specs, names_in, parse, top_level
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import AitrainError, ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.packages import BUNDLED, PACKAGE, in_working_directory
 
@@ -42,16 +42,18 @@ def find_env(config: TrainConfig) -> EnvSource:
     Raises:
         ConfigError: none is given, or the module or file does not exist.
     """
+    if isinstance(config.rl_env, list):
+        raise ConfigError(f"rl_env: this takes one environment, not {len(config.rl_env)}: name one with --rl-env")
     if config.rl_env_module is not None:
         return _find_module("rl_env_module", config.rl_env_module, config.rl_env_class)
-    place, _, class_name = (config.rl_env or "").partition(":")
+    place, _, class_name = config.env_place.partition(":")
     if not place:
         raise ConfigError(
             "rl_env: no environment is given. Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module"
             f" and --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
         )
     if place in ("http", "https") and class_name.startswith("/"):
-        return _adapter_source(SERVED, str(config.rl_env))
+        return _adapter_source(SERVED, config.env_place)
     adapter = adapter_named(place)
     if adapter is not None and not _is_own_module(place, class_name):
         return _adapter_source(adapter, class_name)
@@ -60,6 +62,48 @@ def find_env(config: TrainConfig) -> EnvSource:
         return _find_file(place, wanted)
     _refuse_path(place)
     return _find_module("rl_env", place, wanted)
+
+
+def find_environments(config: TrainConfig) -> dict[str, EnvSource]:
+    """Locate each environment of the options by its name, and check it by reading its file.
+
+    Raises:
+        ConfigError: none is given, or one does not exist or does not take its keywords.
+        EnvironmentFailed: a file is not valid Python.
+    """
+    sources = locate_environments(config)
+    for name, own in config.environments.items():
+        with errors_of(name):
+            check_by_reading(sources[name], own.rl_env_config or {})
+    return sources
+
+
+def locate_environments(config: TrainConfig) -> dict[str, EnvSource]:
+    """Locate each environment of the options by its name. Each file becomes a module of its own, as several may have
+    the same name.
+
+    Raises:
+        ConfigError: none is given, or one does not exist.
+    """
+    sources = dict[str, EnvSource]()
+    for number, (name, own) in enumerate(config.environments.items()):
+        with errors_of(name):
+            source = find_env(own)
+        is_first = source.is_module or not number
+        sources[name] = source if is_first else replace(source, module=f"{source.module}_{number}")
+    return sources
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Context whose errors name the environment, if it has a name."""
+    try:
+        yield
+    except AitrainError as error:
+        if name:
+            first, *rest = str(error).split("\n")
+            error.args = ("\n".join([f"{first} (environment {name})", *rest]), *error.args[1:])
+        raise
 
 
 def _is_own_module(name: str, class_name: str) -> bool:

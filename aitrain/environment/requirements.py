@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -50,6 +51,22 @@ def requirements_of(environment: object) -> EnvRequirements:
             f"Write requirements = aitrain.EnvRequirements({next(iter(declared))}=...)."
         )
     return declared if isinstance(declared, EnvRequirements) else EnvRequirements()
+
+
+def with_largest(config: TrainConfig, parts: Sequence[TrainConfig]) -> TrainConfig:
+    """The options of a run with several environments: of what they require, the longest episodes and the widest scores.
+    All options that can be declared count as given afterwards."""
+    lows, highs = zip(*(part.score_bounds for part in parts), strict=True)
+    widest = next((part.rl_score_range for part in parts if part.score_bounds == (min(lows), max(highs))), None)
+    return config.model_copy(
+        update={
+            "rl_env_isolation": config.rl_env_isolation,
+            "rl_env_episodes": config.rl_env_episodes,
+            "rl_max_turns": max(part.rl_max_turns for part in parts),
+            "rl_max_new_tokens": max(part.rl_max_new_tokens for part in parts),
+            "rl_score_range": widest or f"{min(lows)},{max(highs)}",
+        }
+    )
 
 
 def with_requirements(config: TrainConfig, environment: object) -> tuple[TrainConfig, str]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.closing import close_environment
-from aitrain.environment.contract import Case, Transcript, env_kind
+from aitrain.environment.contract import Case, Transcript, env_kind, scores_groups
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
@@ -91,12 +91,27 @@ class EnvRunner:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
-        by_episode = self._kind != "score_episode" or _has_tools(self.environment)
+        by_episode = self.kind != "score_episode" or _has_tools(self.environment)
         in_processes = self.processes is not None or isinstance(self.environment, ServedEnvironment)
-        return CallPolicy(self.environment, self._kind, by_episode, in_processes, self.notify)
+        return CallPolicy(self.environment, self.kind, by_episode, in_processes, self.notify)
+
+    @property
+    def parts(self) -> dict[str, EnvRunner]:
+        """The runners of all environments of the run by their names, as in MixedRunner: itself."""
+        return {"": self}
+
+    @property
+    def label(self) -> str:
+        """Name of the environment's class."""
+        return type(self.environment).__qualname__
+
+    def part_of(self, case: Case) -> EnvRunner:
+        """The runner of a case, as in MixedRunner: itself."""
+        return self
 
     @cached_property
-    def _kind(self) -> str:
+    def kind(self) -> str:
+        """Which of ENV_KINDS the environment has."""
         return env_kind(self.environment)
 
     @cached_property
@@ -109,18 +124,38 @@ class EnvRunner:
         """Number of running calls, without those that wait for a thread."""
         return min(self._calls, _max_calls(self))
 
+    @property
+    def process_fds(self) -> list[int]:
+        """File descriptors of the connection to its processes, which those of other environments must not hold open."""
+        return [self.processes.fd] if isinstance(self.processes, ProcessPool) else []
+
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
-        elif self._kind == "score_episode":
+        elif self.kind == "score_episode":
             absent = model if isinstance(model, NoModel) else NoModel()
             self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
 
     @cached_property
     def has_sessions(self) -> bool:
         """Whether an episode has calls before its score: `episode`, `start` or tools."""
-        return self._kind != "score_episode" or hasattr(self.environment, "get_tools")
+        return self.kind != "score_episode" or hasattr(self.environment, "get_tools")
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether the episodes of a group are scored together."""
+        return scores_groups(self.environment)
+
+    @property
+    def watches_scores(self) -> bool:
+        """Whether writes of the scoring calls are recorded, in the class of the environment."""
+        return not (self.policy.by_episode or self.policy.in_processes)
+
+    @property
+    def episodes_at_once(self) -> int | None:
+        """Number of episodes that may be played at the same time; None: any."""
+        return self.config.rl_env_episodes if self.has_sessions else None
 
     # -- an episode, from its beginning to its end
 
@@ -132,7 +167,7 @@ class EnvRunner:
         self._watch = self.policy.watch() if self.policy.by_episode else None
         if self.has_sessions:
             opened = await self._repeat(
-                sessions, [partial(self.open_session, one.case, one.seed) for one in sessions], self._kind
+                sessions, [partial(self.open_session, one.case, one.seed) for one in sessions], self.kind
             )
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
@@ -157,8 +192,8 @@ class EnvRunner:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         if one.session is None:
             return EnvResponse(is_over=True)
-        place = "step" if self._kind == "start" else self._kind  # where a call that hangs or crashes is
-        if turn.calls and self._kind != "rollout" and not one.reset.takes_calls:
+        place = "step" if self.kind == "start" else self.kind  # where a call that hangs or crashes is
+        if turn.calls and self.kind != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
         _show_once(response.note, self._shown, self.notify)
@@ -169,7 +204,7 @@ class EnvRunner:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
         alive = [(one, text) for one, text in zip(sessions, transcripts, strict=True) if one.failure is None]
         jobs = [partial(self.score_session, one.session, text) for one, text in alive]
-        place = "score" if self._kind == "start" else self._kind
+        place = "score" if self.kind == "start" else self.kind
         scored = await self._score_all([one for one, _ in alive], jobs, place)
         results: dict[EnvSession, ScoreResult] = {}
         for (one, _), result in zip(alive, scored, strict=True):
@@ -182,7 +217,7 @@ class EnvRunner:
         self, sessions: list[EnvSession], jobs: Sequence[Callable[[], ScoreResult]], place: str
     ) -> list[ScoreResult | None]:
         """Score the sessions, watching for writes if each call is a whole episode and runs in this process."""
-        if self.policy.by_episode or self.policy.in_processes:
+        if not self.watches_scores:
             return await self._repeat(sessions, jobs, place)
         watch = self.policy.watch()
         with watch.recording():
@@ -198,7 +233,7 @@ class EnvRunner:
         self, session: SessionLike | None, transcript: Transcript, bounds: Bounds | None = None
     ) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
-        arguments = {**transcript.arguments(), **self.given} if self._kind == "score_episode" else {}
+        arguments = {**transcript.arguments(), **self.given} if self.kind == "score_episode" else {}
         if session is not None:
             return session.score(arguments)
         with closing(_new_session(self, transcript.case, bounds)) as alone:

@@ -98,3 +98,9 @@ def import_module(name: str) -> ModuleType:
     if name.partition(".")[0] not in sys.modules:
         execute(module_specs(name)[0])
     return importlib.import_module(name)
+
+
+def add_to_path(folder: Path) -> None:
+    """Let imports find modules of this folder and of the working directory. They are appended to `sys.path`, so that
+    they do not hide libraries of the same name."""
+    sys.path += [place for place in dict.fromkeys((str(folder), str(Path.cwd()))) if place not in sys.path]

@@ -13,6 +13,10 @@ class MessageSocket:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
+    def fileno(self) -> int:
+        """The socket's file descriptor."""
+        return self._socket.fileno()
+
     def send(self, message: bytes, fds: Sequence[int] = ()) -> bool:
         """Send a message; False if the other end is gone."""
         try:

@@ -65,6 +65,11 @@ class ProcessPool:
         theirs.close()
         return cls(MessageSocket(ours), pid)
 
+    @property
+    def fd(self) -> int:
+        """File descriptor of the connection to the fork server."""
+        return self._server.fileno()
+
     def update(self, attributes: dict[str, bytes]) -> None:
         """Set pickled attributes on the environment, for the processes that are leased from now on.
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from aitrain.errors import Interrupted, to_aitrain_error
 from aitrain.events import Ended, Failed, Phase
-from aitrain.jobs.worker import EventChannel, exit_now, load_runner, open_event_channel
+from aitrain.jobs.env_loading import load_runner
+from aitrain.jobs.worker import EventChannel, exit_now, open_event_channel
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
@@ -40,7 +41,7 @@ def _check(arguments: list[str], channel: EventChannel) -> None:
     checkpoint = Path(arguments[2]) if len(arguments) > 2 else None
     config = resolve(TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[3:]})
     channel(Phase("loading the environment"))
-    with closing(load_runner(config, channel)) as runner:
+    with closing(load_runner(config, channel, [channel.stream.fileno()])) as runner:
         channel(Phase("importing torch and TRL"))
 
         from aitrain.jobs.environment_check import refuse_unscorable

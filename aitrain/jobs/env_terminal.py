@@ -28,7 +28,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.model_view import ModelView
-from aitrain.workbench.opening import OpenedEnvironment, open_environment
+from aitrain.workbench.opening import OpenedEnvironment, open_environment, open_environments
 from aitrain.workbench.play import PlayOptions, play
 
 if TYPE_CHECKING:
@@ -103,9 +103,10 @@ def _rescore(request: Request) -> Document:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    opened, config = open_environment(config, tokenizer)
-    episodes = Rescorer(opened, config, tokenizer).rescore(map(index.record, entries))
-    report = RescoreReport(wanted["most"]).add_all(episodes)
+    report = RescoreReport(wanted["most"])
+    for name, (opened, own) in open_environments(config, tokenizer).items():
+        of_env = [index.record(entry) for entry in entries if name in ("", entry.environment)]
+        report.add_all(Rescorer(opened, own, tokenizer).rescore(of_env))
     report.check()
     if not wanted["as_json"]:
         report.show(Console(highlight=False))

@@ -14,12 +14,11 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from aitrain.engines.scopes import frozen_heap
-from aitrain.environment.contract import scores_groups
 from aitrain.errors import ConfigError, Interrupted
 from aitrain.events import Ended, Evaluating
 from aitrain.options.evaluate import EvalConfig
 from aitrain.runs.checkpoint import clean_partial
-from aitrain.runs.environment_source import files_of, keep_source
+from aitrain.runs.environment_source import files_of
 from aitrain.runs.eval_result import (
     PHASE,
     EvalFacts,
@@ -37,7 +36,7 @@ from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines, read_ob
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.eval_preparation import PreparedEval, prepare_eval
 from aitrain.training.evaluation import EvalPhase, RecordedScores, eval_batches, evaluate
-from aitrain.training.provenance import describe_run
+from aitrain.training.provenance import describe_run, keep_sources
 from aitrain.training.run_context import RunContext
 
 
@@ -65,7 +64,7 @@ def run(context: RunContext) -> EvalResult | None:
 def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedEval) -> EvalResult | None:
     is_main = PartialState().is_main_process
     if is_main:
-        _describe(context, config, prepared)
+        _describe(context, prepared)
     context.progress.pids = gather_object([os.getpid()])
     recorded = _recorded(context.folder, prepared)
     plan, step = replace(prepared.plan, recorded=recorded), prepared.reference.step or 0
@@ -76,13 +75,14 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
     if not is_main:
         return None
     facts = EvalFacts(
-        type(context.runner.environment).__qualname__,
+        context.runner.label,
         config.seed,
         len(plan.cases),
         plan.samples,
         bounds_of(context.runner.config.rl_score_range),
         prepared.overlap,
         context.progress.seconds or 0.0,
+        plan.mixture,
     )
     result = eval_result(context.folder.path, prepared.reference, facts, _records(context.folder))
     result.write()
@@ -90,21 +90,21 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
     return result
 
 
-def _describe(context: RunContext, config: EvalConfig, prepared: PreparedEval) -> None:
+def _describe(context: RunContext, prepared: PreparedEval) -> None:
     """Write environment.json, with the model; a resumed eval must have the same weights and the same environment.
 
     Raises:
         ConfigError: one of them has changed since the eval began.
     """
-    reference, environment = prepared.reference, context.runner.environment
+    reference, runner = prepared.reference, context.runner
     if changed := changed_since(context.folder, reference):
         raise ConfigError(f"{changed} has changed since this eval began\nStart another without --resume.")
     played = {
         "model": {**model_of(reference), "weights": weights_stamp(reference)},
-        "files": [str(file) for file in files_of(environment)],
+        "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
     }
-    write_json(context.folder.environment, {**describe_run(config, environment), **played})
-    keep_source(environment, context.folder.environment_source)
+    write_json(context.folder.environment, {**describe_run(runner), **played})
+    keep_sources(runner, context.folder)
 
 
 # -- records
@@ -200,7 +200,7 @@ def _recorded(folder: RunFolder, prepared: PreparedEval) -> RecordedScores:
 def _whole_batches(prepared: PreparedEval, name: str, recorded: set[tuple[int, int]]) -> set[tuple[int, int]]:
     rollouts, plan = prepared.rollouts, prepared.plan
     size = plan.batch_size * rollouts.accelerator.num_processes
-    batches = eval_batches(plan, name, size, scores_groups(rollouts.rollout.runner.environment))
+    batches = eval_batches(plan, name, size, rollouts.rollout.runner.scores_groups)
     keys = [{(sample.row, sample.number) for sample in batch} for batch in batches]
     return {key for batch in keys if batch <= recorded for key in batch}
 

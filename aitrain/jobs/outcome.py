@@ -9,7 +9,8 @@ from typing import TypedDict
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import Best
 from aitrain.runs.early_stop import TimeToTarget, time_to_target
-from aitrain.runs.held_out import before_and_after, bounds_of
+from aitrain.runs.held_out import bounds_of
+from aitrain.runs.mixture import env_results, score_table
 from aitrain.runs.result import Result
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
@@ -38,7 +39,7 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
     (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
-    scores = before_and_after(scorings, bounds_of(config.rl_score_range), config.eval_samples)
+    scores = score_table(scorings, plan.mixture, bounds_of(config.rl_score_range), config.eval_samples)
     stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
     server = trainer.rollouts.server
     return Result(
@@ -63,7 +64,8 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
         eval_overlap=prepared.split.overlap,
         train_cases=len(trainer.cases),
         base_model=config.model,
-        environment=type(context.runner.environment).__qualname__,
+        environment=context.runner.label,
+        environments=env_results(scores, plan.mixture),
         seed=config.seed,
         vllm_restarts=0 if server is None else server.restarts,
         **_counts(context.folder, trainer.accelerator.is_main_process),

@@ -12,7 +12,6 @@ import faulthandler
 import gc
 import importlib
 import os
-import random
 import select
 import signal
 import sys
@@ -20,22 +19,16 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
-
-import numpy
+from typing import NoReturn, TextIO
 
 from aitrain import activity
-from aitrain.environment.contract import check_methods
-from aitrain.environment.loader import load_env
-from aitrain.environment.locator import find_env
-from aitrain.environment.requirements import with_requirements
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import EnvRunner
 from aitrain.errors import RunFailed, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Event, Failed, Note, Started, encode
-from aitrain.jobs.fork_host import env_command
+from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
+from aitrain.jobs.env_loading import load_runner
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -45,9 +38,6 @@ from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
 
-if TYPE_CHECKING:
-    from aitrain.execution.ray_pool import RayPool
-
 
 @dataclass
 class EventChannel:
@@ -56,14 +46,17 @@ class EventChannel:
     stream: TextIO
     rank: int
     on_broken: Callable[[], None] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Held while an event is written, as the heartbeat's thread sends some."""
 
     def __call__(self, event: Event) -> None:
         """Send an event; other ranks than the first send only Started and Failed."""
         if self.rank != 0 and not isinstance(event, (Started, Failed)):
             return
         try:
-            self.stream.write(encode(event))
-            self.stream.flush()
+            with self._lock:
+                self.stream.write(encode(event))
+                self.stream.flush()
         except (BrokenPipeError, ValueError):
             self._report_broken()
 
@@ -98,7 +91,7 @@ def main(arguments: list[str], channel: EventChannel) -> int:
     channel(Started(channel.rank, os.getpid()))
     try:
         folder, progress = RunFolder(Path(arguments[0])), Progress()
-        with Heartbeat(folder, progress, is_writer=channel.rank == 0) as heartbeat:
+        with Heartbeat(folder, progress, channel.rank == 0, channel) as heartbeat:
             _work(arguments, folder, channel, heartbeat)
     except (Exception, KeyboardInterrupt) as error:
         traceback.print_exception(error)
@@ -116,10 +109,10 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
     heartbeat.progress.stall_timeout = config.stall_timeout
     activity.own.enter("loading the environment", moves_files=True)
-    runner = load_runner(config, channel)
+    runner = load_runner(config, channel, [channel.stream.fileno()])
+    if channel.rank == 0 and isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
+        folder.write_config(runner.config)
     config = runner.config
-    if channel.rank == 0:
-        folder.write_config(config)
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.start()
@@ -143,41 +136,6 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
         channel.watch()
         run(RunContext(config, folder, runner, channel, stop, checkpoint, heartbeat.progress))
     shutdown_group()
-
-
-def load_runner(config: TrainConfig, channel: EventChannel) -> EnvRunner:
-    """Load the environment, and start its processes if it runs in processes of its own. The runner's options have what
-    the environment requires.
-
-    Raises:
-        AitrainError: it cannot be loaded.
-    """
-    random.seed(config.seed)
-    numpy.random.seed(config.seed)
-    environment = load_env(find_env(config), config.rl_env_config or {})
-    check_methods(environment)
-    config, note = with_requirements(config, environment)
-    if note:
-        channel(Note(note, "info"))
-    if config.is_env_on_ray:
-        pool = start_on_ray(config)
-        for problem in pool.problems.values():
-            channel(Note(f"A machine of the Ray cluster is left out: {problem}"))
-        return EnvRunner(environment, config, pool)
-    return start_runner(environment, config, close=[channel.stream.fileno()])
-
-
-def start_on_ray(config: TrainConfig) -> RayPool:
-    """Start the environment on the machines of a Ray cluster.
-
-    Raises:
-        ConfigError: there is no cluster.
-        EnvironmentFailed: it cannot be loaded there.
-    """
-    from aitrain.execution.ray_pool import RayPool
-
-    activity.own.enter("starting the environment on Ray", moves_files=True)
-    return RayPool.start(env_command(config), config.env_calls or 1, config.ray_address)
 
 
 def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:

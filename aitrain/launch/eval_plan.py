@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from aitrain.batch import BatchPlan
-from aitrain.environment.locator import check_by_reading, find_env
+from aitrain.environment.locator import find_environments
 from aitrain.errors import ConfigError
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import (
@@ -25,6 +25,7 @@ from aitrain.options.trl_fields import check_trl_fields
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.addresses import check_listen_address
+from aitrain.vllm.server_arguments import check_server_arguments
 
 
 def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
@@ -42,13 +43,13 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     if given_machines(os.environ) is not None:
         raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
     check_trl_fields(config.trl)
+    check_server_arguments(config.vllm_args)
     refuse_secrets(config)
-    source = find_env(config)
-    check_by_reading(source, config.rl_env_config or {})
+    sources = find_environments(config)
     RunFolder.check_place(config)
     if reference.kind == "url":
         _check_address(config)
-        return RunPlan(config, source, BatchPlan(1, 1, 1, 1), (), None)
+        return RunPlan(config, sources, BatchPlan(1, 1, 1, 1), (), None)
     check_packages(config)
     served = _served(config, reference)
     gpus = training_gpus(served)
@@ -64,7 +65,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
         if config.vllm_listen_address is not None:
             check_listen_address(config.vllm_listen_address)
     kept = gpus[: config.vllm_tensor_parallel_size if config.use_vllm else processes]
-    return RunPlan(served, source, BatchPlan(processes, 1, 1, 1), kept, None, server_gpus)
+    return RunPlan(served, sources, BatchPlan(processes, 1, 1, 1), kept, None, server_gpus)
 
 
 def _served(config: EvalConfig, reference: ModelReference) -> EvalConfig:

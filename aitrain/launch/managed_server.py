@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import threading
@@ -15,6 +16,7 @@ from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.packages import PACKAGE
 from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK
+from aitrain.vllm.server_arguments import argument_words
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, stop_all
 
 LOOK = 0.5
@@ -53,6 +55,9 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     context = config.model_max_length  # before the dataset is built, only the options are known; None: the model's
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
+    dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
+    if dtype == "float32" and config.vllm_quantization is not None:
+        dtype = "bfloat16"  # vLLM computes with FP8 weights in half precision only
     host = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK)
     return [
         ServerConfig(
@@ -60,16 +65,36 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
             log=folder.path / ("vllm-server.log" if count == 1 else f"vllm-server-{number}.log"),
             gpus=plan.server_gpus[number * config.vllm_server_gpus :][: config.vllm_server_gpus],
             tensor_parallel=config.vllm_tensor_parallel_size,
+            data_parallel=config.vllm_data_parallel_size,
+            quantization=config.vllm_quantization,
+            speculative=config.vllm_speculative,
+            more=config.vllm_args,
             context=context,
             lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
             memory=config.vllm_memory,
-            dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
+            dtype=dtype,
             trust_remote_code=config.trust_remote_code,
             seed=config.seed,
             host=host,
         )
         for number in range(count)
     ]
+
+
+def servers_in_words(plan: RunPlan) -> str:
+    """The servers that a run starts, for its plan."""
+    config = plan.config
+    where = f"GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "the CPU"
+    if config.launcher == "ray":
+        where = "one machine of the Ray cluster"
+    parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
+    if config.vllm_data_parallel_size > 1:
+        parts.append(f"{config.vllm_data_parallel_size} copies of the model in each")
+    if config.vllm_quantization is not None:
+        parts.append(f"{config.vllm_quantization} base")
+    if config.vllm_speculative is not None:
+        parts.append(f"speculative decoding: {json.dumps(config.vllm_speculative)}")
+    return ", ".join([*parts, *argument_words(config.vllm_args)])
 
 
 class _ServerStates:

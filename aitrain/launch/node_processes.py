@@ -14,11 +14,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from aitrain.activity import Part, SharedMemory, Snapshot, read, write
+from aitrain.activity import Part, RolloutProgress, SharedMemory, Snapshot, read, write
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import OWN_FOLDER_VARIABLE, Ended, Event, Failed, Note, Started, decode, encode
 from aitrain.launch.local_processes import Ranks, how_it_ended, reserved_port, worker_command
@@ -154,10 +155,10 @@ class LeadingProcesses(LinkedProcesses):
                     self._on_lost(f"{peer.name} ended")
                 self._kill()
 
-    def _note_progress(self, ranks: dict[str, tuple[int, str, float, bool]]) -> None:
+    def _note_progress(self, ranks: dict[str, tuple[int, list[Any], list[Any]]]) -> None:
         if self.activity is not None:
-            for rank, (count, name, allows, moves_files) in ranks.items():
-                write(self.activity.memory, int(rank), Snapshot(count, Part(name, allows, moves_files)))
+            for rank, (count, part, rollout) in ranks.items():
+                write(self.activity.memory, int(rank), Snapshot(count, Part(*part), RolloutProgress(*rollout)))
 
     def _hear_of(self, peer: Peer, event: Event | None) -> None:
         """An event of another machine's rank; its process id means nothing here."""
@@ -285,8 +286,7 @@ class FollowingProcesses(LinkedProcesses):
         for rank, process in self._watched_ranks.items():
             seen, process.pid = read(self.activity.memory, rank), self.pids.get(rank)
             self._moved[rank] = self._moved.get(rank, 0) + process.moves_files(seen)
-            part = seen.part
-            ranks[rank] = (seen.count + self._moved[rank], part.name, part.allows, part.moves_files)
+            ranks[rank] = (seen.count + self._moved[rank], astuple(seen.part), astuple(seen.rollout))
         return {"ranks": ranks}
 
     def _on_message(self, peer: Peer, message: Message) -> None:

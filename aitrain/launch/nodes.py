@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -56,14 +56,14 @@ ANSWER_SECONDS = 120.0
 # -- what must be equal
 
 
-def facts(config: TrainConfig, env_file: Path | None, processes: int) -> Message:
+def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Message:
     """What must be equal on all machines, without secrets."""
     versions = {"python": ".".join(map(str, sys.version_info[:2])), **{name: _version(name) for name in PACKAGES}}
     versions["aitrain's code"] = _source_hash(PACKAGE / "__init__.py")
     options = {name: value for name, value in config.written().items() if name not in PER_NODE}
     return {
         "versions": versions,
-        "environment": {"the environment's code": _source_hash(env_file)},
+        "environment": {"the environment's code": ", ".join(str(_source_hash(file)) for file in env_files)},
         "model": {"the model's files": _model_hash(Path(config.model).expanduser())},
         "processes": {"number of training processes": processes},
         "options": without_secrets(json.loads(json.dumps(options, default=str))),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
-from aitrain.environment.locator import EnvSource, check_by_reading, find_env
+from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
+from aitrain.environment.locator import EnvSource, find_environments
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
@@ -37,6 +38,7 @@ from aitrain.runs.checkpoint import (
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import check_listen_address
+from aitrain.vllm.server_arguments import check_server_arguments
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
@@ -46,8 +48,8 @@ class RunPlan:
     """A run that passed all checks."""
 
     config: TrainConfig
-    source: EnvSource | None
-    """Location of the environment; None for an object passed by a notebook."""
+    sources: Mapping[str, EnvSource]
+    """Location of each environment by its name; empty for an object passed by a notebook."""
     batch: BatchPlan
     gpus: tuple[str, ...]
     """GPUs for training, in the notation of CUDA_VISIBLE_DEVICES; empty on CPU."""
@@ -87,11 +89,11 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     """
     check_trl_fields(config.trl)
     check_trl_effects(config)
+    check_server_arguments(config.vllm_args)
     refuse_secrets(config)
     _check_names(config)
-    source = None if has_environment else find_env(config)
-    if source is not None:
-        check_by_reading(source, config.rl_env_config or {})
+    sources = {} if has_environment else find_environments(config)
+    check_functions(config)
     _check_model(config)
     check_packages(config)
     is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
@@ -124,7 +126,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     if is_here:
         notes += check_resources(config, batch, gpus[:processes], nodes)
-    return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
+    return RunPlan(config, sources, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
 
 
 def starts_server(config: TrainConfig) -> bool:
@@ -138,14 +140,27 @@ def refuse_secrets(config: TrainConfig) -> None:
     Raises:
         ConfigError: there is one.
     """
-    for option in ("rl_env_config", "trl"):
+    for option in ("rl_env_config", "trl", "vllm_args", "vllm_speculative"):
         text = json.dumps(getattr(config, option), ensure_ascii=False)
         for name, value in secret_values().items():
             if any(form in text for form in encoded_forms([value])):
+                is_env = option == "rl_env_config"
+                way_out = f'Let the environment read it: os.environ["{name}"]' if is_env else "Leave it out."
                 raise ConfigError(
-                    f"{option}: it holds the value of {name}, and would be written into the run folder\n"
-                    f'Let the environment read it: os.environ["{name}"]'
+                    f"{option}: it holds the value of {name}, and would be written into the run folder\n{way_out}"
                 )
+
+
+def check_functions(config: TrainConfig) -> None:
+    """Check that the functions that options name exist, by reading their files.
+
+    Raises:
+        ConfigError: one does not.
+        EnvironmentFailed: a file is not valid Python.
+    """
+    for option in FUNCTION_OPTIONS:
+        for place in filter(None, (getattr(config, option) or "").split(",")):
+            function_file(option, place)
 
 
 def note_on_truncation(config: TrainConfig) -> str | None:
@@ -277,10 +292,12 @@ def count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
             f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
             f" {', '.join(gpus)}\nOmit it for one process per GPU."
         )
-    if gpus and starts_server(config) and config.vllm_server_gpus < config.vllm_tensor_parallel_size:
+    copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
+    if gpus and starts_server(config) and config.vllm_server_gpus < copies * each:
+        option = "vllm_tensor_parallel_size" if copies == 1 else "vllm_data_parallel_size"
         raise ConfigError(
-            f"vllm_tensor_parallel_size: {config.vllm_tensor_parallel_size} GPUs for a server that has"
-            f" {config.vllm_server_gpus} (vllm_server_gpus)"
+            f"{option}: {copies * each} GPUs for a server that has {config.vllm_server_gpus} (vllm_server_gpus)\n"
+            f"Add --vllm-server-gpus {copies * each}."
         )
     if config.use_vllm and config.vllm_mode == "colocate" and count % config.vllm_tensor_parallel_size:
         raise ConfigError(

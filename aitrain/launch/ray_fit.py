@@ -56,7 +56,7 @@ def fit(plan: RunPlan, run_folder: RunFolder, relay: Any) -> None:
     (folder.path / nonce).touch()
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
     variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
-    job = RankJob(replace(plan, source=None), folder, os.getcwd(), nonce, relay, variables)
+    job = RankJob(replace(plan, sources={}), folder, os.getcwd(), nonce, relay, variables)
     needs = training_needs()
     DataParallelTrainer(
         run_rank,

@@ -77,7 +77,7 @@ def server_on_ray(plan: RunPlan, folder: RunFolder, relay: Any, is_stopped: Call
 
     needs = server_needs(plan)
     actor = ray.remote(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0.0), max_concurrency=2)(ServerHost)
-    host = actor.remote(replace(plan, source=None), RunFolder(folder.path.absolute()), relay)
+    host = actor.remote(replace(plan, sources={}), RunFolder(folder.path.absolute()), relay)
     starting = host.start.remote()
     try:
         while not ray.wait([starting], timeout=0.1)[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,14 @@ from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.nvidia import ask_driver
-from aitrain.launch.resource_estimate import MIB, DeviceMemory, estimate_disk, estimate_memory, memory_savers
+from aitrain.launch.resource_estimate import (
+    MIB,
+    DeviceMemory,
+    estimate_disk,
+    estimate_memory,
+    memory_savers,
+    served_weights,
+)
 from aitrain.launch.slurm import Nodes
 from aitrain.machine import free_memory, total_memory
 from aitrain.options.train import TrainConfig
@@ -108,7 +116,8 @@ def _tight_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> Ite
 
 
 def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) -> None:
-    """Check that vLLM's share of each of these GPUs is free, or without GPUs, memory for the caches of all engines.
+    """Check that vLLM's share of each of these GPUs is free and holds a server's weights; without GPUs, that there is
+    memory for the caches of all engines.
 
     Raises:
         ConfigError: there is too little memory.
@@ -122,6 +131,17 @@ def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) 
                 f" {gpu.free / 1024:.1f} of its {gpu.total / 1024:.1f} GiB are free\n"
                 "End other processes on it (nvidia-smi lists them), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
                 " share."
+            )
+    shape = read_model_shape(config.model) if driver and config.starts_vllm_servers else None
+    need = served_weights(shape, config) if shape else 0
+    for gpu in driver.gpus if driver else ():
+        room = config.vllm_memory * (gpu.total or math.inf) * MIB
+        if gpu.index in gpus and need > room:
+            raise ConfigError(
+                f"vllm_gpu_memory_utilization: the weights of {config.model} need {format_bytes(need)} on each GPU of a"
+                f" server, and vLLM gets {format_bytes(room)} of GPU {gpu.index}\n"
+                "Divide them over more GPUs (--vllm-tensor-parallel-size, --vllm-server-gpus), or halve them:"
+                " --vllm-quantization fp8 with --peft."
             )
     wanted = "" if gpus else os.environ.get(VLLM_CACHE, "")
     free = free_memory() if wanted.isdecimal() else None

@@ -193,7 +193,7 @@ class _Sizes:
     @property
     def training_pass(self) -> int:
         """Activations of one micro-batch, TRL's tile of logits, and gradients of embedding and head to be added up."""
-        shape, rows, length = self.shape, self.batch.micro_batch, self.prompt + self.completion
+        shape, (rows, length) = self.shape, self.batch.largest_pass(self.prompt + self.completion)
         # values for one token that a layer keeps for its backward pass: around the norms, of attention, of the MLP
         layer = 6 * shape.hidden + 3 * shape.heads * shape.head_dim + 4 * shape.intermediate
         whole_layers = shape.layers if self.config.disable_gradient_checkpointing else 1
@@ -203,7 +203,7 @@ class _Sizes:
         if self.config.attn_implementation == "eager":
             activations += 3 * rows * shape.heads * length**2 * self.computed * whole_layers
         if self.on_gpu:
-            tile = min(rows * self.completion, TILE[0]) * TILE[1] * self.computed
+            tile = min(rows * min(length, self.completion), TILE[0]) * TILE[1] * self.computed
         else:
             tile = min(rows * length, TILE[0]) * min(shape.vocabulary, TILE[1]) * 4 * CPU_TILES
         return activations + tile + (0 if self.config.peft else 2 * shape.vocabulary * shape.hidden * 4)
@@ -219,6 +219,14 @@ class _Sizes:
         cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
         first = self.prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
         return rows * (cache + first * self.width)
+
+
+def served_weights(shape: ModelShape, config: TrainConfig) -> int:
+    """Bytes of the weights on each GPU of a vLLM server, which rounds those inside the layers to one byte with fp8."""
+    is_rounded = config.vllm_quantization is not None
+    inside = sum(linear.weights for linear in shape.linears) if is_rounded else 0
+    width = 4 if config.dtype == "float32" and not is_rounded else 2
+    return ((shape.weights - inside) * width + inside) // config.vllm_tensor_parallel_size
 
 
 # -- what saves memory
@@ -250,8 +258,11 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
             yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
     if config.disable_gradient_checkpointing:
         yield "--no-disable-gradient-checkpointing", {"disable_gradient_checkpointing": False}
-    if batch.micro_batch > 1:
-        smaller = batch.micro_batch // 2
+    if batch.limit is not None and batch.limit.tokens is not None:
+        if batch.limit.tokens > 1:
+            yield f"--tokens-per-pass {batch.limit.tokens // 2}", {"tokens_per_pass": batch.limit.tokens // 2}
+    elif (rows := batch.micro_batch if batch.limit is None else batch.limit.completions or 1) > 1:
+        smaller = rows // 2
         kept: dict[str, object] = {"batch_size": smaller, "rl_prompts_per_step": batch.prompts_per_step}
         yield f"--batch-size {smaller} --rl-prompts-per-step {batch.prompts_per_step}", kept
     if batch.prompts_per_step > 1 and not config.use_vllm:

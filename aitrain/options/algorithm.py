@@ -1,17 +1,20 @@
 """Options of the algorithm: the group, the loss, and how the cases of a batch are chosen."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal
 
-from aitrain.options.section import Options, ResumeSafe
+from pydantic import Field, model_validator
+
+from aitrain.options.presets import PRESETS, with_preset
+from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
     FunctionName,
     FunctionNames,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     TwoOrMore,
-    Weights,
+    ZeroOrOne,
 )
 
 
@@ -19,6 +22,7 @@ class GRPOOptions(Options):
     """The group and the loss."""
 
     section = "GRPO"
+    replaces: ClassVar = {"rl_preset": tuple({name: None for preset in PRESETS.values() for name in preset.settings})}
 
     rl_num_generations: TwoOrMore = 4
     """Completions per prompt: the group that a completion is compared with."""
@@ -39,33 +43,52 @@ class GRPOOptions(Options):
     rl_mask_truncated_completions: bool = False
     """Leave out of the loss the episodes that a limit ended: a truncated completion, a full context, rl_max_turns."""
     rl_preset: Literal["grpo", "dapo", "dr-grpo", "gspo", "cispo"] | None = None
-    """The settings of one paper together, as defaults of the other options; aitrain plan prints them."""
+    """The settings of one paper together, as defaults of other options: an option that is given itself wins; aitrain
+    plan prints them (docs/algorithms.md)."""
     rl_kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
     """Estimator of the KL term for each token, with d = log(policy / reference): k1 is d, k2 is d squared / 2, k3 is
     exp(-d) - 1 + d, abs is |d| (J. Schulman, Approximating KL Divergence, 2020)."""
     rl_kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL term is: in the loss of each token, or subtracted from the reward of the completion (as in RLHF with
-    PPO, arXiv 2203.02155)."""
+    """Where the KL term is: in the loss of each token (GRPO, arXiv 2402.03300), or, summed over the tokens of the
+    episode, subtracted from its reward (as in RLHF with PPO, arXiv 2203.02155)."""
     rl_baseline: Literal["group", "leave_one_out"] = "group"
     """What is subtracted from a score: the mean of its group, or that of the others in it (RLOO, arXiv 2402.14740)."""
-    rl_dual_clip: PositiveFloat | None = None
-    """Largest probability ratio for completions with a negative advantage, above 1; 3 in its paper (dual-clip PPO,
-    arXiv 1912.09729)."""
+    rl_dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Largest probability ratio for completions with a negative advantage, above the clip range; 3 in its paper
+    (dual-clip PPO, arXiv 1912.09729)."""
     rl_overlong_buffer: PositiveInt | None = None
-    """Tokens before the limit of a completion over which the reward falls linearly, by --rl-overlong-penalty at the
-    limit (soft overlong punishment of DAPO, arXiv 2503.14476)."""
+    """Tokens before the limit of a completion (--rl-max-new-tokens) over which the reward falls linearly, by
+    --rl-overlong-penalty at the limit (soft overlong punishment of DAPO, arXiv 2503.14476, section 3.4)."""
     rl_overlong_penalty: PositiveFloat = 1.0
     """Reward subtracted from a completion that reaches the limit, with --rl-overlong-buffer."""
     rl_entropy_coef: NonNegativeFloat = 0.0
-    """Weight of the entropy of the policy, which the loss then increases."""
+    """Weight of the entropy bonus: the mean entropy of the policy over the tokens, which training then increases (A3C,
+    arXiv 1602.01783)."""
     rl_updates_per_rollout: PositiveInt = 1
-    """Optimizer steps per rollout: a rollout samples for this number of steps, and the later ones are off-policy."""
+    """Optimizer steps per rollout: a rollout samples for this number of steps, all but the first of which are
+    off-policy; 16 in DAPO (arXiv 2503.14476), 4 in GSPO (arXiv 2507.18071)."""
     custom_loss: FunctionName | None = None
-    """Your loss, as module:function or file.py:function; see docs/extending.md."""
+    """Your loss of each token, as module:function or file.py:function; --rl-loss-type says how it is averaged
+    (docs/extending.md)."""
     custom_sampler: FunctionName | None = None
     """Your choice of cases, as module:function or file.py:function; see docs/extending.md."""
     custom_callbacks: ResumeSafe[FunctionNames | None] = None
-    """Your callbacks of the trainer, as module:function, several with commas; see docs/extending.md."""
+    """Your callbacks of the trainer, as module:function or file.py:Class, several with commas
+    (docs/extending.md)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, values: object) -> object:
+        return with_preset(values, cls.model_fields) if isinstance(values, dict) else values
+
+    def rules(self) -> Iterable[Rule]:
+        """Options of a penalty that is off."""
+        return [
+            (
+                self.rl_overlong_buffer is None and self.rl_overlong_penalty != 1.0,
+                "rl_overlong_penalty: nothing is subtracted without --rl-overlong-buffer\nAdd it, or leave this out.",
+            )
+        ]
 
 
 class SamplingOptions(Options):
@@ -79,10 +102,19 @@ class SamplingOptions(Options):
     rate, so that cases that are always or never solved become rare."""
     rl_refill_limit: PositiveInt = 10
     """How often the groups of a batch are replaced at most, with --rl-sampling refill."""
-    rl_ahead: NonNegativeInt = 0
-    """Batches that are sampled while earlier ones train: samples are up to this number of weight versions old. Needs
-    --vllm-mode server."""
+    rl_ahead: ZeroOrOne = 0
+    """1: sample the next rollout while this one trains, with weights that are one rollout old; importance weights
+    correct for that. Needs --vllm-mode server."""
     rl_ahead_turns: bool = False
-    """With --rl-ahead, load new weights also between the turns of an episode, never within one."""
-    rl_env_weights: Weights | None = None
-    """Shares of the environments in a batch, as in 2,1, if several --rl-env are given; unset: equal ones."""
+    """With --rl-ahead, load new weights also between the turns of episodes, where training would wait for them; such
+    runs depend on timing."""
+
+    def rules(self) -> Iterable[Rule]:
+        """What cannot choose cases together."""
+        return [
+            (
+                self.rl_refill_limit != type(self).model_fields["rl_refill_limit"].default
+                and self.rl_sampling != "refill",
+                "rl_refill_limit: no groups are replaced: add --rl-sampling refill",
+            ),
+        ]

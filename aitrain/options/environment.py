@@ -1,11 +1,15 @@
-"""Options of the environment."""
+"""Options of the environment, or of several."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
+from aitrain.errors import did_you_mean
 from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
     RAY_WORKERS,
+    Environments,
     EnvWorkers,
     Fraction,
     JsonObjectOption,
@@ -13,7 +17,9 @@ from aitrain.options.value_types import (
     PositiveFloat,
     PositiveInt,
     ScoreRange,
+    Weights,
     score_bounds,
+    weights_of,
 )
 
 DECLARED_OPTIONS = {
@@ -25,6 +31,10 @@ DECLARED_OPTIONS = {
 }
 """Options that an environment may declare in its `requirements`, by their names there; one that is given wins."""
 
+_NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
+"""NAME=PLACE of one environment of several; a URL with a query is not one."""
+_URLS = ("http://", "https://")
+
 
 class EnvironmentOptions(Options):
     """Which environment is loaded, and how its code is called."""
@@ -32,15 +42,19 @@ class EnvironmentOptions(Options):
     section = "Environment"
     replaces: ClassVar = {"rl_env": ("rl_env_module", "rl_env_class"), "rl_env_module": ("rl_env",)}
 
-    rl_env: ResumeSafe[str | None] = None
+    rl_env: ResumeSafe[Environments | None] = None
     """Environment, as path/to/file.py:Class, package.module:Class, envs.gsm8k, NAME:ID of an adapter, or the URL of
-    aitrain env serve; several URLs of one environment with commas."""
+    aitrain env serve; several URLs of one environment with commas. Repeatable, to train on several environments:
+    PLACE, or NAME=PLACE."""
+    rl_env_weights: Weights | None = None
+    """Shares of the environments in a batch, as in 2,1, if several --rl-env are given; unset: equal ones."""
     rl_env_module: ResumeSafe[str | None] = None
     """Module of the environment class."""
     rl_env_class: ResumeSafe[str | None] = None
     """Name of the environment class; unset: the only class of the module that has build_dataset."""
     rl_env_config: ResumeSafe[JsonObjectOption | None] = None
-    """Keyword arguments of the environment's constructor: a JSON object, or @file.json."""
+    """Keyword arguments of the environment's constructor: a JSON object, or @file.json; with several environments,
+    those of each by its name."""
     rl_env_workers: ResumeSafe[EnvWorkers | None] = None
     """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core; to servers: 256); ray:64: in a
     Ray cluster."""
@@ -61,6 +75,31 @@ class EnvironmentOptions(Options):
     """Check the environment with scripted answers before training, for at most 5 seconds; see aitrain env check."""
 
     @property
+    def environments(self) -> dict[str, Self]:
+        """The options of each environment by its name, as if it were the only one; the name of an only one is empty."""
+        if not isinstance(self.rl_env, list):
+            return {"": self}
+        given, found = self.rl_env_config or {}, dict[str, Self]()
+        for name, place in map(named_place, self.rl_env):
+            own = {"rl_env": place, "rl_env_weights": None, "rl_env_config": given.get(name)}
+            if place.startswith(_URLS):
+                own["rl_env_isolation"] = "thread"  # it runs where its server is
+            found[name] = self.model_copy(update=own)
+        return found
+
+    @property
+    def env_shares(self) -> dict[str, float]:
+        """The share of each environment in a batch and in the held-out score, of 1."""
+        names = list(self.environments)
+        weights = weights_of(self.rl_env_weights) if self.rl_env_weights else [1.0] * len(names)
+        return {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}
+
+    @property
+    def env_place(self) -> str:
+        """Where the only environment is; empty without one, and with several."""
+        return self.rl_env if isinstance(self.rl_env, str) else ""
+
+    @property
     def env_calls(self) -> int | None:
         """The number of rl_env_workers."""
         return None if self.rl_env_workers is None else int(str(self.rl_env_workers).removeprefix(RAY_WORKERS))
@@ -76,9 +115,9 @@ class EnvironmentOptions(Options):
         return score_bounds(self.rl_score_range) or (0.0, 1.0)  # the option is checked: never None
 
     def rules(self) -> Iterable[Rule]:
-        """One environment, named once."""
-        named = (self.rl_env or "").partition(":")[2]
-        is_served = (self.rl_env or "").startswith(("http://", "https://"))
+        """One environment, named once, or several."""
+        named = self.env_place.partition(":")[2]
+        is_served = self.env_place.startswith(_URLS)
         return [
             (
                 self.rl_env is not None and self.rl_env_module is not None,
@@ -100,4 +139,43 @@ class EnvironmentOptions(Options):
                 self.is_env_on_ray and is_served,
                 "rl_env_workers: the environment runs where its server is: give a number without ray",
             ),
+            *self._rules_of_several(),
         ]
+
+    def _rules_of_several(self) -> Iterable[Rule]:
+        if not isinstance(self.rl_env, list):
+            yield self.rl_env_weights is not None, "rl_env_weights: there is one environment: leave the weights out"
+            return
+        names = [name for name, _ in map(named_place, self.rl_env)]
+        twice = next((name for name, count in Counter(names).items() if count > 1), "")
+        yield bool(twice), f"rl_env: two environments are called {twice}: name them, as in NAME={self.rl_env[-1]}"
+        yield (
+            self.rl_env_class is not None,
+            "rl_env_class: with several environments, name the class of each in --rl-env, as in file.py:Class",
+        )
+        count = len(weights_of(self.rl_env_weights)) if self.rl_env_weights else len(names)
+        yield count != len(names), f"rl_env_weights: {count} weights for {len(names)} environments"
+        yield self.is_env_on_ray, "rl_env_workers: several environments cannot run on Ray: give a number without ray"
+        for name, keywords in (self.rl_env_config or {}).items():
+            yield (
+                name not in names,
+                f"rl_env_config: there is no environment {name}.{did_you_mean(name, names)}\nWith several, it has the"
+                f' keywords of each by its name, as in {{"{names[0]}": {{"size": 3}}}}. Names: {", ".join(names)}',
+            )
+            yield (
+                not isinstance(keywords, dict),
+                f"rl_env_config: the keywords of {name} must be a JSON object",
+            )
+
+
+def named_place(given: str) -> tuple[str, str]:
+    """Name and place of one environment of several. A place without a name is called after its class, the id of an
+    adapter, its module or its address."""
+    if named := _NAMED.fullmatch(given):
+        return named[1], named[2]
+    place, _, id = given.partition(":")
+    if given.startswith(_URLS):
+        name = id.partition(",")[0].strip("/")
+    else:
+        name = id or place.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "environment", given

@@ -19,6 +19,10 @@ from aitrain.options.value_types import (
     Texts,
 )
 
+_OF_AITRAINS_SERVERS = (
+    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_speculative", "vllm_data_parallel_size",
+    "vllm_args",
+)  # fmt: skip
 _PENALTIES = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
 
 
@@ -110,14 +114,18 @@ class VLLMOptions(Options):
     vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk", "nccl"]] = "auto"
     """How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL."""
     vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
-    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory."""
+    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory.
+    The importance weights correct its rounding."""
     vllm_speculative: ResumeSafe[JsonObjectOption | None] = None
-    """Speculative decoding of aitrain's vLLM servers: vLLM's speculative_config as a JSON object, such as
+    """Speculative decoding of aitrain's vLLM servers, which samples from the same distribution: vLLM's
+    speculative_config as a JSON object, such as
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
     vllm_data_parallel_size: ResumeSafe[PositiveInt] = 1
-    """Copies of the model in each of aitrain's vLLM servers, each on --vllm-tensor-parallel-size GPUs."""
+    """Copies of the model in each of aitrain's vLLM servers, each on --vllm-tensor-parallel-size GPUs; raise
+    --vllm-server-gpus with it."""
     vllm_args: ResumeSafe[Table] = Field({})
-    """Any other argument of vLLM's server, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64."""
+    """Any other argument of aitrain's vLLM servers, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64. In YAML
+    a table."""
     vllm_max_restarts: ResumeSafe[NonNegativeInt] = 3
     """How often a vLLM server that aitrain started is restarted when it dies."""
 
@@ -139,7 +147,7 @@ class VLLMOptions(Options):
     def rules(self) -> Iterable[Rule]:
         """An address needs a server, and NCCL one address; servers that aitrain starts have options of their own."""
         has_url = self.vllm_server_url is not None
-        of_ours = [name for name in ("vllm_servers", "vllm_listen_address") if name in self.changed()]
+        of_ours = [name for name in _OF_AITRAINS_SERVERS if name in self.changed()]
         return [
             (
                 bool(of_ours) and not self.starts_vllm_servers,
@@ -149,6 +157,11 @@ class VLLMOptions(Options):
             (
                 self.vllm_sync == "nccl" and len(self.vllm_server_urls) > 1,
                 "vllm_sync: nccl takes one server\nGive --vllm-server-url one address, or use --vllm-sync disk.",
+            ),
+            (
+                (self.vllm_speculative or {}).get("rejection_sample_method") == "synthetic",
+                "vllm_speculative: with synthetic rejection, vLLM samples tokens that the policy would not\n"
+                "Leave rejection_sample_method out.",
             ),
             (
                 has_url and not (self.use_vllm and self.vllm_mode == "server"),

@@ -69,8 +69,14 @@ OPTION_OF = {
     "importance_sampling_level": "rl_importance_level",
     "epsilon_high": "rl_clip_range_high",
     "scale_rewards": "rl_scale_rewards",
+    "delta": "rl_dual_clip",
+    "entropy_coef": "rl_entropy_coef",
+    "steps_per_generation": "rl_updates_per_rollout",
 }
 """Fields of GRPOConfig that `--trl` may set although an option sets them, too."""
+
+DEFAULTS = {"rl_entropy_coef": 0.0, "rl_updates_per_rollout": 1}
+"""Those of these options that are never unset."""
 
 SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
 """Loss types that sum token losses: with one ratio a completion, each completion counts by its length."""
@@ -89,6 +95,22 @@ class LossOptions(Protocol):
     def rl_clip_range_high(self) -> float | None: ...
     @property
     def rl_scale_rewards(self) -> str | None: ...
+    @property
+    def rl_dual_clip(self) -> float | None: ...
+    @property
+    def rl_kl_coef(self) -> float: ...
+    @property
+    def rl_kl_estimator(self) -> str: ...
+    @property
+    def rl_kl_in(self) -> str: ...
+    @property
+    def rl_updates_per_rollout(self) -> int: ...
+    @property
+    def rl_max_new_tokens(self) -> int: ...
+    @property
+    def rl_overlong_buffer(self) -> int | None: ...
+    @property
+    def custom_loss(self) -> str | None: ...
     @property
     def use_vllm(self) -> bool: ...
     @property
@@ -158,9 +180,14 @@ def _text(value: object) -> str | None:
 def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
     """Rules about the loss: whether each is broken, and the message; each assumes that the earlier ones hold."""
     for name, option in OPTION_OF.items():
-        both = name in options.trl and getattr(options, option) is not None
+        both = name in options.trl and getattr(options, option) != DEFAULTS.get(option)
         yield both, f"{option}: also given as --trl {name}: give one of them"
+    yield (
+        options.rl_updates_per_rollout > 1 and "generation_batch_size" in options.trl,
+        "rl_updates_per_rollout: also follows from --trl generation_batch_size: give one of them",
+    )
     yield from _wrong_fields(options)
+    yield from _wrong_parts(options)
     loss, level = options.rl_loss_type, settle(options).level
     yield (
         loss == "luspo" and level != "sequence",
@@ -203,6 +230,35 @@ def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
     yield not is_bound, f"--trl epsilon_high: must be a number above 0, not {high!r}"
 
 
+IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
+"""Fields of GRPOConfig that weight the losses of TRL's own types."""
+
+
+def _wrong_parts(options: LossOptions) -> Iterator[tuple[bool, str]]:
+    """Parts of the algorithm that do not fit the others."""
+    high, dual = settle(options).high, options.rl_dual_clip
+    yield (
+        dual is not None and _clips(options) and dual <= 1 + high,
+        f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3.",
+    )
+    buffer = options.rl_overlong_buffer
+    yield (
+        buffer is not None and buffer > options.rl_max_new_tokens,
+        f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"
+        " (rl_max_new_tokens)",
+    )
+    for name in IGNORED_BY_CUSTOM_LOSS:
+        yield (
+            options.custom_loss is not None and name in options.trl,
+            f"custom_loss: --trl {name} weights the losses of TRL's own types only\nLeave one of the two out.",
+        )
+
+
+def _clips(options: LossOptions) -> bool:
+    """Whether the loss is the clipped one of PPO, which has a dual clip."""
+    return options.custom_loss is None and options.rl_loss_type not in ("cispo", "sapo", "vespo")
+
+
 def remarks(options: LossOptions) -> Iterator[str]:
     """Notes about combinations that are allowed."""
     settings = settle(options)
@@ -212,11 +268,17 @@ def remarks(options: LossOptions) -> Iterator[str]:
             " setting is --rl-loss-type grpo."
         )
     ignored = ["rl_clip_range"] if settings.loss_type == "cispo" else []
-    if LOSS_TYPES[settings.loss_type].clip is None:
+    if LOSS_TYPES[settings.loss_type].clip is None or options.custom_loss is not None:
         ignored = ["rl_clip_range", "rl_clip_range_high"]
-    for option in ignored:
+    by = settings.loss_type if options.custom_loss is None else "custom_loss"
+    for option in [*ignored, *([] if _clips(options) else ["rl_dual_clip"])]:
         if getattr(options, option) is not None:
-            yield f"{option} has no effect: {settings.loss_type} does not clip the ratio that way."
+            yield f"{option} has no effect: {by} does not clip the ratio that way."
+    if options.rl_kl_coef == 0 and (options.rl_kl_estimator, options.rl_kl_in) != ("k3", "loss"):
+        yield "rl_kl_estimator and rl_kl_in have no effect: rl_kl_coef is 0."
+    is_k1_loss = options.rl_kl_coef and (options.rl_kl_estimator, options.rl_kl_in) == ("k1", "loss")
+    if is_k1_loss and options.trl.get("use_bias_correction_kl") is False:
+        yield "rl_kl_estimator k1 without use_bias_correction_kl: the KL term has no gradient on average."
 
 
 def as_markdown() -> str:

@@ -1,10 +1,11 @@
 """Options of optimization: batches, steps, and the optimizer."""
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from pydantic import Field
 
-from aitrain.options.section import Options, ResumeSafe
+from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import NonNegativeFloat, PositiveFloat, PositiveInt, ProperFraction, Table
 
 
@@ -15,6 +16,8 @@ class BatchOptions(Options):
     replaces: ClassVar = {
         "rl_prompts_per_step": ("gradient_accumulation",),
         "gradient_accumulation": ("rl_prompts_per_step",),
+        "tokens_per_pass": ("batch_size",),
+        "batch_size": ("tokens_per_pass",),
     }
 
     epochs: ResumeSafe[PositiveInt] = 1
@@ -31,13 +34,38 @@ class BatchOptions(Options):
     gradient_accumulation: PositiveInt = 4
     """Forward passes per optimizer step."""
     rl_trim_padding: bool = False
-    """Sort the completions of a step by length and trim each forward pass to its longest one, instead of padding all to
-    the longest of the batch."""
+    """Sort the completions of a step by length into forward passes of up to --batch-size, each padded to its own
+    longest one instead of the longest of the batch. The gradient is the same."""
     tokens_per_pass: PositiveInt | None = None
-    """Tokens per forward pass and process, padding included, instead of --batch-size: as many completions as fit; turns
-    --rl-trim-padding on."""
+    """Largest number of tokens in a forward pass of a process, padding included: trims padding like --rl-trim-padding,
+    with as many completions in a pass as fit, instead of --batch-size. Needs --rl-prompts-per-step."""
     rl_max_prompt_length: PositiveInt | None = None
     """Cases with a longer prompt (in tokens) are dropped; unset: what the model's context leaves."""
+
+    @property
+    def trims_padding(self) -> bool:
+        """Whether rows are sorted by length into forward passes, each padded to its own longest row."""
+        return self.rl_trim_padding or self.tokens_per_pass is not None
+
+    def rules(self) -> Iterable[Rule]:
+        """What --tokens-per-pass needs and replaces."""
+        given = [name for name in ("batch_size", "gradient_accumulation") if name in self.model_fields_set]
+        return [
+            (
+                self.tokens_per_pass is not None and self.rl_prompts_per_step is None,
+                "tokens_per_pass: needs the size of a step: add --rl-prompts-per-step",
+            ),
+            (
+                self.tokens_per_pass is not None and bool(given),
+                f"tokens_per_pass: contradicts {' and '.join(given)}, as a pass then has as many completions as fit\n"
+                "Leave one of the two out.",
+            ),
+        ]
+
+
+def default_rate(is_lora: bool) -> float:
+    """The learning rate of a run that names none."""
+    return 1e-5 if is_lora else 1e-6
 
 
 class OptimizerOptions(Options):
@@ -45,8 +73,10 @@ class OptimizerOptions(Options):
 
     section = "Optimizer"
 
-    lr: PositiveFloat = 1e-5
-    """Learning rate; 1e-5 as AITraining's docs advise, where its default is 3e-5."""
+    lr: PositiveFloat | None = None
+    """Learning rate; unset: 1e-5 with --peft, 1e-6 for all weights. A LoRA adapter needs about ten times the rate of
+    full fine-tuning (Thinking Machines, LoRA Without Regret, 2025); 1e-6 is that of GRPO (arXiv 2402.03300), DAPO and
+    Dr. GRPO, and with 1e-5 all weights of a pretrained model often collapse."""
     optimizer: str = "adamw_torch"
     """Optimizer, by its name in transformers."""
     scheduler: str = "linear"

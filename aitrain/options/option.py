@@ -20,6 +20,7 @@ _TYPE_NAMES = {
     float: "number",
     str: "text",
     list[str]: "text",
+    str | list[str]: "text",
     int | str: "integer or ray:N",
 }
 

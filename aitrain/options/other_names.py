@@ -91,7 +91,7 @@ _COMMON_ADVICE = {
         "test_split_size",
     ),
     "Return metrics from the environment: aitrain.Score(score, metrics={...}).": ("eval_metrics", "custom_metrics"),
-    "Use --rl-loss-type.": ("custom_loss", "custom_loss_weights"),
+    "Use --rl-loss-type.": ("custom_loss_weights",),
     "Use --chat-template.": ("chat_format", "suggested_chat_template"),
     _SWEEP: ("post_trial_script", "use_sweep"),
     "The environment scores the completions: set --rl-env.": (

@@ -15,7 +15,7 @@ from aitrain.errors import ConfigError
 from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.section import Options, sections_of
-from aitrain.options.value_types import TABLES
+from aitrain.options.value_types import REPEATED, TABLES
 from aitrain.options.yaml_text import read_yaml
 
 Job = TypeVar("Job", bound=Options)
@@ -98,6 +98,8 @@ def as_command(config: Options, *command: str) -> list[str]:
             continue
         if option.name in TABLES and isinstance(value, dict):
             words += [word for key, field in value.items() for word in (option.flag, f"{key}={json.dumps(field)}")]
+        elif option.name in REPEATED and isinstance(value, list):
+            words += [word for one in value for word in (option.flag, str(one))]
         elif option.is_switch:
             words.append(option.flag if value else f"--no-{option.flag[2:]}")
         else:

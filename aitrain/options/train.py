@@ -10,7 +10,7 @@ from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.loss_types import LossSettings, contradictions, settle
 from aitrain.options.model import LoRAOptions, ModelOptions
-from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions
+from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions, default_rate
 from aitrain.options.run import (
     CheckpointOptions,
     EvaluationOptions,
@@ -26,6 +26,11 @@ __all__ = ["TrainConfig"]
 
 SERVED_STOPS = 4
 """Maximum number of stop strings that a vLLM server takes in one request."""
+
+PASS_BY_PASS: dict[str, object] = {
+    "entropy_coef": 0, "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
+}  # fmt: skip
+"""Fields of GRPOConfig whose effect depends on which completions share a forward pass, with the value that has none."""
 
 
 class TrainConfig(
@@ -56,6 +61,11 @@ class TrainConfig(
         return settle(self)
 
     @property
+    def learning_rate(self) -> float:
+        """The learning rate: the given one, else that for what is trained."""
+        return self.lr or default_rate(self.peft)
+
+    @property
     def weight_sync(self) -> str | None:
         """How a vLLM server gets the weights: adapter, disk or nccl; None without a server."""
         if not self.use_vllm or self.vllm_mode != "server":
@@ -73,6 +83,8 @@ class TrainConfig(
         del values["resume_from_checkpoint"], values["resume_anyway"]
         if self.rl_prompts_per_step is not None:
             del values["gradient_accumulation"]  # written down, it would contradict a changed flag
+        if self.tokens_per_pass is not None:
+            del values["batch_size"]
         return values
 
     def rules(self) -> Iterable[Rule]:
@@ -80,8 +92,11 @@ class TrainConfig(
         return chain(
             self._weight_rules(),
             self._vllm_rules(),
+            self._padding_rules(),
+            self._ahead_rules(),
             self._best_rules(),
             self._ray_rules(),
+            self._case_rules(),
             fsdp_rules(self),
             contradictions(self),
         )
@@ -117,6 +132,15 @@ class TrainConfig(
                 "vllm_sync: without --peft there is no adapter to transfer\nLeave it out, or use disk.",
             ),
             (
+                self.vllm_quantization is not None and self.weight_sync != "adapter",
+                "vllm_quantization: for a base that stays as it is, under an adapter\n"
+                "Add --peft, and leave --vllm-sync out; or leave this out.",
+            ),
+            (
+                self.vllm_speculative is not None and self.rl_min_p > 0,
+                "vllm_speculative: vLLM does not sample with min-p then\nLeave this or --rl-min-p out.",
+            ),
+            (
                 self.weight_sync is not None and len(self.rl_stop or ()) > SERVED_STOPS,
                 f"rl_stop: a vLLM server takes at most {SERVED_STOPS} texts, not {len(self.rl_stop or ())}\n"
                 "Leave some out, or use --vllm-mode colocate.",
@@ -125,6 +149,46 @@ class TrainConfig(
                 self.weight_sync == "nccl" and bool(self.history_sampling),
                 f"{', '.join(self.history_sampling)}: cannot be used with --vllm-sync nccl\n"
                 "Use --vllm-sync disk or adapter, or leave them out.",
+            ),
+        ]
+
+    def _padding_rules(self) -> list[Rule]:
+        name = "rl_trim_padding" if self.rl_trim_padding else "tokens_per_pass"
+        depends = {
+            "--rl-loss-type bnpo": self.rl_loss_type == "bnpo",
+            "--rl-entropy-coef": self.rl_entropy_coef > 0,
+            "--custom-loss": self.custom_loss is not None,
+            **{f"--trl {field}": self.trl.get(field) not in (None, off) for field, off in PASS_BY_PASS.items()},
+        }
+        found = [flag for flag, is_given in depends.items() if is_given]
+        return [
+            (
+                self.trims_padding and bool(found),
+                f"{name}: {' and '.join(found)} would train differently, as the result depends on which completions"
+                " share a forward pass\nLeave one of them out.",
+            ),
+            (
+                self.trims_padding and "steps_per_generation" in self.trl,
+                f"{name}: --trl steps_per_generation counts forward passes, whose number now depends on lengths\n"
+                "Use --rl-updates-per-rollout.",
+            ),
+            (
+                self.trims_padding and self.zero is not None,
+                f"{name}: DeepSpeed needs the same number of forward passes in every step\n"
+                "Use --distributed-backend fsdp2, or leave it out.",
+            ),
+        ]
+
+    def _ahead_rules(self) -> list[Rule]:
+        return [
+            (
+                self.rl_ahead > 0 and self.weight_sync not in ("adapter", "disk"),
+                "rl_ahead: needs a vLLM server, which samples while the model trains\n"
+                "Use --use-vllm --vllm-mode server, with --vllm-sync auto, adapter or disk.",
+            ),
+            (
+                self.rl_ahead_turns and not self.rl_ahead,
+                "rl_ahead_turns: without --rl-ahead 1 no episode is played while the model trains",
             ),
         ]
 
@@ -137,6 +201,23 @@ class TrainConfig(
             (
                 self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray,
                 "ray_address: nothing of this run is on Ray: add --launcher ray or --rl-env-workers ray:N",
+            ),
+        ]
+
+    def _case_rules(self) -> list[Rule]:
+        return [
+            (
+                self.rl_sampling == "difficulty" and self.rl_score_range == "any",
+                "rl_sampling: difficulty needs to know which scores are high\n"
+                "Set --rl-score-range LOW,HIGH, or use --rl-sampling refill.",
+            ),
+            (
+                self.rl_sampling == "difficulty" and self.custom_sampler is not None,
+                "custom_sampler: --rl-sampling difficulty chooses the cases as well: leave one of the two out",
+            ),
+            (
+                self.rl_env_weights is not None and self.custom_sampler is not None,
+                "rl_env_weights: custom_sampler chooses the cases of all environments: leave one of the two out",
             ),
         ]
 

@@ -105,7 +105,7 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
             raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:
             raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, fields)}")
-        if not _has_type(fields.get(name, ""), value):
+        if not has_type(fields.get(name, ""), value):
             raise ConfigError(f"--trl {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
         if name in COUNTS and isinstance(value, int) and value < 1:
             raise ConfigError(f"--trl {name}: must be at least 1, not {value}")
@@ -115,7 +115,7 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
 def trl_fields() -> dict[str, str]:
     """GRPOConfig's fields with their types, as TRL and transformers write them; empty if these are not installed."""
     found: dict[str, str] = {}
-    items = (item for where in _SOURCES for node in _classes_in(*where) for item in node.body)
+    items = (item for where in _SOURCES for node in classes_in(*where) for item in node.body)
     for field in items:
         if isinstance(field, ast.AnnAssign):
             found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
@@ -127,7 +127,8 @@ def is_trl_field(name: str) -> bool:
     return any(f"\n    {name}: " in _source(*where) for where in _SOURCES) and name in trl_fields()
 
 
-def _classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:
+def classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:
+    """The classes of a library's file, unimported; none where the file is not found."""
     yield from (node for node in ast.parse(_source(package, file)).body if isinstance(node, ast.ClassDef))
 
 
@@ -143,8 +144,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _has_type(annotation: str, value: object) -> bool:
-    """Whether a value has one of the types, if they are simple ones; True and False are not numbers."""
+def has_type(annotation: str, value: object) -> bool:
+    """Whether a value has one of the types `A | B`, if all are simple ones; True and False are not numbers."""
     kinds = [kind.partition("[")[0] for kind in annotation.split(" | ")]
     if not all(kind in _TYPES for kind in kinds):
         return True
@@ -155,6 +156,6 @@ def _has_type(annotation: str, value: object) -> bool:
 
 def enum_values(package: str, file: str, enum: str) -> list[str]:
     """The values of a library's enumeration, such as the names of its optimizers; empty if it is not found."""
-    nodes = (node for node in _classes_in(package, file) if node.name == enum)
+    nodes = (node for node in classes_in(package, file) if node.name == enum)
     items = (item.value for node in nodes for item in node.body if isinstance(item, ast.Assign))
     return [value.value for value in items if isinstance(value, ast.Constant) and isinstance(value.value, str)]

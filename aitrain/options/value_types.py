@@ -24,6 +24,7 @@ ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 """The range that vLLM accepts."""
 ZeROStage = Annotated[int, Field(ge=2, le=3)]
+ZeroOrOne = Annotated[int, Field(ge=0, le=1)]
 TwoOrMore = Annotated[int, Field(ge=2)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 LoggingSteps = Annotated[int, WithJsonSchema({"type": "integer", "anyOf": [{"const": -1}, {"minimum": 1}]})]
@@ -33,6 +34,8 @@ ProjectName = Annotated[str, WithJsonSchema({"type": "string", "pattern": rf"^(?
 
 TABLES = {"trl": "scale_rewards=none", "vllm_args": "max_num_seqs=64"}
 """Options that are tables, given as KEY=VALUE and repeated; each with an example."""
+REPEATED = (*TABLES, "rl_env")
+"""Options whose flag may be repeated."""
 
 _EXAMPLE = '{"key": 1}'
 
@@ -121,6 +124,16 @@ def _read_texts(value: object) -> object:
     return list(value)
 
 
+def _read_environments(value: object) -> object:
+    """One place, or a list of several; a list of one is that one."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    places = [str(one) if isinstance(one, PurePath) else one for one in value]
+    if not places or not all(isinstance(one, str) and one.strip() and one.isprintable() for one in places):
+        raise ValueError(f"must be the place of an environment, or a list of places, not {shown(value)}")
+    return places[0] if len(places) == 1 else places
+
+
 def _read_addresses(value: str) -> str:
     """The addresses without `/v1`: clients append their own paths."""
     addresses = [one.strip().rstrip("/").removesuffix("/v1") for one in value.split(",")]
@@ -198,14 +211,9 @@ def weights_of(text: str) -> list[float]:
     return found if all(0 < one < math.inf for one in found) else []
 
 
-def _read_weights(value: object) -> object:
-    """A list of numbers, or one, as text."""
-    return _read_names(value if isinstance(value, (str, list, tuple)) else [value])
-
-
 def _checked_weights(value: str) -> str:
-    if not weights_of(value):
-        raise ValueError(f"must be numbers above 0 with commas, such as 2,1, not {shown(value)}")
+    if len(weights_of(value)) < 2:
+        raise ValueError(f"must be two or more numbers above 0 with commas, such as 2,1, not {shown(value)}")
     return value.replace(" ", "")
 
 
@@ -232,6 +240,18 @@ Texts = Annotated[
     list[str],
     BeforeValidator(_read_texts),
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}]}),
+]
+Environments = Annotated[
+    str | list[str],
+    BeforeValidator(_read_environments),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {**_TEXT, "pattern": r"\S"},
+                {"type": "array", "items": {**_TEXT, "pattern": r"\S"}, "minItems": 1},
+            ]
+        }
+    ),
 ]
 Trackers = Annotated[
     str,
@@ -282,16 +302,16 @@ FunctionNames = Annotated[
         }
     ),
 ]
+_WEIGHT = r" *(?=[0-9.]*[1-9])[0-9]*\.?[0-9]+(e[+-]?[0-9]+)? *"
 Weights = Annotated[
     str,
-    BeforeValidator(_read_weights),
+    BeforeValidator(_read_names),
     AfterValidator(_checked_weights),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": r"^[0-9.e+ -]*[0-9][0-9.e+ -]*(,[0-9.e+ -]*[0-9][0-9.e+ -]*)*$"},
-                {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1},
+                {"type": "string", "pattern": rf"^{_WEIGHT}(,{_WEIGHT})+$"},
+                {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 2},
             ]
         }
     ),

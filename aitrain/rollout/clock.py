@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 PARTS = ("rollout", "generate", "environment")
@@ -34,6 +34,11 @@ class RolloutClock:
             self._running[part] -= 1
             if not self._running[part]:
                 self._total[part] += time.monotonic() - self._since[part]
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add seconds that another clock has measured."""
+        for part, value in seconds.items():
+            self._total[part] += value
 
     def take(self) -> dict[str, float]:
         """Seconds of each part since the last call."""

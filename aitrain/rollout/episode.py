@@ -8,8 +8,11 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from aitrain.environment.contract import Case, Prompt, Transcript, env_kind
-from aitrain.environment.runner import EnvRunner, EnvSession
+from aitrain import activity
+from aitrain.activity import PlayedEpisodes
+from aitrain.environment.contract import Case, Prompt, Transcript
+from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.runner import EnvSession
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
@@ -118,7 +121,7 @@ class Episode:
 class Rollout:
     """Plays batches of episodes: `engine` is the policy's side, `runner` the environment's."""
 
-    runner: EnvRunner
+    runner: Runner
     engine: Engine
     chat: ChatFormat
     limits: Limits
@@ -136,23 +139,29 @@ class Rollout:
     ) -> list[Episode]:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
         environment's, `sampling_seeds` the policy's (None: the engine's own random numbers)."""
-        limit = self.runner.config.rl_env_episodes if self.runner.has_sessions else None
+        limit = self.runner.episodes_at_once
         sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
         count, episodes = max(1, len(cases)), list[Episode]()  # without cases too, as ranks may generate together
-        with self.clock.running("rollout"):
+        with self.clock.running("rollout"), activity.own.rollout(len(cases)) as played:
             for start in range(0, count, limit or count):
                 part = slice(start, start + (limit or count))
                 with self.clock.running("environment"):
                     sessions = await self.runner.open(cases[part], seeds[part], sampling[part])
-                episodes += await self._play(sessions, decoding)
+                episodes += await self._play(sessions, decoding, played)
         return episodes
 
-    async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding) -> list[Episode]:
+    async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding, played: PlayedEpisodes) -> list[Episode]:
         """Play and score episodes at the same time."""
         try:
             episodes = [self._begin(session) for session in sessions]
             live = [(index, episode) for index, episode in enumerate(episodes) if episode.trajectory.stop is None]
-            async with self.engine.batch(len(live)) as leave:
+            played.end(len(episodes) - len(live))
+            async with self.engine.batch(len(live)) as leave_engine:
+
+                def leave() -> None:
+                    played.end()
+                    leave_engine()
+
                 await run_all(self._converse(episode, index, decoding, leave) for index, episode in live)
             await self._score(episodes)
         finally:
@@ -172,7 +181,7 @@ class Rollout:
                 trajectory.prompt_ids = self._prompt_ids(episode)
         if session.failure is not None:
             trajectory.stop = "env_error"
-        elif self.limits.room(len(trajectory.prompt_ids), 0) < 1:
+        elif self.limits.of(episode.case.env).room(len(trajectory.prompt_ids), 0) < 1:
             trajectory.stop, episode.too_long, episode.is_dropped = "no_room", len(trajectory.prompt_ids), True
         if trajectory.stop is not None:
             trajectory.prompt_ids = trajectory.prompt_ids[:1] or [self.end.eos_ids[0]]  # TRL takes no empty prompt
@@ -189,7 +198,7 @@ class Rollout:
 
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
-        trajectory, session = episode.trajectory, episode.session
+        trajectory, session, limits = episode.trajectory, episode.session, self.limits.of(episode.case.env)
 
         async def sample(ids: list[int], room: int, seed: SampleSeed | None) -> Completion:
             return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, index))
@@ -200,13 +209,14 @@ class Rollout:
                 session.reset = response.reset or ResetResult()
                 self._render_prompt(episode)
             while trajectory.stop is None:
-                room = self.limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
+                room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
                 sampling = session.sampling
                 seed = None if sampling is None else SampleSeed(sampling.seed, trajectory.sampled_tokens)
                 trajectory.append_completion(await sample(trajectory.context, room, seed))
                 response = await self._respond(session, self._read(episode), sample)
                 trajectory.stop = self._apply(episode, response)
-            if trajectory.stop in LIMITS and not response.is_over and env_kind(self.runner.environment) == "rollout":
+            is_cut_off = trajectory.stop in LIMITS and not response.is_over
+            if is_cut_off and self.runner.part_of(session.case).kind == "rollout":
                 await self._respond(session, AssistantTurn("", limit=LIMITS[trajectory.stop]), sample)
         finally:
             leave()
@@ -239,7 +249,7 @@ class Rollout:
         ids: list[int] = []
         with _template_errors(session):
             ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
-        room = self.limits.room(len(ids), 0)
+        room = self.limits.of(session.case.env).room(len(ids), 0)
         if room < 1 or session.failure is not None:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
         seed = None if session.sampling is None else SampleSeed(session.sampling.next_call())
@@ -249,7 +259,7 @@ class Rollout:
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
-        trajectory, session = episode.trajectory, episode.session
+        trajectory, session, limits = episode.trajectory, episode.session, self.limits.of(episode.case.env)
         episode.tool_calls += response.calls
         episode.wrong_tool_calls += response.wrong_calls
         if session.failure is not None:
@@ -257,7 +267,7 @@ class Rollout:
         if response.is_over:
             episode.messages += response.messages
             return "done" if trajectory.ended_by_policy else "max_tokens"
-        if len(trajectory.turns) >= self.limits.turns:
+        if len(trajectory.turns) >= limits.turns:
             return "max_turns"
         ids: list[int] = []
         with _template_errors(session):
@@ -265,7 +275,7 @@ class Rollout:
             ids = self.chat.following_ids(response.messages, last, episode.is_chat)
         if session.failure is not None:
             return "env_error"
-        if self.limits.room(len(trajectory.prompt_ids), len(trajectory.ids) + len(ids)) < 1:
+        if limits.room(len(trajectory.prompt_ids), len(trajectory.ids) + len(ids)) < 1:
             return "truncated"
         trajectory.append_env_tokens(ids)
         episode.messages += response.messages

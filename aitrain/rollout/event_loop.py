@@ -74,3 +74,51 @@ class EventLoop:
         with suppress(RuntimeError):  # the loop was closed
             loop = self._runner.get_loop()
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+
+
+class ThreadLoop(EventLoop):
+    """A loop in a thread of its own, on which several threads may run coroutines at the same time."""
+
+    def __init__(self, prepare: Callable[[], None] = lambda: None) -> None:
+        """`prepare` is called first, in the loop's thread."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, args=(prepare,), name="rollouts", daemon=True)
+        self._thread.start()
+
+    def _serve(self, prepare: Callable[[], None]) -> None:
+        prepare()
+        self._loop.run_forever()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result.
+
+        Raises:
+            BaseException: what the coroutine raises.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():  # Ctrl-C, which the calling thread gets
+                self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Cancel all that runs, and wait for its end."""
+
+        async def cancel() -> None:
+            if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+
+        with suppress(TimeoutError):  # it hangs
+            asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(2 * CANCEL_SECONDS)
+
+    def close(self) -> None:
+        """Cancel all that runs and close the loop, unless it hangs."""
+        self.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CANCEL_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()

@@ -58,3 +58,9 @@ class Trajectory:
     def turn_starts(self) -> list[int]:
         """Index in `ids` of the first token of each completion."""
         return [turn.start for turn in self.turns]
+
+    @property
+    def turn_lengths(self) -> list[int]:
+        """Number of tokens of each completion."""
+        starts = self.turn_starts
+        return [sum(self.mask[first:end]) for first, end in zip(starts, [*starts[1:], len(self.ids)], strict=False)]

@@ -21,7 +21,7 @@ from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.option import options_of
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.json_values import as_object
+from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, keep_lines, sync, to_json_object, write_json
@@ -289,7 +289,7 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     old, new = before.environment, to_json_object(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
-    elif old["sha256"] != new["sha256"]:
+    elif _sources(old) != _sources(new):
         changes.append(f"environment: {new['file']} has changed")
     if old["config"] != new["config"]:
         changes.append(f"rl_env_config: {old['config']} -> {new['config']}")
@@ -300,6 +300,12 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
         other_split = f"other training cases, with eval_cases {' -> '.join(held_out)}"
         changes.append(f"dataset: {why if is_split_alike else other_split}")
     return changes
+
+
+def _sources(facts: JsonObject) -> list[object]:
+    """Hashes of the environment's source, or of those of several."""
+    each = as_object(facts.get("environments")).values()
+    return [facts["sha256"], *(as_object(one).get("sha256") for one in each)]
 
 
 def _flat(config: Mapping[str, object]) -> dict[str, object]:

@@ -15,10 +15,11 @@ from typing import Literal, TypeAlias
 from aitrain.errors import ConfigError
 from aitrain.runs.case_key import match_cases
 from aitrain.runs.comparison_notes import missing_match, notes_on
-from aitrain.runs.held_out import IntervalValues, as_values, change_values, interval_text, pass_at
+from aitrain.runs.held_out import IntervalValues, as_values, interval_text, pass_at
 from aitrain.runs.html_table import html_line, html_table
-from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_change, of_mean
+from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_change
 from aitrain.runs.json_values import JsonObject
+from aitrain.runs.mixture import Mixture, of_changes, of_means, recorded_mixture
 from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
 from aitrain.runs.significance import FEWEST_CASES, MOST_CASES, WANTED_POWER, Power, holm
 from aitrain.runs.verdict import Verdict, verdict_of, verdict_sentence
@@ -233,7 +234,7 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
         raise ConfigError(missing_match(a, b))
     both, decoding = [(a.cases[one], b.cases[other]) for one, other in matched], decodings[0]
     pairs = [CasePair(one, other, one.mean(decoding, _score), other.mean(decoding, _score)) for one, other in both]
-    rows = list(_score_rows(both, decodings, a.bounds))
+    rows = list(_score_rows(both, decodings, a.bounds, _mixture(a, b, both)))
     if not any(row.name == decoding for row in rows):
         raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
     shared = sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]
@@ -270,9 +271,21 @@ SampleValue: TypeAlias = Callable[[RecordedSample], float | None]
 CaseValue: TypeAlias = Callable[[RecordedCase], float | None]
 
 
-def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], bounds: Bounds | None) -> Iterator[ComparedRow]:
+def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -> Mixture:
+    """The environments of the pairs, by their places, if one of the scorings has several."""
+    env_of = {str(place): one.environment or other.environment for place, (one, other) in enumerate(pairs)}
+    mixture = recorded_mixture(a.environment, env_of) or recorded_mixture(b.environment, env_of)
+    return tuple(one for one in mixture if one.cases)
+
+
+def _score_rows(
+    pairs: Sequence[Matched], decodings: Sequence[str], bounds: Bounds | None, mixture: Mixture
+) -> Iterator[ComparedRow]:
     for name in decodings:
-        yield from _row(name, pairs, _mean_of(name, _score), bounds)
+        yield from _row(name, pairs, _mean_of(name, _score), bounds, mixture=mixture)
+        for one in mixture:
+            own = [pair for place, pair in enumerate(pairs) if str(place) in one.cases]
+            yield from _row(f"{name}, {one.name}", own, _mean_of(name, _score), one.bounds)
         tries = min(max(len(case.scores(name)) for case in side) for side in zip(*pairs, strict=True))
         if tries > 1 and bounds is not None:
             yield from _row(f"pass@{tries}", pairs, _solved(name, tries, bounds), UNIT)
@@ -282,7 +295,12 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], bounds: Boun
 
 
 def _row(
-    name: str, pairs: Sequence[Matched], value: CaseValue, bounds: Bounds | None, is_tested: bool = True
+    name: str,
+    pairs: Sequence[Matched],
+    value: CaseValue,
+    bounds: Bounds | None,
+    is_tested: bool = True,
+    mixture: Mixture = (),
 ) -> Iterator[ComparedRow]:
     """The row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
     values = {str(place): (value(a), value(b)) for place, (a, b) in enumerate(pairs)}
@@ -290,8 +308,9 @@ def _row(
     second = {place: b for place, (a, b) in values.items() if a is not None and b is not None}
     if bounds and not all(bounds[0] <= number <= bounds[1] for number in (*first.values(), *second.values())):
         bounds = None
-    mean_a, mean_b = (as_values(of_mean(side.values(), bounds)) for side in (first, second))
-    change = change_values(first, second, bounds) if is_tested else as_values(of_change(first, second, bounds))
+    mean_a, mean_b = (as_values(of_means(side, mixture, bounds)) for side in (first, second))
+    tested = of_changes(first, second, mixture, bounds) if is_tested else None
+    change = tested if is_tested else as_values(of_change(first, second, bounds))
     if mean_a and mean_b and change:
         yield ComparedRow(name, mean_a, mean_b, change, change.get("p_value"))
 

@@ -10,8 +10,9 @@ from statistics import fmean, median
 from typing import Any, TypedDict
 
 from aitrain.runs.environment_source import source_hash
-from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case, case_means, pass_at
+from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case, pass_at
 from aitrain.runs.intervals import UNIT, Bounds, of_mean
+from aitrain.runs.mixture import Mixture, ScoredEnv, interval_of_mean
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
@@ -31,6 +32,15 @@ class EvaluatedModel(TypedDict):
     base: str
     adapter: str | None
     step: int | None
+
+
+class EvaluatedEnv(TypedDict):
+    """One environment of several."""
+
+    share: float
+    cases: int
+    scores: dict[str, IntervalValues | None]
+    """By decoding."""
 
 
 class CompletionLengths(TypedDict):
@@ -80,6 +90,8 @@ class EvalResult:
     """Duration of the episodes, over all starts."""
     turns: dict[str, float] = field(default_factory=dict)
     """Mean number of turns of an episode, by decoding."""
+    environments: dict[str, EvaluatedEnv] = field(default_factory=dict)
+    """Of several environments, the scores of each; `scores` has their weighted means."""
 
     def write(self) -> None:
         """Write result.json."""
@@ -107,6 +119,7 @@ class EvalFacts:
     bounds: Bounds | None
     overlap: int = 0
     seconds: float = 0.0
+    mixture: Mixture = ()
 
 
 def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: Iterable[RolloutRecord]) -> EvalResult:
@@ -126,7 +139,7 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
         facts.seed,
         facts.cases,
         facts.samples,
-        scores={name: as_values(of_mean(case_means(one).values(), bounds)) for name, one in scorings.items()},
+        scores={name: as_values(interval_of_mean(one, facts.mixture, bounds)) for name, one in scorings.items()},
         pass_at=pass_at_each(sampled, facts.samples, bounds),
         solved={}
         if bounds is None
@@ -141,7 +154,13 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
         tokens=sum(record.tokens for record in every),
         seconds=round(facts.seconds, 3),
         turns={name: fmean(len(record.turns) for record in found) for name, found in played.items()},
+        environments={one.name: _of_env(one, scorings) for one in facts.mixture},
     )
+
+
+def _of_env(one: ScoredEnv, scorings: Mapping[str, Scoring]) -> EvaluatedEnv:
+    found = {name: as_values(interval_of_mean(scoring, (one,), None)) for name, scoring in scorings.items()}
+    return {"share": one.share, "cases": len(one.cases), "scores": found}
 
 
 def model_of(model: ModelReference) -> EvaluatedModel:

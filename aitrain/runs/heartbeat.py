@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from aitrain import activity
 from aitrain.errors import AitrainError, Interrupted
+from aitrain.events import Announce, Playing
 from aitrain.runs.node_info import as_json, given_nodes
 from aitrain.runs.run_folder import RunFolder
 
@@ -53,10 +54,19 @@ class Heartbeat:
     holds.
     """
 
-    def __init__(self, folder: RunFolder, progress: Progress, is_writer: bool = True) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: Progress,
+        is_writer: bool = True,
+        announce: Announce = lambda event: None,
+    ) -> None:
         self.folder = folder
         self.progress = progress
         self.is_writer = is_writer
+        self.announce = announce
+        """Gets the progress of rollouts, from the heartbeat's thread."""
+        self._playing = Playing(0, 0, None)
         self.over = threading.Event()
         self._count, self._progressed = -1, 0.0
         self.thread = threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True)
@@ -74,6 +84,7 @@ class Heartbeat:
         self.over.set()
         if self.thread.is_alive():
             self.thread.join()
+        self._playing = Playing(0, 0, None)
         if error is not None and self.progress.status != "stalled":
             is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
             self.progress.status = "stopped" if is_stop else "failed"
@@ -88,8 +99,20 @@ class Heartbeat:
             known = {"step": progress.step, "steps": progress.steps, **self._activity(), **self._processes()}
             known |= {"ends_at": progress.ends_at, "seconds": progress.seconds, "vllm_servers": progress.vllm_servers}
             known |= {"score_before": progress.score_before, "reason": progress.reason}
+            known |= {"rollout": asdict(self._playing) if self._playing.episodes else {}}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
+
+    def tell_rollout(self) -> None:
+        """Announce the progress of the rollouts of all processes, if it has changed and they take seconds."""
+        seen, before = activity.rollouts(), self._playing
+        seconds = time.time() - seen.since
+        self._playing = Playing(0, 0, None)
+        if seen.episodes and seconds >= BEAT:
+            rate = round(seen.tokens / seconds, 1) if seen.tokens else None
+            self._playing = Playing(seen.done, seen.episodes, rate)
+        if self._playing != before:
+            self.announce(self._playing)
 
     def _processes(self) -> dict[str, object]:
         """Process ids of this machine, and the machines; empty until they are known."""
@@ -109,6 +132,7 @@ class Heartbeat:
 
     def _keep_beating(self) -> None:
         while not self.over.wait(BEAT):
+            self.tell_rollout()
             self.beat()
 
 

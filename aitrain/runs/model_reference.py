@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 import yaml
 
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.environment import named_place
 from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.checkpoint import SHARDS
-from aitrain.runs.json_values import as_int
+from aitrain.runs.json_values import JsonObject, as_int, as_object
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
 ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
@@ -116,8 +117,13 @@ def run_options(reference: ModelReference) -> dict[str, object]:
     for name in ("model", "chat_template"):
         if isinstance(value := options.get(name), str):
             options[name] = _found_path(folder, value)
+    made = read_object(folder.environment)
     if isinstance(value := options.get("rl_env"), str):
-        options["rl_env"] = _found_environment(folder, value)
+        options["rl_env"] = _found_environment(folder, value, made)
+    elif isinstance(value, list):
+        each, places = as_object(made.get("environments")), dict(map(named_place, map(str, value)))
+        found = {name: _found_environment(folder, one, as_object(each.get(name))) for name, one in places.items()}
+        options["rl_env"] = [f"{name}={place}" for name, place in found.items()]
     return options
 
 
@@ -279,11 +285,11 @@ def _found_path(folder: RunFolder, value: str) -> str:
     return str(place / value) if value != TINY and place is not None and (place / value).exists() else value
 
 
-def _found_environment(folder: RunFolder, value: str) -> str:
+def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:
     """The environment of a run; a relative file is looked for where the run found it."""
     file, colon, name = value.partition(":")
     if not file.endswith(".py"):
         return value
-    recorded = read_object(folder.environment).get("file")
+    recorded = made.get("file")
     is_there = isinstance(recorded, str) and Path(recorded).name == Path(file).name and Path(recorded).is_file()
     return f"{recorded if is_there else _found_path(folder, file)}{colon}{name}"

@@ -38,6 +38,8 @@ class RecordedCase:
     key: CaseKey
     prompt: str
     """The beginning of the prompt."""
+    environment: str = ""
+    """Name of the environment, in a run with several."""
     samples: dict[str, dict[int, RecordedSample]] = field(default_factory=lambda: {name: {} for name in DECODINGS})
     """By decoding and number of the sample; one that was recorded twice is the later one."""
 
@@ -77,7 +79,8 @@ class RecordedScoring:
     @property
     def bounds(self) -> Bounds | None:
         """Lowest and highest score; None for scores without bounds."""
-        return bounds_of(self.options.get("rl_score_range"))
+        required = as_object(self.environment.get("requires")).get("rl_score_range")  # in no option, if of several
+        return bounds_of(self.options.get("rl_score_range") or required)
 
     @property
     def decodings(self) -> list[str]:
@@ -169,7 +172,9 @@ def _add(cases: dict[str, RecordedCase], case: str, record: RolloutRecord, numbe
     if decoding not in DECODINGS:
         return
     if case not in cases:
-        cases[case] = RecordedCase(case, CaseKey.of(record), prompt_excerpt(record.prompt, record.messages))
+        cases[case] = RecordedCase(
+            case, CaseKey.of(record), prompt_excerpt(record.prompt, record.messages), record.environment
+        )
     metrics = {**record.metrics, "tokens": float(record.tokens), "turns": float(len(record.turns))}
     cases[case].samples[decoding][record.sample or 0] = RecordedSample(number, record.score, metrics)
 

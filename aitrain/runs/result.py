@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.html_table import html_line, html_table
+from aitrain.runs.mixture import EnvResult
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
 from aitrain.runs.verdict import Verdict, verdict_sentence
 
@@ -59,6 +60,10 @@ class Result:
     train_cases: int = 0
     base_model: str = ""
     environment: str = ""
+    """Name of the environment's class; of several, their names."""
+    environments: dict[str, EnvResult] = field(default_factory=dict)
+    """Of several environments, the share and the verdict of each; `scores` has their weighted means, and a row
+    for each."""
     seed: int = 0
     vllm_restarts: int = 0
     """Number of restarts of the run's vLLM server."""

@@ -50,6 +50,10 @@ class IndexEntry:
     """The kind of failure, empty without one."""
     turns: int
     tokens: int
+    environment: str = ""
+    """Name of the environment, in a run with several."""
+    discarded: bool = False
+    """Whether its group was replaced, so that it was not trained on."""
 
     @property
     def is_held_out(self) -> bool:
@@ -181,6 +185,8 @@ def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
         failure=sys.intern(kind[:100]),
         turns=len(turns) if isinstance(turns, list) else 0,
         tokens=as_int(get("tokens")) or 0,
+        environment=_word(get("environment")),
+        discarded=as_int(get("discarded")) is not None,
     )
 
 

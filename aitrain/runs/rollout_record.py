@@ -15,8 +15,8 @@ from typing import TypeAlias
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_objects, as_text
 from aitrain.runs.run_folder import read_lines, to_jsonable
 
-SCHEMA = 1
-"""Version of the format that is written."""
+SCHEMA = 2
+"""Version of the format that is written; since 2 there are records with `discarded`."""
 LONGEST_COLUMN = 100_000
 """Maximum characters of JSON of a row's column in a record; a longer one is replaced by its length."""
 MOST_OLD_TURNS = 10_000
@@ -83,6 +83,8 @@ class RolloutRecord:
     """In a scoring, the number of the case's sample."""
     group: int | None = None
     """In training, the episode's group within its step."""
+    environment: str = ""
+    """Name of the case's environment, in a run with several."""
     row_number: int | None = None
     """The case's row in the dataset; rows of `build_eval_dataset` are numbered after those of the dataset."""
     case_idx: object = None
@@ -106,6 +108,9 @@ class RolloutRecord:
     """Sampled tokens of all turns."""
     score: float | None = None
     advantage: float | None = None
+    discarded: int | None = None
+    """With --rl-sampling refill, the round that played an episode whose group was replaced, 0 for the batch's first
+    groups; None: the episode was trained on."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     stop: str = ""
     """Why the episode ended: done, max_turns, max_tokens, truncated, env_error, env_timeout, no_room."""
@@ -126,6 +131,7 @@ class RolloutRecord:
             eval_phase=as_text(get("eval_phase")),
             sample=as_int(get("sample")),
             group=as_int(get("group")),
+            environment=as_text(get("environment")),
             row_number=as_int(get("row_number")),
             case_idx=get("case_idx"),
             row=as_object(get("row")),
@@ -139,6 +145,7 @@ class RolloutRecord:
             tokens=as_int(get("tokens")) or 0,
             score=as_float(get("score")),
             advantage=as_float(get("advantage")),
+            discarded=as_int(get("discarded")),
             metrics={name: as_float(value) for name, value in as_object(get("metrics")).items()},
             stop=as_text(get("stop")),
             error=_error(get("error")),
@@ -148,13 +155,14 @@ class RolloutRecord:
     def to_json(self) -> JsonObject:
         """The record as a JSON object of the present format."""
         scoring = {"eval_phase": self.eval_phase or None, "sample": self.sample}
-        training = {"group": self.group, "advantage": self.advantage}
+        training = {"group": self.group, "advantage": self.advantage, "discarded": self.discarded}
         error = self.error
         return {
             "schema": SCHEMA,
             "step": self.step,
             "weight_version": self.weight_version,
             **{name: value for name, value in (scoring | training).items() if value is not None},
+            **({"environment": self.environment} if self.environment else {}),
             "row_number": self.row_number,
             "case_idx": self.case_idx,
             "row": self.row,

@@ -1,12 +1,22 @@
-"""Generation batches of the trainer, each made and played when it is needed."""
+"""Generation batches of the trainer: each is played when it is needed, or beside the training on the one before."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from threading import Thread
 
-from aitrain.environment.dataset import Cases
+import torch
+
+from aitrain.batch import CaseSchedule
+from aitrain.environment.contract import Case
+from aitrain.options.train import TrainConfig
+from aitrain.rollout.clock import RolloutClock
+from aitrain.runs.json_values import JsonObject
 from aitrain.training.case_order import CaseOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.refill import BatchCompletion
 from aitrain.training.training_batch import TrainingBatch
 
 
@@ -24,24 +34,204 @@ class BatchPlace:
     """This rank's episodes among all episodes of the batch."""
 
 
+@dataclass(frozen=True)
+class BatchPlaces:
+    """Places of all generation batches of a run, for one rank."""
+
+    schedule: CaseSchedule
+    count: int
+    """This rank's episodes in a batch."""
+    processes: int
+    rank: int
+
+    def first_at(self, step: int) -> int:
+        """Index of the first batch that begins in or after a step."""
+        return -(-step * self.schedule.accumulation // self.schedule.passes)
+
+    def at(self, step: int, before: int = 0) -> BatchPlace:
+        """The place of the batch that begins in a step, after `before` others of the same step."""
+        first = self.count * (before * self.processes + self.rank)
+        own = slice(self.count * self.rank, self.count * (self.rank + 1))
+        return BatchPlace(self.first_at(step) + before, step, range(first, first + self.count), own)
+
+    def after(self, place: BatchPlace) -> BatchPlace | None:
+        """The place of the next batch of the run; None after the last one."""
+        following = place.index + 1
+        steps = self._begin(following) - self._begin(place.index)
+        before = 0 if steps else place.places.start // (self.count * self.processes) + 1
+        return self.at(place.step + steps, before) if following < self.schedule.batches else None
+
+    def _begin(self, index: int) -> int:
+        """The step in which a batch begins, in a run that has had these settings from the start."""
+        return index * self.schedule.passes // self.schedule.accumulation
+
+
 @dataclass
 class BatchSource:
-    """Makes generation batches in order, and plays each with the present weights."""
+    """Makes and plays generation batches in order. Every rank must call its methods together."""
 
     rollouts: PolicyRollouts
-    cases: Cases
-    order: CaseOrder
+    cases: Sequence[Case]
+    completion: BatchCompletion
     group_size: int
+    _state: JsonObject | None = field(default=None, init=False)
+
+    @property
+    def clock(self) -> RolloutClock:
+        """The clock that has the seconds of each step's rollout."""
+        return self.rollouts.rollout.clock
 
     def take(self, place: BatchPlace) -> TrainingBatch:
-        """The batch at this place, played. Every rank must call this."""
+        """The batch at this place, played."""
+        return self.play(place, self.rollouts)
+
+    def play(self, place: BatchPlace, rollouts: PolicyRollouts) -> TrainingBatch:
+        """Make and play a batch; batches are played one after the other, in their order."""
         batch = self.made(place)
-        batch.play(self.rollouts)
+        batch.play(rollouts)
+        self.completion.complete(batch, rollouts)
+        self._state = self.order.state()
         return batch
+
+    @property
+    def order(self) -> CaseOrder:
+        """Chooses the cases of the batches."""
+        return self.completion.order
+
+    def order_state(self) -> JsonObject:
+        """The state of the order after the last batch that was played; one that is played has ended before."""
+        return self.order.state() if self._state is None else self._state
 
     def made(self, place: BatchPlace) -> TrainingBatch:
         """The batch at this place, without episodes."""
         everywhere = [number for number in self.order.batch(place.index) for _ in range(self.group_size)]
         numbers = everywhere[place.own]
         cases = [self.cases[number] for number in numbers]
-        return TrainingBatch(place.step, place.places, self.group_size, numbers, cases)
+        return TrainingBatch(place.step, place.places, self.group_size, numbers, cases, index=place.index)
+
+    def waiting(self) -> TrainingBatch | None:
+        """The batch that was played and is not trained on yet, for a checkpoint; None if there is none."""
+        return None
+
+    def restore(self, batch: TrainingBatch) -> None:
+        """Take over the batch of a checkpoint, as the next one."""
+
+
+@dataclass
+class AheadSource(BatchSource):
+    """Plays each batch in a thread while the one before trains (--rl-ahead), with the weights before that training.
+
+    Weights are written and loaded by the calling thread, while no batch is played or none of its completions runs. So
+    a model that trains is never read by another thread, and the training's process group is used by one at a time.
+    """
+
+    places: BatchPlaces
+    loads_between_turns: bool = False
+    """Whether weights are loaded into a batch that the training waits for (--rl-ahead-turns)."""
+    _next: tuple[tuple[int, int], Future[TrainingBatch]] | None = field(default=None, init=False)
+    """Index and step of the batch that is played ahead, and its result."""
+    _clock: RolloutClock = field(default_factory=RolloutClock, init=False)
+
+    def __post_init__(self) -> None:
+        self.rollouts.settle = self.settle
+
+    @property
+    def clock(self) -> RolloutClock:
+        """The seconds that a step waits for its rollout, and those of that rollout's parts, whenever it was played."""
+        return self._clock
+
+    def take(self, place: BatchPlace) -> TrainingBatch:
+        """The batch at this place, played; begins the next one, with the present weights.
+
+        Raises:
+            AitrainError: what ended the play, on all ranks.
+        """
+        with self._clock.running("rollout"):
+            batch = self._finished(place)
+        self._clock.add(batch.seconds)
+        self.rollouts.load_weights()
+        if (following := self.places.after(place)) is not None:
+            self._begin(following)
+        return batch
+
+    def settle(self) -> None:
+        """Wait until no batch is played; an error is raised by the next `take`."""
+        if self._next is not None:
+            wait([self._next[1]])
+
+    def waiting(self) -> TrainingBatch | None:
+        """The batch that was played ahead; waits for its end."""
+        self.settle()
+        is_played = self._next is not None and self._next[1].exception() is None
+        return self._next[1].result() if self._next is not None and is_played else None
+
+    def restore(self, batch: TrainingBatch) -> None:
+        """Take over the batch that `waiting` returned for a checkpoint."""
+        future: Future[TrainingBatch] = Future()
+        future.set_result(batch)
+        self._next = (batch.index, batch.step), future
+
+    def _finished(self, place: BatchPlace) -> TrainingBatch:
+        if self._next is None or self._next[0] != (place.index, place.step):
+            self.settle()
+            self.rollouts.load_weights()
+            self._begin(place)
+        assert self._next is not None
+        future = self._next[1]
+        if self.loads_between_turns:
+            self._load_between_turns(is_done=future.done())
+        batch, self._next = future.result(), None
+        return batch
+
+    def _begin(self, place: BatchPlace) -> None:
+        def play() -> TrainingBatch:
+            clock = self.rollouts.rollout.clock
+            clock.take()  # held-out cases may have been played since the last batch
+            batch = self.play(place, self._beside)
+            parts = clock.take()
+            batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
+            return batch
+
+        self._next = (place.index, place.step), in_thread(play)
+
+    @property
+    def _beside(self) -> PolicyRollouts:
+        """The rollouts as the thread uses them: with the weights that the engine has."""
+        version = self.rollouts.server_version
+        return replace(self.rollouts, settle=lambda: None, weight_version=version)
+
+    def _load_between_turns(self, is_done: bool) -> None:
+        """Load the present weights, if any rank still plays. The completions in flight end with the ones before."""
+        rollouts, server = self.rollouts, self.rollouts.server
+        accelerator = rollouts.accelerator
+        plays = torch.tensor(int(not is_done), device=accelerator.device)
+        if server is None or not accelerator.reduce(plays, reduction="sum").item():
+            return
+        rollouts.loop.run(server.gate.close())
+        try:
+            accelerator.wait_for_everyone()  # the completions of all ranks have ended
+            rollouts.load_weights()
+        finally:
+            rollouts.loop.run(server.gate.open())
+
+
+def batch_source(config: TrainConfig, source: BatchSource, places: BatchPlaces) -> BatchSource:
+    """The source of a run's batches: the given one, or one that plays them ahead (--rl-ahead)."""
+    if not config.rl_ahead:
+        return source
+    parts = source.rollouts, source.cases, source.completion, source.group_size
+    return AheadSource(*parts, places, config.rl_ahead_turns)
+
+
+def in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:
+    """The result of work that a thread does, which does not keep the process from ending."""
+    future: Future[TrainingBatch] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="rollout ahead", daemon=True).start()
+    return future

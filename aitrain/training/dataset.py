@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import datasets
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.environment.contract import check_contract
-from aitrain.environment.dataset import Cases, Datasets, build_cases, columns
+from aitrain.environment.contract import Case, check_contract
+from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
+from aitrain.environment.locator import errors_of
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from aitrain.training.run_context import RunContext
 
 
-def case_numbers(cases: Cases) -> datasets.Dataset:
+def case_numbers(cases: Sequence[Case]) -> datasets.Dataset:
     """A dataset for TRL with one column, `case`, the index; rows do not pass through Arrow, which would change Python
     objects in them."""
     return datasets.Dataset.from_dict({"case": list(range(len(cases)))})
 
 
-def build_dataset(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> Datasets:
-    """The environment's datasets, with the columns that its methods ask for.
+def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> dict[str, Datasets]:
+    """The datasets of each environment by its name, with the columns that its methods ask for.
 
     Raises:
         EnvironmentFailed: a dataset is wrong, or a method has an unknown parameter.
     """
-    context.enter("building the dataset")
-    set_seed(context.config.seed)
-    built = build(context.runner, tokenizer, processes)
-    check_contract(context.runner.environment, columns(built))
-    return built
+    built = dict[str, Datasets]()
+    for name, runner in context.runner.parts.items():
+        context.enter(f"building the dataset{name and f' of {name}'}")
+        set_seed(context.config.seed)
+        with errors_of(name):
+            built[name] = build(runner, tokenizer, processes)
+            check_contract(runner.environment, columns(built[name]))
+    if len({train.is_chat for train, _ in built.values()}) > 1:
+        kinds = ", ".join(f"{name} has {'messages' if one.is_chat else 'strings'}" for name, (one, _) in built.items())
+        raise EnvironmentFailed(f"rl_env: the prompts of all environments must be of one kind: {kinds}")
+    return number_apart(built)
 
 
 def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1) -> Datasets:

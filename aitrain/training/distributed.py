@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -25,6 +26,25 @@ def init_processes(config: TrainConfig, precision: Precision) -> int:
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # accelerate's name, cpu:0, is refused by torch.load
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=config.ddp_timeout))
     return count
+
+
+def thread_gather(timeout: int) -> Callable[[list[Any]], list[Any]]:
+    """A function that joins lists of all ranks, in a process group of its own: a thread may call it while others use
+    the training's group. Every rank must call this."""
+    group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+
+    def gather(values: list[Any]) -> list[Any]:
+        lists: list[list[Any]] = [[] for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather_object(lists, values, group=group)
+        return [value for part in lists for value in part]
+
+    return gather
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU that of this thread; each thread begins with the first one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 @contextmanager

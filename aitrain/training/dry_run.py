@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from aitrain.environment.dataset import Cases
+from aitrain.environment.dataset import Datasets
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.events import NotChecked
-from aitrain.training.dataset import build_dataset, case_numbers
+from aitrain.training.dataset import build_datasets, case_numbers
 from aitrain.training.model import choose_precision, is_out_of_reach, load_tokenizer, model_without_weights
 from aitrain.training.preparation import fit_to_model, prepare_cases, run_manifest
 from aitrain.training.provenance import describe_run
@@ -29,7 +29,7 @@ from aitrain.training.trainer_checkpoint import resumed_eval_state
 from aitrain.training.trl_arguments import check_optimizer, explain_refusals, sharding
 
 
-def check_run(context: RunContext, processes: int, check_cases: Callable[[Cases], None]) -> None:
+def check_run(context: RunContext, processes: int, check_cases: Callable[[dict[str, Datasets]], None]) -> None:
     """Prepare a run in this process, for the given number of processes and with a model without weights.
 
     Raises:
@@ -49,7 +49,7 @@ def _as_if_ranks(count: int) -> Iterator[None]:
         del GRPOConfig.world_size  # what it inherits
 
 
-def _check_run(context: RunContext, processes: int, check_cases: Callable[[Cases], None]) -> None:
+def _check_run(context: RunContext, processes: int, check_cases: Callable[[dict[str, Datasets]], None]) -> None:
     config, precision = context.config, choose_precision(context.config)
     try:
         prepared = prepare_cases(context, precision, processes)
@@ -58,14 +58,14 @@ def _check_run(context: RunContext, processes: int, check_cases: Callable[[Cases
             raise
         check_cases(_cases_without_tokenizer(context, processes))
         return
-    check_cases(prepared.built[0])
+    check_cases(prepared.built)
     context.enter("preparing the trainer")
     inputs, parts = fit_to_model(context, prepared, model_without_weights(config, precision.dtype))
     if way := sharding(inputs.arguments):
         context.announce(NotChecked(f"TRL's trainer with {way}, which needs all processes"))
     else:
         _check_trainer(inputs)
-    facts = describe_run(config, context.runner.environment)
+    facts = describe_run(context.runner)
     resumed_eval_state(context, run_manifest(context, inputs.cases, facts, processes))
     context.note(
         f"{len(parts.train)} cases to train on, {len(parts.held_out)} held out, {inputs.arguments.max_steps} steps.",
@@ -75,8 +75,8 @@ def _check_run(context: RunContext, processes: int, check_cases: Callable[[Cases
         context.announce(NotChecked("--trl model_init_kwargs, which are used with the weights"))
 
 
-def _cases_without_tokenizer(context: RunContext, processes: int) -> Cases:
-    """The dataset, built with the tokenizer of `tiny`: the model's own cannot be had."""
+def _cases_without_tokenizer(context: RunContext, processes: int) -> dict[str, Datasets]:
+    """The datasets, built with the tokenizer of `tiny`: the model's own cannot be had."""
     config = context.config
     context.announce(
         NotChecked(
@@ -86,7 +86,7 @@ def _cases_without_tokenizer(context: RunContext, processes: int) -> Cases:
     )
     stand_in = load_tokenizer(config.model_copy(update={"model": "tiny", "chat_template": None}))
     try:
-        return build_dataset(context, stand_in, processes)[0]
+        return build_datasets(context, stand_in, processes)
     except EnvironmentFailed as error:
         error.args = (f"{error}\n(built with the tokenizer of `tiny`, as that of {config.model} cannot be had)",)
         raise

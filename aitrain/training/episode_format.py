@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aitrain.environment.contract import Prompt, env_kind
+from aitrain.environment.dataset import Datasets
 from aitrain.environment.tools import Tools
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
+from aitrain.training.run_context import RunContext
 
 Note = Callable[[str], object]
 """Shows the user a note."""
@@ -28,6 +30,22 @@ def tools_shown(environment: object, chat: ChatFormat, is_chat: bool, note: Note
     method = f"{type(environment).__name__}.{env_kind(environment)}"
     note(f"{shown}; tool calls in its answers are not run, {method} gets the answers unchanged.")
     return tools if is_shown else Tools()
+
+
+def format_of_all(
+    context: RunContext, built: Mapping[str, Datasets], chat: ChatFormat
+) -> tuple[ChatFormat, dict[str, Tools]]:
+    """The chat format for the episodes of all environments, and the tools that the model is shown in each.
+
+    Raises:
+        ConfigError: this model has no such template, or cannot be shown an environment's tools.
+    """
+    tools = dict[str, Tools]()
+    for name, runner in context.runner.parts.items():
+        is_chat = built[name][0].is_chat or runner.kind == "rollout"
+        tools[name] = tools_shown(runner.environment, chat, is_chat, runner.notify)
+        chat = format_of_episodes(runner.environment, chat, tools[name], is_chat, context.note)
+    return chat, tools
 
 
 def format_of_episodes(environment: object, chat: ChatFormat, tools: Tools, is_chat: bool, note: Note) -> ChatFormat:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aitrain.environment.contract import scores_groups
 from aitrain.environment.episode_group import Group, GroupMember
 from aitrain.environment.group_scoring import score_groups
 from aitrain.environment.score_parsing import ScoreResult
@@ -15,7 +14,7 @@ from aitrain.rollout.episode import Episode
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 MemberKey: TypeAlias = tuple[int, int]
-"""An episode's group, and its place among the members of all ranks."""
+"""An episode's group, and its place in the group."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,13 @@ def finish_groups(
             episode.is_dropped, episode.result = True, ScoreResult(None)
     if dropped:
         rollouts.note_dropped(dropped[0].case_idx, dropped[0].tokens)
-    if scores_groups(rollouts.rollout.runner.environment):
-        played = {key: one for key, one in zip(keys, episodes, strict=True) if not one.is_dropped}
-        _score_groups(rollouts, played)
+    runner = rollouts.rollout.runner
+    if runner.scores_groups:
+        pairs = zip(keys, episodes, strict=True)
+        _score_groups(
+            rollouts,
+            {key: one for key, one in pairs if not one.is_dropped and runner.part_of(one.case).scores_groups},
+        )
     return dropped
 
 

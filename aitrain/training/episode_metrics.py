@@ -27,12 +27,15 @@ def episode_metrics(episode: Episode) -> dict[str, float]:
     if episode.is_dropped:
         return {"stopped/no_room": 1.0}
     kind = episode.result.failure.kind if episode.result.failure else None
+    env, score = episode.case.env, episode.result.score
+    own = f"env/{env}/" if env else "env/"
     return {
         "unscored": float(episode.result.score is None),
         "turns": float(len(episode.trajectory.turns)),
         "tools/calls": float(episode.tool_calls),
         "tools/wrong_calls": float(episode.wrong_tool_calls),
-        **{f"env/{name}": value for name, value in episode.result.metrics.items()},
+        **{f"{own}{name}": value for name, value in episode.result.metrics.items()},
+        **({f"{own}score": score} if env and score is not None else {}),
         **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},
         **{f"stopped/{stop}": float(episode.stop == stop) for stop in STOPS},
     }

@@ -14,6 +14,7 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
     return RolloutRecord(
         step=step,
         weight_version=weight_version,
+        environment=case.env,
         row_number=case.number,
         case_idx=case.case_idx,
         row=row_columns(case.row),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,9 +19,11 @@ from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.adapters import adapter_named
-from aitrain.environment.contract import check_methods, env_kind, named_by
+from aitrain.environment.contract import check_methods, named_by
 from aitrain.environment.dataset import Datasets
 from aitrain.environment.failure_count import FailureCount
+from aitrain.environment.locator import errors_of
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.options.evaluate import EvalConfig
@@ -28,18 +32,28 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 from aitrain.runs.environment_source import files_of, source_hash
+from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.model_reference import ModelReference, run_options
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import build_dataset, check_chat_template
+from aitrain.training.dataset import build_datasets, check_chat_template
 from aitrain.training.distributed import init_processes
-from aitrain.training.episode_format import format_of_episodes, tools_shown
+from aitrain.training.episode_format import format_of_all
 from aitrain.training.eval_engines import EvalEngine, EvalModel, endpoint_engine, make_engine
 from aitrain.training.evaluation import BATCH, EvalPlan
-from aitrain.training.holdout import DatasetSplit, PromptLimit, cases_to_evaluate, prompt_limit, split
+from aitrain.training.holdout import (
+    DatasetSplit,
+    PromptLimit,
+    cases_to_evaluate,
+    joined,
+    prompt_limit,
+    prompt_limits,
+    split,
+)
+from aitrain.training.mixture import mixture_of
 from aitrain.training.model import check_quantization, choose_precision, load_tokenizer
 from aitrain.training.policy_loader import load_policy, tokenizer_folder
 from aitrain.training.policy_rollouts import PolicyRollouts
@@ -68,8 +82,8 @@ class _Shown:
 
     cases: DatasetSplit
     chat: ChatFormat
-    tools: Tools
-    limit: PromptLimit
+    prompts: dict[str, PromptLimit]
+    """The limit on prompts of each environment."""
     overlap: int = field(default=0)
 
 
@@ -80,8 +94,9 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         AitrainError: an option, the environment or the model cannot be used.
     """
     transformers_logging.disable_progress_bar()
-    environment, context.runner.notify = context.runner.environment, context.note
-    check_methods(environment)
+    context.runner.notify = context.note
+    for runner in context.runner.parts.values():
+        check_methods(runner.environment)
     if reference.kind == "url":
         return _behind_address(context, config, reference)
     precision = choose_precision(config)
@@ -91,19 +106,20 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no", cpu=precision.use_cpu
     )
     tokenizer = load_tokenizer(config.model_copy(update={"model": reference.base}), tokenizer_folder(reference))
-    built = build_dataset(context, tokenizer, processes)
+    built = build_datasets(context, tokenizer, processes)
     context.stop.check()
     context.enter(f"loading {reference.given}")
-    with_weights = not config.use_vllm or _asks_for_model(environment)
+    with_weights = not config.use_vllm or any(_asks_for_model(one.environment) for one in context.runner.parts.values())
     policy = load_policy(reference, config, with_weights)
     shown = _shown(context, config, reference, built, chat_format(tokenizer, _template_options(config)), policy.context)
-    longest = _longest(config, shown, policy.context, env_kind(environment) == "score_episode" and not len(shown.tools))
+    longest = _longest(config, shown, policy.context, not context.runner.has_sessions)
     model = EvalModel(reference, config, policy, longest, lambda: _give_up_reason(context), context.note)
     engine, clock = make_engine(model, accelerator), RolloutClock()
     engine.clock = clock
     completer: Completer | None = engine if config.use_vllm else None  # type: ignore[assignment]
     scoring = offer_model(context.runner, policy.model, tokenizer, completer)
-    rollout = Rollout(context.runner, engine, shown.chat, policy.limits, policy.end, scoring, clock)
+    limits = limits_of(context.runner, policy.context)
+    rollout = Rollout(context.runner, engine, shown.chat, limits, policy.end, scoring, clock)
     rollouts = PolicyRollouts(
         rollout,
         accelerator,
@@ -121,10 +137,10 @@ def _behind_address(context: RunContext, config: EvalConfig, reference: ModelRef
     chat, tokenizer = MessageFormat(NotBehindAPI()), NotBehindAPI()
     engine = endpoint_engine(reference, config, chat)
     reference = replace(reference, name=engine.model)
-    built = build_dataset(context, tokenizer, processes=1)
+    built = build_datasets(context, tokenizer, processes=1)
     shown = _shown(context, config, reference, built, chat, None)
     end, clock = EndOfTurn([FILLER]), engine.clock
-    limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, None)
+    limits = limits_of(context.runner, None)
     context.runner.offer(NotBehindAPI("model"), tokenizer)
     rollouts = PolicyRollouts(
         Rollout(context.runner, engine, chat, limits, end, clock=clock),
@@ -142,38 +158,42 @@ def _shown(
     context: RunContext,
     config: EvalConfig,
     reference: ModelReference,
-    built: Datasets,
+    built: Mapping[str, Datasets],
     chat: ChatFormat,
     context_tokens: int | None,
 ) -> _Shown:
-    environment = context.runner.environment
-    is_chat = built[0].is_chat or env_kind(environment) == "rollout"
+    runners = context.runner.parts
     if isinstance(chat, MessageFormat):
-        tools = Tools.of(environment)
+        tools = {name: Tools.of(runner.environment) for name, runner in runners.items()}
     else:
-        check_chat_template(is_chat, chat.tokenizer)
-        tools = tools_shown(environment, chat, is_chat, context.note)
-        chat = format_of_episodes(environment, chat, tools, is_chat, context.note)
-    limit = PromptLimit(
-        chat,
-        None if isinstance(chat, MessageFormat) else prompt_limit(config, context_tokens),
-        tools.schemas,
-        env_kind(environment) != "score_episode",
-    )
-    needed = plan_batch(config, processes=1).prompts_per_step
-    cases = cases_to_evaluate(built, config, limit, needed)
-    dropped = cases.dropped_held_out + cases.dropped
-    if not len(cases.held_out):
-        raise ConfigError(_nothing_to_play(built, dropped, limit))
-    if dropped:
-        context.note(f"{dropped} cases dropped: their prompt has more than {limit.tokens} tokens.")
-    overlap = cases.overlap if built[1] is not None else _trained_on(context, config, reference, built, limit, cases)
+        for name, runner in runners.items():
+            check_chat_template(built[name][0].is_chat or runner.kind == "rollout", chat.tokenizer)
+        chat, tools = format_of_all(context, built, chat)
+    most = None if isinstance(chat, MessageFormat) else prompt_limit(config, context_tokens)
+    prompts = prompt_limits(context.runner, chat, most, tools)
+    per_step = plan_batch(config, processes=1).prompts_per_step
+    chosen, overlap = dict[str, DatasetSplit](), 0
+    for name, share in config.env_shares.items():
+        with errors_of(name):
+            cases = cases_to_evaluate(built[name], config, prompts[name], math.ceil(per_step * share))
+            dropped = cases.dropped_held_out + cases.dropped
+            if not len(cases.held_out):
+                raise ConfigError(_nothing_to_play(built[name], dropped, prompts[name]))
+        if dropped:
+            runners[name].notify(f"{dropped} cases dropped: their prompt has more than {most} tokens.")
+        if built[name][1] is None:
+            overlap += _trained_on(runners[name], reference, built[name], prompts[name], cases)
+        else:
+            overlap += cases.overlap
+        chosen[name] = cases
+    everything = joined(chosen, prompts)
+    overlap += everything.overlap - sum(one.overlap for one in chosen.values())
     if overlap:
         context.note(
-            f"{overlap} of {len(cases.held_out)} cases were trained on, or look the same as one that was: their score"
-            " does not show what was learned for new prompts."
+            f"{overlap} of {len(everything.held_out)} cases were trained on, or look the same as one that was: their"
+            " score does not show what was learned for new prompts."
         )
-    return _Shown(cases, chat, tools, limit, overlap)
+    return _Shown(everything, chat, prompts, overlap)
 
 
 def _nothing_to_play(built: Datasets, dropped: int, limit: PromptLimit) -> str:
@@ -186,33 +206,36 @@ def _nothing_to_play(built: Datasets, dropped: int, limit: PromptLimit) -> str:
 
 
 def _trained_on(
-    context: RunContext,
-    config: EvalConfig,
-    reference: ModelReference,
-    built: Datasets,
-    limit: PromptLimit,
-    cases: DatasetSplit,
+    runner: EnvRunner, reference: ModelReference, built: Datasets, limit: PromptLimit, cases: DatasetSplit
 ) -> int:
     """Number of cases among those that the model's run was trained on; 0 if the run had another environment."""
     if reference.run is None:
         return 0
     known = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
-    trained = resolve(TrainConfig, None, known)
-    if not _is_same_environment(context.runner.environment, config, trained, reference.run):
-        return 0
-    numbers = set(split(built, trained, limit, plan_batch(trained, processes=1).prompts_per_step).train.numbers)
-    return sum(number in numbers for number in cases.held_out.numbers)
+    run, count = resolve(TrainConfig, None, known), 0
+    for name, trained in run.environments.items():
+        if _is_same_environment(runner.environment, runner.config, trained, reference.run):
+            needed = math.ceil(plan_batch(run, processes=1).prompts_per_step * run.env_shares[name])
+            numbers = {case.number for case in split(built, trained, limit, needed).train}
+            count = max(count, sum(case.number in numbers for case in cases.held_out))
+    return count
 
 
-def _is_same_environment(environment: object, config: EvalConfig, trained: TrainConfig, run: Path) -> bool:
+def _is_same_environment(environment: object, config: TrainConfig, trained: TrainConfig, run: Path) -> bool:
     """Whether a run had this environment, also if it was named in another way, or its file has moved."""
     if trained.rl_env_config != config.rl_env_config:
         return False
     if all(getattr(trained, name) == getattr(config, name) for name in ("rl_env", "rl_env_module", "rl_env_class")):
         return True
-    if any(adapter_named((one.rl_env or "").partition(":")[0]) for one in (config, trained)):
+    if any(adapter_named(one.env_place.partition(":")[0]) for one in (config, trained)):
         return False  # one class of ours for many environments
-    recorded, files = read_object(RunFolder(run).environment), files_of(environment)
+    made, files = read_object(RunFolder(run).environment), files_of(environment)
+    each = as_object(made.get("environments")).values() or [made]
+    return any(_is_recorded(as_object(one), environment, files) for one in each)
+
+
+def _is_recorded(recorded: JsonObject, environment: object, files: list[Path]) -> bool:
+    """Whether environment.json has this environment."""
     is_same_file = recorded.get("file") in list(map(str, files)) or recorded.get("sha256") == source_hash(files)
     return bool(files) and recorded.get("class") == type(environment).__qualname__ and is_same_file
 
@@ -221,9 +244,10 @@ def _prepared(
     context: RunContext, config: EvalConfig, reference: ModelReference, rollouts: PolicyRollouts, shown: _Shown
 ) -> PreparedEval:
     size = _batch_size(config, rollouts.rollout.engine)  # type: ignore[arg-type]
-    if context.runner.has_sessions:
-        size = min(size, config.rl_env_episodes or size)
-    plan = EvalPlan(shown.cases.held_out, config.seed, config.eval_samples, batch_size=size)
+    size = min(size, context.runner.episodes_at_once or size)
+    held_out = shown.cases.held_out
+    mixture = mixture_of(context.runner, held_out)
+    plan = EvalPlan(held_out, config.seed, config.eval_samples, batch_size=size, mixture=mixture)
     return PreparedEval(reference, rollouts, replace(plan, decodings=config.decodings), shown.overlap)
 
 
@@ -244,9 +268,10 @@ def _longest(config: EvalConfig, shown: _Shown, context: int | None, is_one_turn
     """Maximum tokens of prompt and completions, which vLLM reserves memory for; None: the model's context."""
     new_tokens = config.rl_max_new_tokens if is_one_turn else config.rl_max_episode_tokens
     cases = list(shown.cases.held_out)
-    if not config.use_vllm or new_tokens is None or not cases or any(map(shown.limit.is_open, cases)):
+    prompts = shown.prompts
+    if not config.use_vllm or new_tokens is None or not cases or any(prompts[one.env].is_open(one) for one in cases):
         return context
-    whole = new_tokens + max(map(shown.limit.length_of, cases))
+    whole = new_tokens + max(prompts[one.env].length_of(one) for one in cases)
     return min(whole, context or whole)
 
 

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -14,12 +14,12 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
-from aitrain.environment.contract import scores_groups
-from aitrain.environment.dataset import Cases
+from aitrain.environment.contract import Case
 from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.runs.held_out import DECODINGS, Scoring, by_case, mean_score
+from aitrain.runs.held_out import DECODINGS, Scoring, by_case
+from aitrain.runs.mixture import Mixture, ScoredEnv, mean_score
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.training.episode_groups import finish_groups
@@ -40,7 +40,7 @@ class EvalPlan:
     """Cases and samples of an evaluation. Equal plans use equal seeds, so that their scores differ only by the
     policy."""
 
-    cases: Cases
+    cases: Sequence[Case]
     seed: int = 0
     samples: int = 1
     """Sampled episodes of each case; greedy decoding adds one."""
@@ -50,6 +50,8 @@ class EvalPlan:
     recorded: RecordedScores = field(default_factory=dict)
     """Known scores; their episodes are not played again."""
     decodings: tuple[str, ...] = DECODINGS
+    mixture: Mixture = ()
+    """The environments of the cases, if there are several."""
 
     def numbers(self, decoding: str) -> range:
         """Numbers of the episodes of each case with a decoding."""
@@ -79,11 +81,16 @@ class EvalScores:
 
     sampled: Scoring = field(default_factory=dict)
     greedy: Scoring = field(default_factory=dict)
+    mixture: Mixture = ()
 
     @property
     def means(self) -> tuple[float | None, float | None]:
         """Mean score of sampled and of greedy completions, None where nothing was scored."""
-        return mean_score(self.sampled), mean_score(self.greedy)
+        return mean_score(self.sampled, self.mixture), mean_score(self.greedy, self.mixture)
+
+    def means_of(self, one: ScoredEnv) -> dict[str, float | None]:
+        """Mean score of one environment of several, as `score` and `greedy`."""
+        return {"score": mean_score(self.sampled, (one,)), "greedy": mean_score(self.greedy, (one,))}
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ def evaluate(
         ServerFailed: a vLLM server failed one of the ranks.
     """
     size = plan.batch_size * rollouts.accelerator.num_processes
-    is_grouped = scores_groups(rollouts.rollout.runner.environment)
+    is_grouped = rollouts.rollout.runner.scores_groups
     scorings: dict[str, Scoring] = {}
     for name in plan.decodings:
         decoding, here = _DECODINGS[name], replace(phase, name=f"{phase.name}_{name}")
@@ -129,7 +136,7 @@ def evaluate(
                 " finds such failures without a model."
             )
         scorings[name] = by_case(scores)
-    return EvalScores(**scorings)
+    return EvalScores(**scorings, mixture=plan.mixture)
 
 
 def eval_batches(
@@ -200,7 +207,7 @@ def _gather_scores(
 # -- recorded scores of a resumed run
 
 
-def recorded_before(folder: RunFolder, cases: Cases) -> RecordedScores:
+def recorded_before(folder: RunFolder, cases: Sequence[Case]) -> RecordedScores:
     """The recorded scores before training of these cases, the same on every rank; without rows whose prompt has
     changed, or the other columns if there is no prompt."""
     found: list[Any] = [_read_before(folder, cases) if PartialState().is_main_process else None]
@@ -209,7 +216,7 @@ def recorded_before(folder: RunFolder, cases: Cases) -> RecordedScores:
     return scores
 
 
-def _read_before(folder: RunFolder, cases: Cases) -> RecordedScores:
+def _read_before(folder: RunFolder, cases: Sequence[Case]) -> RecordedScores:
     asked = {case.number: to_jsonable(case.prompt or row_columns(case.row)) for case in cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {"sampled": {}, "greedy": {}}
     for file in sorted(folder.rollouts.glob("*.jsonl")):

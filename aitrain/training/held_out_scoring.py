@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from aitrain import activity
 from aitrain.events import Evaluated
-from aitrain.runs.held_out import bounds_of, case_means
-from aitrain.runs.intervals import of_mean
+from aitrain.runs.held_out import bounds_of
 from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.mixture import interval_of_mean
 from aitrain.training.diagnostics import DiagnosticsCallback
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_before
 from aitrain.training.run_context import RunContext
@@ -50,8 +50,10 @@ class HeldOutScoring:
 
     def line_of(self, step: int, scores: EvalScores) -> MetricsLine:
         """Scores after a step as a line of metrics."""
-        interval = of_mean(case_means(scores.sampled).values(), bounds_of(self.context.config.rl_score_range))
+        bounds, mixture = bounds_of(self.context.config.rl_score_range), self.plan.mixture
+        interval = interval_of_mean(scores.sampled, mixture, bounds)
         sampled, greedy = scores.means
+        values = {f"env/{one.name}/eval_{name}": mean for one in mixture for name, mean in scores.means_of(one).items()}
         return MetricsLine(
             step=step,
             eval_score=sampled,
@@ -61,6 +63,7 @@ class HeldOutScoring:
             eval_samples=self.plan.samples,
             trained_seconds=round(self.trainer.watch.trained_seconds, 3),
             trained_tokens=self.trainer.rollouts.trained_tokens,
+            values=values,
         )
 
     def after(self, model_step: int, is_chosen: bool) -> EvalScores:
@@ -81,7 +84,8 @@ class HeldOutScoring:
         scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
         if phase.name == "before":
             self.context.progress.score_before = scores.means[0]
-        evaluated = Evaluated(phase.name.replace("step", "step "), *scores.means)
+        each = {one.name: scores.means_of(one)["score"] for one in plan.mixture}
+        evaluated = Evaluated(phase.name.replace("step", "step "), *scores.means, each)
         self.context.announce(evaluated)
         self.tracking.take(evaluated)
         return scores

@@ -6,12 +6,17 @@ Rows that look the same to the model stay on the same side.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from aitrain.environment.contract import Case, asks_nothing
-from aitrain.environment.dataset import Cases, Datasets, canonical_text
+from aitrain.environment.dataset import Cases, Datasets, MixedCases, canonical_text
+from aitrain.environment.locator import errors_of
+from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
@@ -20,12 +25,16 @@ DEFAULT_EVAL_SHARE = 10
 DEFAULT_EVAL_CASES = 64
 
 
+CaseList: TypeAlias = Cases | MixedCases
+"""Cases of the only environment, or of several."""
+
+
 @dataclass(frozen=True)
 class DatasetSplit:
     """Training and held-out cases, and counts of those that were removed."""
 
-    train: Cases
-    held_out: Cases
+    train: CaseList
+    held_out: CaseList
     dropped: int
     dropped_held_out: int = 0
     left_out: int = 0
@@ -80,6 +89,16 @@ class PromptLimit:
         return 0 if self.is_open(case) else len(self.chat.prompt_ids(case.prompt, self.tools))
 
 
+def prompt_limits(
+    runner: Runner, chat: ChatFormat, tokens: int | None, tools: Mapping[str, Tools]
+) -> dict[str, PromptLimit]:
+    """The limit on prompts of each environment."""
+    return {
+        name: PromptLimit(chat, tokens, tools[name].schemas, part.kind != "score_episode")
+        for name, part in runner.parts.items()
+    }
+
+
 def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
     """Maximum tokens of a prompt: the option, or what the context leaves beside the episode if that is less.
 
@@ -122,6 +141,49 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     trained = set(shown)
     overlap = sum(key_of[number] in trained for number in held_out.numbers)
     return DatasetSplit(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
+
+
+def split_each(
+    built: Mapping[str, Datasets], config: TrainConfig, prompts: Mapping[str, PromptLimit], per_step: int
+) -> DatasetSplit:
+    """The cases of each environment, split by themselves: each holds out as many as it would alone.
+
+    Raises:
+        ConfigError: an environment has too few cases for its share of one step, or to hold out as many as requested.
+    """
+    splits = {}
+    for name, share in config.env_shares.items():
+        needed = math.ceil(per_step * share)
+        with errors_of(name):
+            splits[name] = split(built[name], config, prompts[name], needed)
+            check_enough(splits[name], needed, prompts[name].tokens)
+    return joined(splits, prompts)
+
+
+def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit]) -> DatasetSplit:
+    """The splits of all environments as one; held-out cases that another environment trains on count as overlap."""
+    parts = list(splits.values())
+    if len(parts) == 1:
+        return parts[0]
+    trained = {name: {prompts[name].key_of(case) for case in one.train} for name, one in splits.items()}
+    shared = sum(
+        any(prompts[name].key_of(case) in keys for other, keys in trained.items() if other != name)
+        for name, one in splits.items()
+        for case in one.held_out
+    )
+    return DatasetSplit(
+        MixedCases([one for part in parts for one in parts_of(part.train)]),
+        MixedCases([one for part in parts for one in parts_of(part.held_out)]),
+        sum(part.dropped for part in parts),
+        sum(part.dropped_held_out for part in parts),
+        sum(part.left_out for part in parts),
+        sum(part.overlap for part in parts) + shared,
+    )
+
+
+def parts_of(cases: CaseList) -> tuple[Cases, ...]:
+    """The cases of each environment."""
+    return cases.parts if isinstance(cases, MixedCases) else (cases,)
 
 
 def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:

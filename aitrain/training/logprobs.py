@@ -11,17 +11,24 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from trl.trainer import utils as trl_utils
 
+from aitrain.batch import PassLimit
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, replaced
 from aitrain.rollout.trajectory import Trajectory
-from aitrain.training.padding import LeftAligned, depends_on_padding
+from aitrain.training.padding import LeftAligned, RightAligned, depends_on_padding
+from aitrain.training.pass_plan import Rows, plan_passes
+
+PassOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Log-probabilities, entropies and auxiliary loss."""
 
 
 class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -33,6 +40,8 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """Context length in tokens; None if unlimited."""
     aligns_rows: bool
     """Whether rows are left-aligned, so that no padding precedes a token."""
+    pass_limit: PassLimit | None = None
+    """Of forward passes whose padding is trimmed; None: they are as TRL makes them."""
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -40,24 +49,52 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
-        *rest: object,
+        batch_size: int | None = None,
         **more: object,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    ) -> PassOutput:
         """Values of the last `logits_to_keep` tokens, each token at its position without padding.
 
-        Also left-aligns a padded batch that is wider than the context although none of its rows is longer.
+        Also left-aligns a padded batch that is wider than the context although none of its rows is longer. Without
+        gradients TRL passes a whole generation batch with a `batch_size`, which is divided here if padding is trimmed.
         """
         compute = super()._get_per_token_logps_and_entropies
         too_wide = self.context is not None and input_ids.shape[1] > self.context
-        if not (self.aligns_rows or too_wide):
-            plain: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = compute(
-                model, input_ids, attention_mask, logits_to_keep, *rest, **more
-            )
-            return plain
-        rows = LeftAligned.of(input_ids, attention_mask)
-        logps, entropies, loss = compute(model, rows.ids, rows.mask, rows.ids.shape[1] - 1, *rest, **more)
-        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
-        return rows.moved_back(logps, logits_to_keep), entropies, loss
+        if batch_size is not None and self.pass_limit is not None:
+            return self._in_trimmed_passes(model, input_ids, attention_mask, logits_to_keep), None, None
+        if self.aligns_rows or too_wide:
+            left = LeftAligned.of(input_ids, attention_mask)
+            logps, entropies, loss = compute(model, left.ids, left.mask, left.ids.shape[1] - 1, batch_size, **more)
+            entropies = None if entropies is None else left.moved_back(entropies, logits_to_keep)
+            return left.moved_back(logps, logits_to_keep), entropies, loss
+        if self.pass_limit is not None:
+            right = RightAligned.of(input_ids, attention_mask)
+            logps, entropies, loss = compute(model, right.ids, right.mask, logits_to_keep, **more)
+            return right.moved_back(logps), None if entropies is None else right.moved_back(entropies), loss
+        plain: PassOutput = compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **more)
+        return plain
+
+    def _in_trimmed_passes(
+        self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int
+    ) -> torch.Tensor:
+        """Log-probabilities of a padded generation batch, from passes that are each trimmed; 0 for padding."""
+        values = torch.zeros(0)
+        for rows in self._passes_of(mask.sum(1).tolist()):
+            prompt, completion = (max(1, int(part.sum(1).max())) for part in (mask[rows, :-keep], mask[rows, -keep:]))
+            columns = slice(ids.shape[1] - keep - prompt, ids.shape[1] - keep + completion)
+            output = self._get_per_token_logps_and_entropies(model, ids[rows, columns], mask[rows, columns], completion)
+            values = values if len(values) else output[0].new_zeros(len(ids), keep)
+            values[rows, :completion] = output[0]
+        return values
+
+    def _passes_of(self, lengths: list[int]) -> list[Rows]:
+        """Rows of each forward pass over own rows that TRL or aitrain makes without gradients; with sharded weights,
+        there are as many passes on each process."""
+        if self.pass_limit is None:
+            size = self.args.per_device_train_batch_size
+            return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
+        passes = plan_passes(lengths, self.pass_limit)
+        most = max(gather_object([len(passes)])) if self.is_sharded else 1
+        return plan_passes(lengths, self.pass_limit, at_least=most)
 
     def depends_on_left_padding(self) -> bool:
         """Whether padding in front of a row changes its log-probabilities. Every process must call this."""
@@ -98,13 +135,13 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
         """Correction for each token of each row, computed in micro-batches without dropout and gradients."""
-        size, pad = self.args.per_device_train_batch_size, self.processing_class.pad_token_id
-        shifts: list[list[float]] = []
+        shifts: list[list[float]] = [[] for _ in rows]
         with evaluation_mode(self.model):
-            for start in range(0, len(rows), size):
-                shift = LogprobShift(self.sampling, self.eos_token_ids, rows[start : start + size])
+            for places in self._passes_of([len(row.prompt) + len(row.ids) for row in rows]):
+                shift = LogprobShift(self.sampling, self.eos_token_ids, [rows[place] for place in places])
                 with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
-                    inputs = padded(shift.rows, pad, self.accelerator.device)
-                    self._get_per_token_logps_and_entropies(self.model, *inputs)
-                shifts += shift.shifts
+                    inputs = padded(shift.rows, self.processing_class.pad_token_id, self.accelerator.device)
+                    super()._get_per_token_logps_and_entropies(self.model, *inputs)
+                for place, values in zip(places, shift.shifts, strict=True):
+                    shifts[place] = values
         return shifts

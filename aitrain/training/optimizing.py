@@ -4,11 +4,13 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
     Trainer.training_step(...)                              overridden: records the loss of each forward pass
     GRPOTrainer._prepare_inputs(generation_batch)           overridden: it sets ._buffered_inputs to the micro-batches
-                                                            of each new generation batch, and returns one of them
+                                                            of each new generation batch, and returns one of them; they
+                                                            are replaced where padding is trimmed
     GRPOTrainer._compute_loss(model, inputs)                overridden to leave rows out, see kept_rows.py; it reads
                                                             .beta, inputs["advantages"], inputs["num_items_in_batch"],
                                                             inputs["tool_mask"] and
                                                             .current_gradient_accumulation_steps
+    accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
     GRPOTrainer._metrics["train"]                           the means that the loss appends are weighted
     GRPOTrainer.importance_sampling_level                   read: whether clip ratios are means over rows
     accelerator.sync_gradients                              true in the last forward pass of an optimizer step
@@ -22,15 +24,23 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any
 
 import torch
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import whole
+from aitrain.training.algorithm_trainer import AlgorithmTrainer
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
-from aitrain.training.logprobs import LogProbTrainer
+from aitrain.training.micro_batches import (
+    PASSES,
+    Processes,
+    has_kept_rows,
+    in_passes,
+    micro_batches,
+    of_step,
+)
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
 
@@ -42,12 +52,13 @@ CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_
 """Those that are means over its rows with one ratio for a completion; the ratio of a row without tokens is 1."""
 
 
-class OptimizingTrainer(LogProbTrainer):
+class OptimizingTrainer(AlgorithmTrainer):
     """Leaves rows out of the loss, skips steps that are not finite, and counts the steps that changed weights."""
 
     rows: KeptRows
     zero_variance: ZeroVarianceSteps
     non_finite: NonFiniteGuard
+    _buffered_inputs: list[dict[str, Any]] | None
     updates: int
     """Steps so far with a nonzero gradient and learning rate."""
 
@@ -56,7 +67,8 @@ class OptimizingTrainer(LogProbTrainer):
         with activity.own.doing("forward and backward pass"):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.non_finite.see_loss(loss)
-        self._end_pass(self._piece, is_last=self.accelerator.sync_gradients)
+        if self.pass_limit is None:
+            self._end_pass(self._piece, is_last=self.accelerator.sync_gradients)
         self.zero_variance.see(bool(self._piece[ZERO_VARIANCE]))
         if self.accelerator.sync_gradients:
             self.zero_variance.end_step()
@@ -67,25 +79,64 @@ class OptimizingTrainer(LogProbTrainer):
         before = self._buffered_inputs
         piece: MicroBatch = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is not None and self._buffered_inputs is not before:
-            self.rows.begin_window(self._buffered_inputs)
+            if self.pass_limit is None:
+                self.rows.begin_window(self._buffered_inputs)
+            else:
+                self._buffered_inputs = in_passes(self._buffered_inputs, self.pass_limit, self._processes())
+                piece = self._buffered_inputs[self._step % len(self._buffered_inputs)]
         self._piece = piece
         return piece
+
+    def _processes(self) -> Processes:
+        accelerator = self.accelerator
+
+        def gather(rows: torch.Tensor, pads_left: bool) -> torch.Tensor:
+            padded = accelerator.pad_across_processes(rows, dim=1, pad_first=pads_left)
+            everywhere: torch.Tensor = accelerator.gather(padded)
+            return everywhere
+
+        return Processes(accelerator.num_processes, accelerator.process_index, gather)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of a micro-batch, computed as if the optimizer step had the kept rows only."""
         if KEPT not in inputs:  # the warm-up pass, which belongs to no step
-            return cast(torch.Tensor, super()._compute_loss(model, inputs))
+            return super()._compute_loss(model, inputs)
+        if PASSES in inputs:
+            return self._loss_of_passes(model, inputs)
         passes = self.current_gradient_accumulation_steps
         ratio = self.rows.expect(self._pieces_of_step(passes), passes)
         if ratio != 1.0:
             _scale_gradients(model, ratio)
         changes = self.rows.changes(inputs, self.loss_type, self.beta, passes)
         if changes is None:
-            return cast(torch.Tensor, super()._compute_loss(model, inputs))
+            return super()._compute_loss(model, inputs)
         settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
+        settings["row_factor"] = changes["rows"]
         with replaced(self, settings):
             weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
-            return cast(torch.Tensor, super()._compute_loss(model, weighted))
+            return super()._compute_loss(model, weighted)
+
+    def _loss_of_passes(self, model: torch.nn.Module, step: MicroBatch) -> torch.Tensor:
+        """Loss of all forward passes of a step. The backward pass of the last one is left to the caller."""
+        metrics, total = self._metrics["train"], torch.zeros((), device=self.accelerator.device)
+        before = {name: len(values) for name, values in metrics.items()}
+        *first, last = micro_batches(step)
+        for one, divisor in first:
+            with self.accelerator.no_sync(model), activity.own.doing("forward and backward pass"):
+                loss = self._loss_of_pass(model, one, divisor)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        loss = self._loss_of_pass(model, *last)
+        over_rows = {"vespo/phi_seq_mean"} | (CLIP_MEANS if self.importance_sampling_level == "sequence" else set())
+        for name, values in metrics.items():
+            if new := values[before.get(name, 0) :]:
+                values[-len(new) :] = [of_step(name, new, step, name in over_rows)]
+        self.rows.has_none = not has_kept_rows(step)
+        return loss + total
+
+    def _loss_of_pass(self, model: torch.nn.Module, micro_batch: MicroBatch, divisor: float) -> torch.Tensor:
+        with replaced(self, {"current_gradient_accumulation_steps": divisor}):
+            return super()._compute_loss(model, micro_batch)
 
     def _end_pass(self, piece: MicroBatch, is_last: bool) -> None:
         """Count a micro-batch; at the end of a step, weight what it added to the metrics."""

@@ -1,8 +1,8 @@
-"""Left-aligns padded rows, for models whose log-probabilities depend on padding in front of a row.
+"""Moves padded rows to one side, so that a forward pass has less padding, or none in front of a row.
 
-TRL pads prompts on the left and passes no position ids. Models with learned positions (GPT-2, GPT-Neo) or a recurrent
-state then see each token at another position than during generation. Their rows are left-aligned, so that all padding
-comes after the tokens that are scored.
+For models whose log-probabilities depend on padding in front of a row: TRL pads prompts on the left and passes no
+position ids. Models with learned positions (GPT-2, GPT-Neo) or a recurrent state then see each token at another
+position than during generation. Their rows are left-aligned, so that all padding comes after the scored tokens.
 """
 
 from __future__ import annotations
@@ -49,6 +49,33 @@ class LeftAligned:
         source = torch.arange(self.columns - count, self.columns, device=values.device) - self.moved - 1
         last = values.shape[1] - 1
         return values.gather(1, source.clamp(0, last)).masked_fill(source > last, 0.0)
+
+
+@dataclass(frozen=True)
+class RightAligned:
+    """Rows that all end in the last column, as wide as the longest row: where the prompts of a pass differ in length,
+    that is less than the longest prompt and the longest completion together."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    moved: torch.Tensor
+    """Columns by which each row was shifted, shape (rows, 1)."""
+
+    @classmethod
+    def of(cls, ids: torch.Tensor, mask: torch.Tensor) -> RightAligned:
+        """Right-align the rows of a batch, which may have padding on both sides but not between tokens."""
+        columns, lengths = ids.shape[1], mask.long().sum(dim=1, keepdim=True)
+        moved = columns - mask.long().argmax(dim=1, keepdim=True) - lengths
+        width = int(lengths.max())
+        source = torch.arange(columns - width, columns, device=ids.device) - moved
+        inside = source.clamp(min=0)
+        return cls(ids.gather(1, inside), mask.gather(1, inside) * (source >= 0), moved)
+
+    def moved_back(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of the last columns as they were before; columns that were cut off, which hold padding, get 0."""
+        source = torch.arange(values.shape[1], device=values.device) + self.moved
+        last = values.shape[1] - 1
+        return values.gather(1, source.clamp(max=last)).masked_fill(source > last, 0.0)
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.seeds import derived_seed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode, Rollout
-from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.event_loop import EventLoop, ThreadLoop
 
 
 @dataclass
@@ -41,15 +41,20 @@ class PolicyRollouts:
     trained_tokens: int = 0
     """Tokens that all ranks sampled in training, over all parts of a resumed run."""
     loop: EventLoop = field(default_factory=EventLoop)
-    has_noted_dropped: bool = False
     gather: Callable[[list[Any]], list[Any]] = gather_object
     """Joins lists of all ranks in their order; every rank must call it. Code that plays and groups episodes uses this
     one, as it may run in a thread beside the training."""
+    settle: Callable[[], None] = lambda: None
+    """Called before episodes are played: waits for those that a thread plays beside the training."""
 
     @property
     def server(self) -> VLLMServerEngine | None:
         """The engine, if it is a vLLM server that gets files."""
         return self.rollout.engine if isinstance(self.rollout.engine, VLLMServerEngine) else None
+
+    def server_version(self) -> int:
+        """Optimizer steps of the weights that the server has."""
+        return 0 if self.server is None else self.server.weight_version or 0
 
     def play(
         self,
@@ -64,13 +69,23 @@ class PolicyRollouts:
             ServerFailed: on all ranks, if a vLLM server failed one of them.
         """
 
+        self.settle()
+        self.load_weights()
+        if self.server is not None:
+            with self.server.failing_together(self.gather):
+                return self.loop.run(self.server.settled(self.rollout.play(cases, seeds, sampling_seeds, decoding)))
+        return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
+
+    def load_weights(self) -> None:
+        """Load the policy's present weights into the engine, unless it has them. Every rank must call this.
+
+        Raises:
+            ServerFailed: on all ranks, if a vLLM server did not get them.
+        """
         if self.server is not None:
             self.loop.run(self.server.load_weights(self.weight_version()))
-            with self.server.failing_together():
-                return self.loop.run(self.server.settled(self.rollout.play(cases, seeds, sampling_seeds, decoding)))
-        if isinstance(self.rollout.engine, BatchingEngine):
+        elif isinstance(self.rollout.engine, BatchingEngine):
             self.rollout.engine.load_weights(self.weight_version())
-        return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
 
     def sampling_seed(self, *names: object) -> int:
         """Seed of an episode's completions, derived from the run's seed and these names; equal on all ranks."""
@@ -102,9 +117,9 @@ class PolicyRollouts:
 
     def note_dropped(self, case_idx: object, tokens: int) -> None:
         """Note the first case of the run that was dropped."""
-        if self.has_noted_dropped:
+        if self.failures.has_noted_dropped:
             return
-        self.has_noted_dropped = True
+        self.failures.has_noted_dropped = True
         self.notify(
             f"Case {case_idx} is dropped: its prompt has {tokens} tokens, which leaves no room for an answer in a"
             f" context of {self.rollout.limits.context}. Dropped cases take no part (metric stopped/no_room)."
@@ -119,7 +134,7 @@ class PolicyRollouts:
     @property
     def abandoned_threads(self) -> int:
         """Number of threads of this process in which a call of the environment hangs."""
-        return self.rollout.runner.pool.abandoned
+        return sum(part.pool.abandoned for part in self.rollout.runner.parts.values())
 
     def check_abandoned(self, threads: int) -> None:
         """Report the first abandoned thread; `threads` is the number over all ranks. Every rank must call this.
@@ -127,9 +142,15 @@ class PolicyRollouts:
         Raises:
             EnvironmentFailed: there are too many.
         """
-        note = self.failures.after_abandoned(threads, lambda: gather_object([self.rollout.runner.pool.last_hang]))
+        note = self.failures.after_abandoned(threads, self._last_hangs)
         if note is not None:
             self.notify(note)
+
+    def _last_hangs(self) -> list[str]:
+        """Where calls hang, on all ranks."""
+        hangs = [part.pool.last_hang for part in self.rollout.runner.parts.values()]
+        everywhere: list[str] = gather_object([next(filter(None, hangs), "")])
+        return everywhere
 
     def take_sampled_tokens(self) -> int:
         """Tokens that all ranks sampled in training since the last call."""
@@ -143,6 +164,8 @@ class PolicyRollouts:
 
     def close(self) -> None:
         """Close the engine, and remove files of weights for a vLLM server."""
+        if isinstance(self.loop, ThreadLoop):
+            self.loop.cancel()
         if isinstance(self.rollout.engine, (VLLMServerEngine, ChatEndpoint)):
             self.loop.run(self.rollout.engine.close())
         self.loop.close()

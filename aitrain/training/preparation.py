@@ -4,41 +4,44 @@ loaded."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig
 
 from aitrain import activity
 from aitrain.batch import BatchPlan, plan_batch, schedule_cases
-from aitrain.environment.contract import check_methods, env_kind
-from aitrain.environment.dataset import Cases, Datasets, fingerprint
+from aitrain.environment.contract import Case, check_methods
+from aitrain.environment.dataset import Datasets, fingerprint
 from aitrain.environment.tools import Tools
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.limits import Limits
+from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest
-from aitrain.runs.environment_source import keep_source
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
+from aitrain.training.algorithm import Algorithm
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import build_dataset, check_chat_template
+from aitrain.training.custom_callbacks import custom_callbacks
+from aitrain.training.custom_order import load_sampler
+from aitrain.training.dataset import build_datasets, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, run_traits
 from aitrain.training.distributed import init_processes
 from aitrain.training.early_stop import EarlyStop, check_stopping
-from aitrain.training.episode_format import format_of_episodes, tools_shown
+from aitrain.training.episode_format import format_of_all
 from aitrain.training.evaluation import BATCH, EvalPlan
 from aitrain.training.held_out_scoring import HeldOutScoring
-from aitrain.training.holdout import DatasetSplit, PromptLimit, check_enough, prompt_limit, split
+from aitrain.training.holdout import DatasetSplit, PromptLimit, prompt_limit, prompt_limits, split_each
 from aitrain.training.hub import check_hub_token
+from aitrain.training.mixture import mixture_of
 from aitrain.training.model import (
     Precision,
     check_quantization,
@@ -50,7 +53,7 @@ from aitrain.training.model import (
     lora_config,
 )
 from aitrain.training.non_finite import check_weights_finite
-from aitrain.training.provenance import describe_run
+from aitrain.training.provenance import describe_run, keep_sources
 from aitrain.training.run_context import RunContext, with_checkpoint_here
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.server_engine import ServedRun, server_engine_factory
@@ -103,15 +106,20 @@ class PreparedCases:
     batch: BatchPlan
     arguments: GRPOConfig
     tokenizer: PreTrainedTokenizerBase
-    built: Datasets
+    built: dict[str, Datasets]
+    """Those of each environment by its name."""
     chat: ChatFormat
     """Renders prompts and, with several turns, whole conversations."""
-    tools: Tools
+    tools: dict[str, Tools]
+    """Those that the model is shown in each environment."""
+    algorithm: Algorithm
+    callbacks: list[TrainerCallback]
+    """Those of --custom-callbacks."""
 
 
-def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda _: None) -> Prepared:
+def prepare(context: RunContext, check_cases: Callable[[dict[str, Datasets]], object] = lambda _: None) -> Prepared:
     """Load and check everything, and make the trainer. Every rank must call this; `check_cases` is called with the
-    dataset before the model is loaded.
+    datasets before the model is loaded.
 
     Raises:
         AitrainError: an option, the environment or the model cannot be used.
@@ -119,7 +127,7 @@ def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda
     precision = choose_precision(context.config)
     prepared = prepare_cases(context, precision, init_processes(context.config, precision))
     context = with_checkpoint_here(context)
-    check_cases(prepared.built[0])
+    check_cases(prepared.built)
     context.stop.check()
     context.enter(f"loading {context.config.model}")
     load_once_per_machine(prepared.arguments)
@@ -138,14 +146,13 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
         AitrainError: an option or the environment cannot be used.
     """
     arguments, batch = training_arguments(context, precision, processes)
+    algorithm, callbacks = Algorithm.of(context.config), custom_callbacks(context.config, context.stop.end_run)
     tokenizer = load_tokenizer(context.config)
-    built = build_dataset(context, tokenizer, processes)
-    is_chat = built[0].is_chat or env_kind(context.runner.environment) == "rollout"
-    check_chat_template(is_chat, tokenizer)
-    chat = chat_format(tokenizer, arguments.chat_template_kwargs)
-    tools = tools_shown(context.runner.environment, chat, is_chat, context.note)
-    chat = format_of_episodes(context.runner.environment, chat, tools, is_chat, context.note)
-    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools)
+    built = build_datasets(context, tokenizer, processes)
+    for name, runner in context.runner.parts.items():
+        check_chat_template(built[name][0].is_chat or runner.kind == "rollout", tokenizer)
+    chat, tools = format_of_all(context, built, chat_format(tokenizer, arguments.chat_template_kwargs))
+    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools, algorithm, callbacks)
 
 
 def training_arguments(context: RunContext, precision: Precision, processes: int) -> tuple[GRPOConfig, BatchPlan]:
@@ -156,7 +163,10 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     """
     transformers_logging.disable_progress_bar()
     config, context.runner.notify = context.config, context.note
-    check_methods(context.runner.environment)
+    for runner in context.runner.parts.values():
+        check_methods(runner.environment)
+    if config.custom_sampler is not None:
+        load_sampler(config.custom_sampler)
     check_quantization(config)
     copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
     if precision.dtype == torch.bfloat16 and not (config.peft or copies):
@@ -182,17 +192,17 @@ def fit_to_model(
     config, arguments, batch = context.config, prepared.arguments, prepared.batch
     check_vocabulary(prepared.tokenizer, model)
     context_tokens = context_length(config, model)
-    may_open = env_kind(context.runner.environment) != "score_episode"
-    limit = PromptLimit(prepared.chat, prompt_limit(config, context_tokens), prepared.tools.schemas, may_open)
-    parts = split(prepared.built, config, limit, batch.prompts_per_step)
-    check_enough(parts, batch.prompts_per_step, limit.tokens)
-    for text in parts.notes(limit.tokens):
+    most = prompt_limit(config, context_tokens)
+    prompts = prompt_limits(context.runner, prepared.chat, most, prepared.tools)
+    parts = split_each(prepared.built, config, prompts, batch.prompts_per_step)
+    for text in parts.notes(most):
         context.note(text)
     if config.use_vllm:
-        is_one_turn = env_kind(context.runner.environment) == "score_episode" and not len(prepared.tools)
+        runners = context.runner.parts.items()
+        is_one_turn = all(one.kind == "score_episode" and not len(prepared.tools[name]) for name, one in runners)
         new_tokens = config.rl_max_new_tokens if is_one_turn else config.rl_max_episode_tokens
-        context_tokens = fit_vllm(arguments, config, _lengths(config, parts, limit, new_tokens, context_tokens))
-    limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context_tokens)
+        context_tokens = fit_vllm(arguments, config, _lengths(config, parts, prompts, new_tokens, context_tokens))
+    limits = limits_of(context.runner, context_tokens)
 
     schedule = schedule_cases(config, batch, len(parts.train))
     arguments.max_steps = schedule.steps  # TRL knows no more of the schedule
@@ -206,20 +216,22 @@ def fit_to_model(
         context.note(note, "info")
     lora = lora_config(config)
     inputs = TrainerInputs(
-        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora
-    )
+        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora,
+        pass_limit=batch.limit,
+        algorithm=prepared.algorithm, callbacks=prepared.callbacks,
+    )  # fmt: skip
     return inputs, parts
 
 
-def run_manifest(context: RunContext, cases: Cases, facts: dict[str, Any], processes: int) -> Manifest:
+def run_manifest(context: RunContext, cases: Sequence[Case], facts: dict[str, Any], processes: int) -> Manifest:
     """What a checkpoint of the run says of it, to compare it with the run that resumes from it."""
     return Manifest(0, context.config.written(), facts, fingerprint(cases), processes, facts["packages"])
 
 
 def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, precision: Precision) -> Prepared:
     """The trainer, and its callbacks in the order in which they are called."""
-    config, environment = context.config, context.runner.environment
-    facts = describe_run(config, environment)
+    config = context.config
+    facts = describe_run(context.runner)
     manifest = run_manifest(context, inputs.cases, facts, PartialState().num_processes)
     eval_state = resumed_eval_state(context, manifest)
     recorder, tracking = RunRecorder(context.folder, context.checkpoint, context.unshared), Tracking(context)
@@ -238,9 +250,9 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
         trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, callbacks, checkpoints.save))
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
-    if context.runner.has_sessions:
-        batch = min(batch, config.rl_env_episodes or batch)  # so that all ranks play as many batches
-    plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
+    batch = min(batch, context.runner.episodes_at_once or batch)  # so that all ranks play as many batches
+    mixture = mixture_of(context.runner, parts.held_out, parts.train)
+    plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch, mixture=mixture)
     held_out, stopper = (
         HeldOutScoring(context, trainer, plan, recorder, tracking, diagnostics),
         StopCallback(context.stop),
@@ -257,19 +269,23 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     context.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
-        keep_source(environment, context.folder.environment_source)
+        keep_sources(context.runner, context.folder)
     return Prepared(context, inputs, trainer, parts, precision, held_out, eval_state, stopper, early_stop, tracking)
 
 
 def _lengths(
-    config: TrainConfig, parts: DatasetSplit, limit: PromptLimit, new_tokens: int | None, context_tokens: int | None
+    config: TrainConfig,
+    parts: DatasetSplit,
+    prompts: Mapping[str, PromptLimit],
+    new_tokens: int | None,
+    context_tokens: int | None,
 ) -> Lengths:
     """Lengths of the longest episode. `new_tokens` limits what follows the prompt; without a limit, the environment may
     fill the context."""
     if new_tokens is None:
         return Lengths(context_tokens or config.rl_max_turns * config.rl_max_new_tokens, context_tokens)
-    cases = (*parts.train, *parts.held_out)
-    if context_tokens is not None and any(map(limit.is_open, cases)):
+    cases = [(prompts[case.env], case) for case in (*parts.train, *parts.held_out)]
+    if context_tokens is not None and any(limit.is_open(case) for limit, case in cases):
         return Lengths(new_tokens, context_tokens)
-    whole = new_tokens + max(map(limit.length_of, cases))
+    whole = new_tokens + max(limit.length_of(case) for limit, case in cases)
     return Lengths(new_tokens, min(whole, context_tokens or whole))

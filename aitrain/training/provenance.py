@@ -1,37 +1,34 @@
-"""The facts of environment.json: the environment, packages and hardware of a run."""
+"""The facts of environment.json: the environments, packages and hardware of a run."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shutil
 import subprocess
 from typing import Any
 
 import torch
 
 from aitrain.environment.adapters import adapter_named
+from aitrain.environment.mixed_runner import Runner
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.environment_source import files_of, source_hash
+from aitrain.runs.environment_source import files_of, keep_source, source_hash
+from aitrain.runs.run_folder import RunFolder
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 
 
-def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
-    """Environment, versions and hardware of a run."""
-    made_from, files = type(environment), files_of(environment)
-    adapter = adapter_named((config.rl_env or "").partition(":")[0])
-    packages = (*PACKAGES, adapter.package) if adapter and adapter.package else PACKAGES
+def describe_run(runner: Runner) -> dict[str, Any]:
+    """Environments, versions and hardware of a run."""
+    each = {name: _describe(part.config, part.environment) for name, part in runner.parts.items()}
+    adapters = [adapter_named(part.config.env_place.partition(":")[0]) for part in runner.parts.values()]
+    packages = dict.fromkeys([*PACKAGES, *(one.package for one in adapters if one and one.package)])
     facts = {
-        "module": made_from.__module__,
-        "class": made_from.__qualname__,
-        "file": str(files[0]) if files else None,
-        "sha256": source_hash(files),
-        "config": without_secrets(config.rl_env_config or {}),
-        "requires": requirements_of(environment).as_options(),
         "packages": {name: version for name in packages if (version := _version(name))},
         "git_commit": _git_commit(),
         "python": platform.python_version(),
@@ -39,7 +36,44 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
         "cpus": usable_cores(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
+    return {**(each[""] if "" in each else _joined(each, runner)), **facts}
+
+
+def _describe(config: TrainConfig, environment: object) -> dict[str, Any]:
+    made_from, files = type(environment), files_of(environment)
+    facts = {
+        "module": made_from.__module__,
+        "class": made_from.__qualname__,
+        "file": str(files[0]) if files else None,
+        "sha256": source_hash(files),
+        "config": without_secrets(config.rl_env_config or {}),
+        "requires": requirements_of(environment).as_options(),
+    }
     return {**facts, **environment.facts} if isinstance(environment, ServedEnvironment) else facts
+
+
+def _joined(each: dict[str, dict[str, Any]], runner: Runner) -> dict[str, Any]:
+    """What several environments are together, and the facts of each."""
+    config, parts = runner.config, runner.parts
+    required = dict.fromkeys(option for facts in each.values() for option in facts["requires"])
+    for name, share in config.env_shares.items():
+        each[name] |= {"share": share, "score_range": parts[name].config.rl_score_range}
+    return {
+        "module": ", ".join(dict.fromkeys(facts["module"] for facts in each.values())),
+        "class": ", ".join(f"{name}={facts['class']}" for name, facts in each.items()),
+        "file": ", ".join(dict.fromkeys(facts["file"] for facts in each.values() if facts["file"])) or None,
+        "sha256": source_hash(file for part in parts.values() for file in files_of(part.environment)),
+        "config": {name: facts["config"] for name, facts in each.items()},
+        "requires": {option: getattr(config, option) for option in required},
+        "environments": each,
+    }
+
+
+def keep_sources(runner: Runner, folder: RunFolder) -> None:
+    """Keep the source of the environment, or of each in a folder of its name."""
+    shutil.rmtree(folder.environment_source, ignore_errors=True)
+    for name, part in runner.parts.items():
+        keep_source(part.environment, folder.environment_source / name)
 
 
 def _version(package: str) -> str | None:

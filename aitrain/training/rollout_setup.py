@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from trl.models.utils import unwrap_model_for_generation
 
@@ -31,7 +32,9 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.failure_count import FailureCount
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
+from aitrain.rollout.event_loop import EventLoop, ThreadLoop
 from aitrain.rollout.limits import EndOfTurn
+from aitrain.training.distributed import thread_gather, use_device
 from aitrain.training.model import count_forward_passes
 from aitrain.training.policy_rollouts import PolicyRollouts
 
@@ -45,6 +48,11 @@ OF_ALL_PROCESSES = (
 )
 """Why an environment cannot call a sharded model: the others would not take part."""
 
+WHILE_TRAINING = (
+    "the model trains while episodes are played (--rl-ahead): only model.generate is answered, by the vLLM server"
+)
+"""Why an environment cannot call the model itself with --rl-ahead."""
+
 
 def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
     """Rollouts with the trainer's weights, by transformers or vLLM."""
@@ -56,7 +64,8 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     completer: Completer | None = None
     if isinstance(engine, VLLMServerEngine) or (isinstance(engine, ColocatedEngine) and not engine.is_shared):
         completer = engine
-    refusal = OF_ALL_PROCESSES if trainer.is_sharded and trainer.accelerator.num_processes > 1 else ""
+    is_ahead, is_alone = inputs.runner.config.rl_ahead > 0, trainer.accelerator.num_processes == 1
+    refusal = OF_ALL_PROCESSES if trainer.is_sharded and not is_alone else WHILE_TRAINING if is_ahead else ""
     scoring = offer_model(runner, policy, inputs.tokenizer, completer, refusal)
     return PolicyRollouts(
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
@@ -66,6 +75,8 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         FailureCount(runner.config.rl_max_failed),
         evaluating=partial(evaluation_mode, trainer.model),
         weight_version=lambda: int(trainer.state.global_step),
+        loop=ThreadLoop(partial(use_device, trainer.accelerator.device)) if is_ahead else EventLoop(),
+        gather=gather_object if is_alone or not is_ahead else thread_gather(trainer.args.ddp_timeout),
     )
 
 

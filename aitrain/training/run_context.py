@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 
 from aitrain import activity
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.mixed_runner import Runner
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Note, NoteLevel, Phase
 from aitrain.options.train import TrainConfig
@@ -79,7 +79,7 @@ class RunContext:
 
     config: TrainConfig
     folder: RunFolder
-    runner: EnvRunner
+    runner: Runner
     """Runs the environment; a run closes it at its end."""
     announce: Announce
     """Gets the events of the run."""

@@ -45,6 +45,12 @@ class ServedRun:
         """The addresses of its servers."""
         return self.config.vllm_server_urls
 
+    def notify_difference(self, base: ServerModel) -> Callable[[str], None] | None:
+        """Notes that a server's log-probabilities differ from the trainer's, if a base that is quantized here or there
+        explains it; None: such a difference ends the run."""
+        is_quantized = self.config.quantization or self.config.vllm_quantization or base.is_quantized
+        return self.notify if is_quantized else None
+
     def note_servers(self, states: dict[str, str]) -> None:
         """Set what status.json says about the servers."""
         self.progress.vllm_servers = states
@@ -95,9 +101,7 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
         fleet.notify, fleet.on_change = run.notify, run.note_servers
         if len(urls) > 1:
             run.note_servers(dict.fromkeys(urls, "live"))
-    # a quantized base differs from the server's by rounding: a difference is only noted
-    notify = run.notify if run.config.quantization else None
-    checks = {url: LogprobCheck.of(forward, trainer.processing_class, notify) for url in urls}
+    checks = {url: LogprobCheck.of(forward, trainer.processing_class, run.notify_difference(base)) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
         await checks[engine.url].compare(engine)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,22 +41,24 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
-from aitrain.batch import CaseSchedule
+from aitrain.batch import CaseSchedule, PassLimit
 from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced, savable_generation_config
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.environment.dataset import Cases
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.mixed_runner import Runner
+from aitrain.errors import ConfigError
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.training.algorithm import PLAIN, Algorithm
 from aitrain.training.batch_diagnostics import batch_diagnostics
-from aitrain.training.batch_source import BatchPlace, BatchSource
-from aitrain.training.case_order import UniformOrder
+from aitrain.training.batch_source import BatchPlace, BatchPlaces, BatchSource, batch_source
+from aitrain.training.case_choice import case_choice
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
+from aitrain.training.holdout import CaseList
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
@@ -78,14 +80,19 @@ class TrainerInputs:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     arguments: GRPOConfig
-    cases: Cases
-    runner: EnvRunner
+    cases: CaseList
+    runner: Runner
     chat: ChatFormat
     limits: Limits
     schedule: CaseSchedule
     peft_config: Any = None
+    pass_limit: PassLimit | None = None
+    """Of forward passes whose padding is trimmed; None: they are as TRL makes them."""
     serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
     """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
+    algorithm: Algorithm = PLAIN
+    callbacks: Sequence[TrainerCallback] = ()
+    """Those of the user."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class EpisodeTrainer(ResumableTrainer):
                 train_dataset=case_numbers(inputs.cases),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
-                callbacks=hooks.callbacks,
+                callbacks=[*hooks.callbacks, *inputs.callbacks],
                 rollout_func=self.roll_out,
             )
         if inputs.peft_config is not None and not is_deepspeed_zero3_enabled():
@@ -135,49 +142,60 @@ class EpisodeTrainer(ResumableTrainer):
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
+        if inputs.pass_limit is not None and self.aux_loss_enabled:
+            raise ConfigError(
+                "rl_trim_padding: the router's loss of this model depends on which completions share a forward pass\n"
+                "Leave it out, or add --trl router_aux_loss_coef=0."
+            )
+        self.pass_limit = inputs.pass_limit
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        order = UniformOrder(len(self.cases), self.schedule.prompts, self.args.seed if self.shuffle_dataset else None)
-        self.batches = BatchSource(self.rollouts, self.cases, order, self.num_generations)
-        self.watch = Stopwatch(self.rollouts.rollout.clock)
+        self.places, config = self._places(), inputs.runner.config
+        source = BatchSource(self.rollouts, self.cases, case_choice(self, inputs.runner), self.num_generations)
+        self.batches = batch_source(config, source, self.places)
+        self.watch = Stopwatch(self.batches.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
+        self.algorithm = inputs.algorithm
         self.context = inputs.limits.context
         self.aligns_rows = self.is_deepspeed_enabled or self.depends_on_left_padding()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: as many rows of `case_numbers` as this process has completions; they are only counted."""
-        self._batch = self.batches.take(self._next_place(len(inputs)))
+        self._batch = self.batches.take(self._next_place())
         output: dict[str, Any] = super()._generate_and_score_completions(
             [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
         )
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
-        for name, value in batch_diagnostics(self._batch.episodes).items():
+        for name, value in (self._batch.metrics | batch_diagnostics(self._batch.episodes)).items():
             self._metrics["train"][name].append(value)
         return output | self._loss_rows()
 
-    def _next_place(self, count: int) -> BatchPlace:
-        """Place of the next generation batch, of which this process has `count` completions."""
+    def _places(self) -> BatchPlaces:
+        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
+        count = self.schedule.prompts * self.num_generations // processes
+        return BatchPlaces(self.schedule, count, processes, rank)
+
+    def _next_place(self) -> BatchPlace:
+        """Place of the next generation batch."""
         step, batches = self._sampled_in_step
         before = batches if step == self.state.global_step else 0
         self._sampled_in_step = self.state.global_step, before + 1
-        plan, rank = self.schedule, self.accelerator.process_index
-        index = math.ceil(self.state.global_step * plan.accumulation / plan.passes) + before
-        first = count * (before * self.accelerator.num_processes + rank)
-        own = slice(count * rank, count * (rank + 1))
-        return BatchPlace(index, self.state.global_step, range(first, first + count), own)
+        return self.places.at(self.state.global_step, before)
 
     def _loss_rows(self) -> dict[str, torch.Tensor]:
         """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""
         device, kept = self.accelerator.device, self._batch.kept(self.masks_truncated)
         dropped = [episode.is_dropped for episode in self._batch.episodes]
         everywhere = self.accelerator.gather(torch.tensor([self._batch.scores(), kept, dropped], device=device).T)
+        mean = everywhere[:, 0].nanmean().item()
+        if self.rewards is not None:
+            everywhere[:, 0] = self.rewards
         played = everywhere[everywhere[:, 2] == 0]  # whole groups are dropped
         share = zero_variance_share(played[:, 0], played[:, 1], self.num_generations)
         self._metrics["train"]["frac_reward_zero_std"][-1] = share
-        mean = everywhere[:, 0].nanmean().item()
         self.zero_variance.reward = None if math.isnan(mean) else mean
         return {KEPT: torch.tensor(kept, device=device), ZERO_VARIANCE: torch.tensor(share == 1.0, device=device)}
 
@@ -200,7 +218,7 @@ class EpisodeTrainer(ResumableTrainer):
 
     def score(self, completions: list[Any], **rest: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None if unscored."""
-        self.rollouts.count_failures(self._batch.episodes)
+        self.rollouts.count_failures(self._batch.played)
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
                 rest["log_metric"](name, value)  # each episode's own: TRL takes the mean of all, over processes

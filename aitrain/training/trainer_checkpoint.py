@@ -41,13 +41,14 @@ from aitrain.runs.checkpoint import (
     step_of,
 )
 from aitrain.runs.metrics_line import read_metrics
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.callbacks import EvalState
 from aitrain.training.evaluation import EvalPlan
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.step_count import steps_before
 from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.waiting_batch import read_batch, write_batch
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
@@ -102,7 +103,9 @@ class CheckpointWriter:
             write()
         made.mkdir(parents=True, exist_ok=True)
         write_window(trainer, made)
+        write_batch(trainer.batches.waiting(), made, trainer.accelerator.process_index)
         write_reference(trainer, made)
+        write_case_order(trainer, made)
         self.recorder.sync()
 
     def _finish(self, trainer: EpisodeTrainer, staging: Path) -> None:
@@ -152,6 +155,24 @@ def read_window(trainer: EpisodeTrainer, folder: Path) -> None:
         number, _, key = name.partition(".")
         pieces[int(number)][key] = tensor
     trainer.restore_state(pieces, values)
+
+
+CASE_ORDER = "case_order.json"
+
+
+def write_case_order(trainer: EpisodeTrainer, folder: Path) -> None:
+    """Write what the order of the cases has learned, and how many cases it is about."""
+    state = trainer.batches.order_state()
+    if state and trainer.accelerator.is_main_process:
+        values = {"cases": len(trainer.cases), **state}
+        (folder / CASE_ORDER).write_text(json.dumps(values), encoding="utf-8")
+
+
+def read_case_order(trainer: EpisodeTrainer, folder: Path) -> None:
+    """Restore what `write_case_order` wrote, unless the number of cases has changed."""
+    values = read_object(folder / CASE_ORDER)
+    if values.pop("cases", None) == len(trainer.cases):
+        trainer.batches.order.restore(values)
 
 
 REFERENCE = "reference.safetensors"
@@ -270,8 +291,12 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         """Restore the state before the first new step. A run with changed options starts a new generation window. The
         optimizer state holds the old learning rate, which other options or another number of steps replace."""
         read_reference(self.trainer, self.checkpoint)
+        read_case_order(self.trainer, self.checkpoint)
         if self.is_same:
             read_window(self.trainer, self.checkpoint)
+            trainer, rank = self.trainer, self.trainer.accelerator.process_index
+            if batch := read_batch(self.checkpoint, rank, trainer.cases):
+                trainer.batches.restore(batch)
         else:
             _set_learning_rate(self.trainer, args.learning_rate)
         if steps_before(self.checkpoint) != state.max_steps:

@@ -28,7 +28,7 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         "gradient_accumulation_steps": batch.accumulation,
         "num_train_epochs": config.epochs,
         "max_steps": -1 if config.max_steps is None else config.max_steps,
-        "learning_rate": config.lr,
+        "learning_rate": config.learning_rate,
         "optim": config.optimizer,
         "lr_scheduler_type": config.scheduler,
         "warmup_steps": config.warmup_ratio,  # below 1, transformers 5 takes it as a fraction of the steps
@@ -53,6 +53,7 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
         **{name: value for name, value in config.loss.as_trl().items() if name not in config.trl},
+        **_own_settings(config, batch),
         "mask_truncated_completions": config.rl_mask_truncated_completions,
         # generation
         "max_completion_length": config.rl_max_new_tokens,
@@ -76,6 +77,18 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
     if config.zero is not None:
         arguments |= zero_arguments(config)
     return arguments
+
+
+def _own_settings(config: TrainConfig, batch: BatchPlan) -> dict[str, object]:
+    """Fields of the algorithm that `--trl` may set as well."""
+    settings = {
+        "delta": config.rl_dual_clip,
+        "entropy_coef": config.rl_entropy_coef,
+        "steps_per_generation": batch.accumulation * config.rl_updates_per_rollout,
+    }
+    if "generation_batch_size" in config.trl:
+        del settings["steps_per_generation"]
+    return {name: value for name, value in settings.items() if name not in config.trl}
 
 
 def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
@@ -111,7 +124,8 @@ def fit_vllm(arguments: GRPOConfig, config: TrainConfig, lengths: Lengths) -> in
     """Set vLLM's lengths unless `--trl` sets them; returns vLLM's context length."""
     if "vllm_max_model_length" not in config.trl:
         arguments.vllm_max_model_length = lengths.whole
-    if "vllm_importance_sampling_mode" not in config.trl and lengths.completion > LONG_COMPLETION:
+    is_rounded = lengths.completion > LONG_COMPLETION or config.vllm_quantization is not None
+    if "vllm_importance_sampling_mode" not in config.trl and is_rounded:
         arguments.vllm_importance_sampling_mode = "token_truncate"
     context: int | None = arguments.vllm_max_model_length
     return context

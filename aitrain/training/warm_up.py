@@ -18,7 +18,8 @@ import torch
 from aitrain.engines.scopes import replaced
 from aitrain.environment.tools import Tools
 from aitrain.errors import RunFailed
-from aitrain.training.holdout import PromptLimit
+from aitrain.rollout.limits import Limits
+from aitrain.training.holdout import prompt_limits
 from aitrain.training.kept_rows import MicroBatch
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
@@ -37,14 +38,18 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
     Environment responses are limited by `rl_max_episode_tokens` and the context alone; without the former only the
     model's own tokens are counted. A prompt that the environment's opening makes is not counted.
     """
-    limits, limit = inputs.limits, PromptLimit(inputs.chat, None, Tools.of(inputs.runner.environment).schemas, True)
-    prompt = max(1, *map(limit.length_of, inputs.cases))
-    completion = limits.turn_tokens
-    if inputs.runner.has_sessions:
-        completion = limits.episode_tokens or limits.turns * limits.turn_tokens
+    limits, runners = inputs.limits, inputs.runner.parts
+    tools = {name: Tools.of(runner.environment) for name, runner in runners.items()}
+    prompts = prompt_limits(inputs.runner, inputs.chat, None, tools)
+    prompt = max(1, *(prompts[case.env].length_of(case) for case in inputs.cases))
+    completion = max(_longest(limits.of(name), runner.has_sessions) for name, runner in runners.items())
     if limits.context is not None:
         completion = max(1, min(completion, limits.context - prompt))
     return LongestShapes(prompt, completion)
+
+
+def _longest(limits: Limits, has_sessions: bool) -> int:
+    return (limits.episode_tokens or limits.turns * limits.turn_tokens) if has_sessions else limits.turn_tokens
 
 
 def can_warm_up(trainer: EpisodeTrainer) -> bool:
@@ -103,6 +108,9 @@ def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
     """A micro-batch for TRL's loss: tensors of shape (rows, tokens), no token masked."""
     device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
     prompt, completion, token = lengths.prompt, lengths.completion, trainer.eos_token_ids[0]
+    if trainer.pass_limit is not None:
+        rows, whole = trainer.pass_limit.largest(prompt + completion, rows)
+        completion = max(1, whole - prompt)
 
     def full(tokens: int, value: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((rows, tokens), value, dtype=dtype, device=device)

@@ -13,20 +13,21 @@ ZERO_VARIANCE = "flat"
 """Key of a micro-batch: whether all advantages of its generation batch are zero, on all processes."""
 
 
-def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
-    """Share of the groups without a nonzero advantage among the episodes in the loss.
+def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:
+    """Whether each group has a nonzero advantage among the episodes in the loss.
 
-    `scores` and `kept` have shape (episodes,), with the members of a group next to each other; NaN means unscored. 1 if
-    there are no groups.
+    `scores` and `kept` have shape (episodes,), with the members of a group next to each other; NaN means unscored.
     """
-    if not len(scores):
-        return 1.0
     groups, kept = scores.view(-1, size), kept.bool().view(-1, size)
     low = groups.nan_to_num(nan=math.inf).amin(1, keepdim=True)
     spread = groups.nan_to_num(nan=-math.inf).amax(1, keepdim=True) - low
     distance = (groups - groups.nanmean(1, keepdim=True)).abs()
-    has_advantage = kept & (distance > 1e-3 * spread)  # rounding may make equal scores differ from their mean
-    return 1.0 - has_advantage.any(1).float().mean().item()
+    return (kept & (distance > 1e-3 * spread)).any(1)  # rounding may make equal scores differ from their mean
+
+
+def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
+    """Share of the groups without a nonzero advantage; 1 if there are no groups."""
+    return 1.0 - has_advantages(scores, kept, size).float().mean().item() if len(scores) else 1.0
 
 
 @dataclass

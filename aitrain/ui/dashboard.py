@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from aitrain.events import Ended, Evaluated, Evaluating, Event, Phase, Step
+from aitrain.events import Ended, Evaluated, Evaluating, Event, Failed, Phase, Playing, Step
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.plot import ASCII, BLOCKS, sparkline
@@ -35,10 +35,15 @@ class Dashboard:
     scores: list[Evaluated] = field(default_factory=list)
     evaluating: Evaluating | None = None
     """The latest progress of an eval."""
+    playing: Playing | None = None
+    """The present rollout, if it takes seconds."""
     is_over: bool = False
 
     def take(self, event: Event) -> None:
         """Update the state with an event."""
+        if isinstance(event, Playing):
+            self.playing = event if event.episodes else None
+            return
         self.since = time.monotonic()
         if isinstance(event, Phase):
             self.phase = escape_controls(event.text)
@@ -50,11 +55,11 @@ class Dashboard:
             self.rewards += [] if event.reward is None else [event.reward]
         elif isinstance(event, Evaluating):
             self.phase, self.evaluating = "", event
-        elif isinstance(event, Ended):
-            self.is_over = True
+        elif isinstance(event, (Ended, Failed)):
+            self.playing, self.is_over = None, self.is_over or isinstance(event, Ended)
 
     def lines(self, width: int, ascii_only: bool = False) -> list[Text]:
-        """At most eight lines, none wider than `width` columns."""
+        """At most nine lines, none wider than `width` columns."""
         ramp, width = ASCII if ascii_only else BLOCKS, min(width, WIDEST)
         lines = [Text(f"{name:<{LABEL}}", style="dim") + line for name, line in self.parts(width - LABEL, ramp)]
         for line in lines:
@@ -65,7 +70,8 @@ class Dashboard:
         """The lines with their names; without those that are empty."""
         elapsed = self._elapsed()
         now = f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase
-        named = [*self._of_the_run(width, ramp), *self._of_the_step(width), ("now", Text(now))]
+        rollout = Text() if self.playing is None else _rollout(self.playing, width, ramp)
+        named = [*self._of_the_run(width, ramp), *self._of_the_step(width), ("rollout", rollout), ("now", Text(now))]
         return [(name, line) for name, line in named if line.plain]
 
     @property
@@ -136,6 +142,10 @@ def _progress(done: int, of: int, left: str, width: int, ramp: str) -> Text:
     return joined([Text(count, "bold"), bar, Text(left)], width)
 
 
+def _rollout(event: Playing, width: int, ramp: str) -> Text:
+    return _progress(event.done, event.episodes, _tokens_per_second(event.tokens_per_second), width, ramp)
+
+
 PARTS = ("generate", "environment", "optimize")
 
 
@@ -147,6 +157,11 @@ def step_line(event: Step) -> str:
     return "  ".join([*parts, *_rate(event), f"{duration(event.seconds_left)} left"])
 
 
+def playing_line(event: Playing) -> str:
+    """The progress of a rollout on one line: `rollout 12/64 episodes  812 tokens/s`."""
+    return f"rollout {event.done}/{event.episodes} episodes  {_tokens_per_second(event.tokens_per_second)}".rstrip()
+
+
 def evaluating_line(event: Evaluating) -> str:
     """The progress of an eval on one line: `episodes 64/128  score 0.250 sampled  20s left`."""
     failed = [f"{event.failed:.0%} failed"] if event.failed else []
@@ -156,7 +171,9 @@ def evaluating_line(event: Evaluating) -> str:
 
 def evaluated_line(event: Evaluated) -> str:
     """`held-out score before: 0.250 sampled, 0.100 greedy`."""
-    return f"held-out score {event.when}: {number(event.sampled)} sampled, {number(event.greedy)} greedy"
+    each = [f"{name} {number(score)}" for name, score in event.environments.items()]
+    of_each = f" ({', '.join(each)})" if each else ""
+    return f"held-out score {event.when}: {number(event.sampled)} sampled{of_each}, {number(event.greedy)} greedy"
 
 
 def joined(parts: Iterable[Text], width: int) -> Text:
@@ -182,7 +199,11 @@ def number(value: float | None) -> str:
 
 
 def _rate(step: Step) -> list[str]:
-    return [] if step.tokens_per_second is None else [f"{step.tokens_per_second:,.0f} tokens/s"]
+    return [text] if (text := _tokens_per_second(step.tokens_per_second)) else []
+
+
+def _tokens_per_second(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.0f} tokens/s"
 
 
 def _when(event: Evaluated) -> str:

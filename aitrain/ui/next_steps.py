@@ -6,6 +6,7 @@ import math
 import shlex
 from typing import TypedDict
 
+from aitrain.options.optimization import default_rate
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.held_out import bounds_of, recorded_table
 from aitrain.runs.intervals import of_mean
@@ -117,8 +118,8 @@ def _command(folder: RunFolder) -> str:
 def _gentler(folder: RunFolder, result: JsonObject) -> str:
     """The command that trains once more, with a third of the learning rate and the best step as the model."""
     command, options = _command(folder), read_options(folder.config)
-    rate = as_float(options.get("lr"))
-    if not command or rate is None:
+    rate = as_float(options.get("lr")) or default_rate(options.get("peft") is True)
+    if not command:
         return ""
     has_evaluations = any(line.is_scoring for line in read_metrics(folder.metrics))
     every = max(1, (as_int(result.get("steps")) or 1) // 10)

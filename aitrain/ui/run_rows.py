@@ -105,7 +105,7 @@ def sweep_row(folder: Path) -> RunRow:
         return row
     best, options = record.best, as_object(record.config.get("options"))
     row["status"], row["model"] = record.status, redact(as_text(options.get("model")))
-    row["environment"] = redact(as_text(options.get("rl_env")))
+    row["environment"] = redact(_environment(options))
     row["step"], row["steps"] = sum(trial.has_ended for trial in record.trials), record.planned
     row["seconds"] = sum(trial.seconds or 0.0 for trial in record.trials) or None
     if record.status == "failed":
@@ -151,8 +151,13 @@ def _names(run: RunFolder, result: JsonObject) -> tuple[str, str]:
     if not (model and environment):
         options = read_options(run.config)
         model = model or as_text(options.get("model"))
-        environment = environment or as_text(options.get("rl_env"))
+        environment = environment or _environment(options)
     return redact(model), redact(environment)
+
+
+def _environment(options: JsonObject) -> str:
+    given = options.get("rl_env")
+    return ", ".join(map(as_text, given)) if isinstance(given, list) else as_text(given)
 
 
 def _changed(folder: Path) -> float | None:

@@ -21,7 +21,6 @@ from aitrain.runs.held_out import (
     ScoreTable,
     Scoring,
     as_values,
-    before_and_after,
     bounds_of,
     by_case,
     case_means,
@@ -31,6 +30,7 @@ from aitrain.runs.held_out import (
 from aitrain.runs.intervals import Bounds, of_mean
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.mixture import recorded_mixture, score_table
 from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -260,8 +260,10 @@ def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
         return recorded
     if rollouts is None:
         return _recorded_scores(result)
-    options = read_options(run.config)
-    return before_and_after(_ends(rollouts.entries), _bounds(options), as_int(options.get("eval_samples")) or 1)
+    options, environment = read_options(run.config), read_object(run.environment)
+    mixture = recorded_mixture(environment, {entry.case: entry.environment for entry in rollouts.entries})
+    tries = as_int(options.get("eval_samples")) or 1
+    return score_table(_ends(rollouts.entries), mixture, _bounds(options), tries)
 
 
 def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:

@@ -12,14 +12,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.text import Text
 
-from aitrain.events import Evaluated, Evaluating, Event, Note, Phase, Step
+from aitrain.events import Evaluated, Evaluating, Event, Note, Phase, Playing, Step
 from aitrain.redaction import redact
 from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_of_scores, verdict_sentence
 from aitrain.ui.block import Block, can_be_drawn_over
-from aitrain.ui.dashboard import Dashboard, evaluated_line, evaluating_line, number, step_line
+from aitrain.ui.dashboard import Dashboard, evaluated_line, evaluating_line, number, playing_line, step_line
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.next_steps import advice, next_steps
@@ -104,6 +104,8 @@ class Screen:
             self._progress(step_line(event))
         elif isinstance(event, Evaluating) and (is_due or event.done == event.episodes):
             self._progress(evaluating_line(event))
+        elif isinstance(event, Playing) and event.episodes and is_due:
+            self._progress(playing_line(event))
 
     def _progress(self, text: str) -> None:
         self.last_line = time.monotonic()

@@ -109,6 +109,7 @@ def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[Rendera
 def _heading(group: list[IndexEntry]) -> Text:
     first = group[0]
     what = escape_controls(first.eval_phase).replace("_", ", ") or f"group {first.group}"
+    what += " (discarded)" if first.discarded else ""
     scores = "  ".join(number(entry.score) for entry in group) if len(group) > 1 else ""
     named = f" (case_idx {escape_controls(first.case_idx)})" if first.case_idx != first.case else ""
     return Text.assemble(

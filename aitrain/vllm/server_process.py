@@ -6,6 +6,7 @@ starts it and stops it even if aitrain is killed.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from aitrain.errors import RunFailed
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header
+from aitrain.vllm.server_arguments import argument_words
 from aitrain.vllm.start_failure import PortTakenError, not_in_time, why_it_ended
 
 if TYPE_CHECKING:
@@ -37,8 +39,10 @@ GUARD = "--middleware=aitrain.vllm.key_guard.KeyGuard"
 """Requires the key on all paths."""
 UNCHUNKED = "--no-enable-chunked-prefill"
 """On the CPU, vLLM 0.31 ends with an error when a prompt with a seed is processed in two parts."""
-EXTENSION = "--worker-extension-cls=aitrain.engines.tied_head.WorkerExtension"
-"""Extension for weight updates on the CPU."""
+EXTENSION = "--worker-extension-cls=aitrain.engines.worker_extension.WorkerExtension"
+"""Extension for weight updates and speculative decoding on the CPU."""
+QUANTIZATIONS = {"fp8": "fp8_per_channel"}
+"""vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
 PORTS = range(20_000, 32_000)
 """Below the ephemeral ports, as about ten seconds pass between choosing a port and listening on it."""
 PORT_ATTEMPTS = 3
@@ -63,6 +67,9 @@ class ServerConfig:
     gpus: tuple[str, ...] = ()
     """In the notation of CUDA_VISIBLE_DEVICES; empty for CPU."""
     tensor_parallel: int = 1
+    data_parallel: int = 1
+    """Copies of the model, each on `tensor_parallel` GPUs; the server sends each request to one of them, and weights
+    and adapters to all."""
     context: int | None = None
     """Maximum tokens of prompt and completion; None for that of the model."""
     lora_rank: int | None = None
@@ -70,6 +77,12 @@ class ServerConfig:
     dtype: str = "auto"
     memory: float = 0.9
     """Fraction of each GPU's memory."""
+    quantization: str | None = None
+    """Format to which vLLM rounds the weights, one of QUANTIZATIONS; None for that of the model."""
+    speculative: Mapping[str, object] | None = None
+    """vLLM's speculative_config."""
+    more: Mapping[str, object] = field(default_factory=dict)
+    """Other arguments by name, checked by server_arguments.py."""
     sequences: int | None = None
     """Maximum concurrent completions; None for vLLM's default."""
     trust_remote_code: bool = False
@@ -107,6 +120,10 @@ class ServerConfig:
             *([] if self.context is None else [f"--max-model-len={self.context}"]),
             *([] if self.sequences is None else [f"--max-num-seqs={self.sequences}"]),
             *lora,
+            *([f"--data-parallel-size={self.data_parallel}"] if self.data_parallel > 1 else []),
+            *([] if self.quantization is None else [f"--quantization={QUANTIZATIONS[self.quantization]}"]),
+            *([] if self.speculative is None else [f"--speculative-config={json.dumps(self.speculative)}"]),
+            *argument_words(self.more),
             *([] if self.host == LOOPBACK else [GUARD]),
         ]
 

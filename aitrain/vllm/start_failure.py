@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?")
 """Prefix of vLLM's log lines: process, level, time, location."""
+NO_ERROR = re.compile(r"^(\([^)]*pid=\d+\)\s*)?(DEBUG|INFO|WARNING) ")
+"""Beginning of log lines that are no cause, such as a warning about a module that is not needed."""
 PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
 ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+")
 CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
 
 CAUSES = [
+    (r"error: (ambiguous|argument |unrecognized arguments)", "Correct --vllm-args."),
     (
         r"No available memory for the cache blocks",
         "Give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}), or more GPUs.",
@@ -65,7 +68,7 @@ class PortTakenError(RunFailed):
 def why_it_ended(plan: ServerConfig, port: int, code: int, log_start: int) -> RunFailed:
     """The error for a server that has exited with this code, with the cause from its log; PortTakenError if that was
     the port."""
-    lines = _meaningful_lines(plan.log, log_start)
+    lines = _meaningful_lines(plan.log, log_start, only_errors=True)
     if any(PORT_TAKEN.search(line) for line in lines):
         return PortTakenError(f"vLLM did not start: another process listens on port {port}.\nSee {plan.log}")
     for pattern, advice in CAUSES:
@@ -86,12 +89,13 @@ def not_in_time(plan: ServerConfig, log_start: int) -> RunFailed:
     return RunFailed("\n".join([first, *last, f"See {plan.log}"]))
 
 
-def _meaningful_lines(log: Path, start: int) -> list[str]:
+def _meaningful_lines(log: Path, start: int, only_errors: bool = False) -> list[str]:
     """Log lines of this start without prefixes, from the last megabyte."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - 1_000_000))
         lines = file.read().decode("utf-8", "replace").splitlines()
-    return [text for line in lines if len(text := PREFIX.sub("", line).strip()) > 3]
+    kept = [line for line in lines if not (only_errors and NO_ERROR.match(line))]
+    return [text for line in kept if len(text := PREFIX.sub("", line).strip()) > 3]
 
 
 def _last_errors(lines: list[str]) -> list[str]:

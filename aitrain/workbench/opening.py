@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.contract import Case, check_contract, check_methods
-from aitrain.environment.dataset import build_cases, columns
+from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
 from aitrain.environment.loader import load_env
-from aitrain.environment.locator import find_env
+from aitrain.environment.locator import errors_of, find_env, locate_environments
 from aitrain.environment.requirements import with_requirements
 from aitrain.errors import EnvironmentFailed
 from aitrain.options.train import TrainConfig
@@ -70,6 +70,31 @@ def open_environment(
     else:
         check_methods(environment)
     config, note = with_requirements(config, environment)
-    cases, held_out = built = build_cases(environment, tokenizer or NoTokenizer())
-    check_contract(environment, columns(built))
+    cases, held_out = _built(environment, tokenizer)
     return OpenedEnvironment(environment, cases, held_out or (), note), config
+
+
+def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple[OpenedEnvironment, TrainConfig]]:
+    """Construct each environment of the options, and build its datasets; by its name, with its own options, and with
+    the row numbers that its cases have in a run.
+
+    Raises:
+        AitrainError: one cannot be constructed, or a dataset or the methods' parameters are wrong.
+    """
+    sources, made, built = locate_environments(config), dict[str, tuple[object, TrainConfig]](), dict[str, Datasets]()
+    for name, own in config.environments.items():
+        with errors_of(name):
+            environment = load_env(sources[name], own.rl_env_config or {})
+            check_methods(environment)
+            made[name] = environment, with_requirements(own, environment)[0]
+            built[name] = _built(environment, tokenizer)
+    return {
+        name: (OpenedEnvironment(made[name][0], cases, held_out or ()), made[name][1])
+        for name, (cases, held_out) in number_apart(built).items()
+    }
+
+
+def _built(environment: object, tokenizer: object | None) -> Datasets:
+    built = build_cases(environment, tokenizer or NoTokenizer())
+    check_contract(environment, columns(built))
+    return built

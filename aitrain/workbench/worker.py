@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
+from aitrain.environment.judges import asking
 from aitrain.errors import to_aitrain_error
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -47,7 +48,9 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     subject = Subject(opened, config, tokenizer, clock=CheckClock(SECONDS, CHECK_SECONDS))
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
     name = type(opened.environment).__name__
-    send({"opened": {"name": name, **counts, "note": opened.note, "seconds": time.monotonic() - start}})
+    quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(asking.not_asked)]
+    note = "\n".join(filter(None, (opened.note, *quiet)))
+    send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
     with closing(subject):
         for one in checks:
             send({"running": one.name})
@@ -71,7 +74,10 @@ def main(run: Callable[[Message, Send], None] = check) -> None:
         channel.flush()
 
     try:
-        run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), send)
+        request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        if not request.get("ask_judges"):
+            asking.go_offline()
+        run(request, send)
     except Exception as error:
         ours = to_aitrain_error(error)
         send({"error": str(ours).replace("Training failed: ", "The check failed: "), "exit_code": ours.exit_code})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from aitrain import TrainConfig
 from aitrain.batch import plan_batch
+from aitrain.training.algorithm import Algorithm
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import Precision
 from aitrain.training.trainer import EpisodeTrainer
@@ -77,6 +79,7 @@ def arguments(folder: Path, layout: Layout, **options: Any) -> GRPOConfig:
     plan = plan_batch(config, 1)
     made = grpo_config(grpo_arguments(config, plan, Precision(torch.float32, False, False, True)), config, folder)
     made.steps_per_generation = layout.pieces
+    made.algorithm = Algorithm.of(config)
     return made
 
 
@@ -85,7 +88,13 @@ class LossTrainer(EpisodeTrainer):
 
     def __init__(self, args: GRPOConfig, layout: Layout, total: Any) -> None:
         accelerator = SimpleNamespace(
-            num_processes=layout.processes, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=False
+            num_processes=layout.processes,
+            gather=lambda x: x,
+            reduce=lambda x, reduction: x,
+            sync_gradients=False,
+            device=torch.device("cpu"),
+            no_sync=nullcontext,
+            backward=torch.Tensor.backward,
         )
         vars(self).update(
             args=args, accelerator=accelerator, model=SimpleNamespace(training=True),
@@ -96,11 +105,11 @@ class LossTrainer(EpisodeTrainer):
             use_vllm=False, vllm_importance_sampling_correction=True, entropy_coef=args.entropy_coef,
             use_adaptive_entropy=False, _entropy_bonus_enabled=args.entropy_coef != 0, num_iterations=layout.iterations,
             current_gradient_accumulation_steps=layout.passes, _step=0, _buffered_inputs=None,
-            rows=KeptRows(layout.processes, total),
+            rows=KeptRows(layout.processes, total), algorithm=vars(args)["algorithm"],
         )  # fmt: skip
 
     def _get_per_token_logps_and_entropies(self, model: Any, ids: torch.Tensor, _: Any, keep: int, **__: Any) -> Any:
-        return *policy_logps(model, ids[:, :-keep], ids[:, -keep:]), None
+        return *policy_logps(model, ids[:, -keep - 1 : -keep], ids[:, -keep:]), None
 
 
 def gradient_of_plain_trl(args: GRPOConfig, rows: dict[str, torch.Tensor], items: float | None = None) -> torch.Tensor:

@@ -81,8 +81,19 @@ def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Compl
     return [Completion(ids) for ids in self.policy.tokenizer(answers)["input_ids"]]
 
 
-KINDS = [("grpo", Scripted), ("dr_grpo", Scripted), ("dapo", Scripted), ("grpo", ScriptedTalk),
-         ("grpo", Unscored), ("dapo", Unscored)]  # fmt: skip
+REWARDS = {
+    "rl_kl_coef": 0.1, "rl_kl_in": "reward", "rl_kl_estimator": "k2", "rl_baseline": "leave_one_out",
+    "rl_overlong_buffer": 6,
+}  # fmt: skip
+LOSS = {
+    "rl_kl_coef": 0.1, "rl_kl_estimator": "k2", "custom_loss": "tests/environments/extensions.py:likelihood",
+}  # fmt: skip
+KINDS: list[tuple[str, type[Scripted], dict[str, Any]]] = [
+    ("grpo", Scripted, {}), ("dr_grpo", Scripted, {}), ("dapo", Scripted, {}), ("grpo", ScriptedTalk, {}),
+    ("grpo", Unscored, {}), ("dapo", Unscored, {}), ("dr_grpo", ScriptedTalk, REWARDS), ("dr_grpo", Unscored, LOSS),
+]  # fmt: skip
+TRIMMED = [("grpo", ScriptedTalk, {}), ("dapo", Unscored, {}), ("dr_grpo", ScriptedTalk, REWARDS)]
+"""Of these, those that are trained with trimmed padding as well."""
 
 
 class Evaluated:
@@ -129,12 +140,14 @@ def ignore(event: Event) -> None:
 
 def main(model: str, out: Path) -> None:
     sample, HFEngine.sample = HFEngine.sample, scripted_sample  # type: ignore[method-assign]
-    for loss, environment in KINDS:
+    for (loss, environment, more), trims in [*((kind, False) for kind in KINDS), *((kind, True) for kind in TRIMMED)]:
+        plain: dict[str, Any] = {"rl_kl_coef": 0.0, **more}
         config = TrainConfig(
             model=model, rl_prompts_per_step=2, batch_size=4, rl_num_generations=4, rl_loss_type=loss, max_steps=4,
-            lr=1e-3, rl_kl_coef=0.0, eval_cases=0, rl_max_new_tokens=8, save_strategy="no", output_dir=str(out),
+            lr=1e-3, eval_cases=0, rl_max_new_tokens=8, save_strategy="no", output_dir=str(out), rl_trim_padding=trims,
+            **plain,
         )  # fmt: skip
-        folder = RunFolder(out / f"{loss}-{environment.__name__}")
+        folder = RunFolder(out / f"{loss}-{environment.__name__}{'-trimmed' if trims else ''}")
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
         run(RunContext(config, folder, start_runner(environment(), config), ignore))

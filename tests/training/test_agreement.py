@@ -12,11 +12,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain import Result, RunFailed
+from aitrain import Result, RunFailed, TrainConfig
 from aitrain.engines import logprob_check
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
+from aitrain.runs.heartbeat import Progress
+from aitrain.runs.run_folder import RunFolder
+from aitrain.training.server_engine import ServedRun
 from tests.environments.vowels import Vowels
 from tests.training.small_server import SmallServer
 from tests.training.test_served import by, run
@@ -44,8 +48,8 @@ class Policy:
         self.model, self.server = model, server
         self.trained = [weight for name, weight in model.named_parameters() if "lora_B" in name or not by_adapter]
         self.direction = {weight: torch.randn_like(weight).sign() for weight in self.trained}
-        check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(server.model))
-        self.engine: VLLMServerEngine = by(server, sync, check=check.compare)
+        self.check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(server.model))
+        self.engine: VLLMServerEngine = by(server, sync, check=self.check.compare)
         self.steps = 0
 
     def update(self) -> None:
@@ -143,3 +147,29 @@ def test_a_run_ends_before_it_trains_on_what_a_stale_server_says(
             use_vllm=True, vllm_mode="server", vllm_server_url=server.url,
         )  # fmt: skip
     assert len(server.bodies("/v1/load_lora_adapter")) == 3  # one looks whether the server takes adapters at all
+
+
+def test_a_base_that_the_server_rounds_is_noted_once_and_the_run_goes_on(server: SmallServer, tmp_path: Path) -> None:
+    policy, noted = Policy(server, tmp_path, by_adapter=True), list[str]()
+    policy.check.notify = noted.append
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            weight += 0 if "lora_" in name else torch.randn_like(weight) * weight.std() * 0.5
+    policy.sync(2)
+    (note,) = noted
+    assert "its base is rounded in another way. Importance weights correct that" in note
+
+
+def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(tmp_path: Path) -> None:
+    ours: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server", "peft": True}
+    plain, rounded = ServerModel("base", 100), ServerModel("base", 100, is_quantized=True)
+    cases: list[tuple[dict[str, Any], ServerModel, bool]] = [
+        ({}, plain, False),
+        ({}, rounded, True),
+        ({"vllm_quantization": "fp8"}, plain, True),
+        ({"quantization": "int4"}, plain, True),
+    ]
+    for more, base, is_noted in cases:
+        noted: list[str] = []
+        served = ServedRun(TrainConfig(**ours, **more), RunFolder(tmp_path), lambda: False, noted.append, Progress())
+        assert (served.notify_difference(base) == noted.append) == is_noted

@@ -24,10 +24,10 @@ from transformers import TrainerControl, TrainerState
 from trl import GRPOTrainer
 
 from aitrain import TrainConfig, activity
-from aitrain.batch import plan_batch
+from aitrain.batch import CaseSchedule, plan_batch
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
-from aitrain.environment.dataset import build_cases
+from aitrain.environment.dataset import Cases, build_cases
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
@@ -45,8 +45,14 @@ from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, preparation, rollout_setup, zero
+from aitrain.training.algorithm import Algorithm
+from aitrain.training.batch_source import BatchSource, batch_source
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
+from aitrain.training.case_choice import case_choice
+from aitrain.training.case_order import UniformOrder
+from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.early_stop import EarlyStop
+from aitrain.training.mixed_order import MixedOrder
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext, StopRequest
@@ -107,8 +113,13 @@ def checked(config: TrainConfig) -> object:
     """What is noted about the environment before the training."""
     notes: list[object] = []
     context = RunContext(config, RunFolder(Path("run")), EnvRunner(Vowels(), config), notes.append)
-    note_findings(context, build_cases(Vowels(), None)[0])
+    note_findings(context, {"": build_cases(Vowels(), None)})
     return len(notes)
+
+
+def added(config: TrainConfig) -> object:
+    """What is added to TRL's algorithm, and the user's callbacks."""
+    return str(Algorithm.of(config)), [type(one) for one in custom_callbacks(config, print)]
 
 
 def lora(config: TrainConfig) -> object:
@@ -147,6 +158,12 @@ def environment(config: TrainConfig) -> object:
     """The environment's object."""
     made = load_env(find_env(config), config.rl_env_config or {})
     return type(made).__qualname__, str(vars(made))
+
+
+def turns(config: TrainConfig) -> object:
+    """The cases of a batch, of several environments with nine each."""
+    orders = {name: UniformOrder(9, 8, seed=None) for name in config.environments}
+    return MixedOrder(orders, list(config.env_shares.values()), 8).batch(0)
 
 
 def calls(config: TrainConfig) -> object:
@@ -277,6 +294,16 @@ def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
         return rollout_setup.make_rollouts(made, inputs)
 
 
+def cases_chosen(config: TrainConfig) -> object:
+    """What chooses the cases of a batch."""
+    made: Any = SimpleNamespace(
+        schedule=CaseSchedule(9, 2, 1, 1, 1), args=SimpleNamespace(seed=0, process_index=0), cases=Cases([], range(9)),
+        shuffle_dataset=True, masks_truncated=False, rollouts=SimpleNamespace(gather=list),
+    )  # fmt: skip
+    choice = case_choice(made, EnvRunner(None, config))
+    return type(choice.order).__name__, choice.refill and choice.refill.limit
+
+
 def context_of(config: TrainConfig, environment: Any = None) -> RunContext:
     """The context of a run in the folder `run`, without a listener."""
     return RunContext(config, RunFolder(Path("run")), EnvRunner(environment, config), lambda _: None)
@@ -379,6 +406,13 @@ LORA = {"peft": True}
 RAY = {**ENV, "launcher": "ray", "num_processes": 2}
 
 
+def source(config: TrainConfig) -> object:
+    """How batches are played."""
+    parts: Any = SimpleNamespace()
+    made = batch_source(config, BatchSource(parts, parts, parts, 4), parts)
+    return type(made), getattr(made, "loads_between_turns", None)
+
+
 def loads_anything(config: TrainConfig) -> object:
     """Whether DeepSpeed's own function reads its checkpoints."""
     engine = type("TorchCheckpointEngine", (), {"load": None})
@@ -403,6 +437,7 @@ EFFECTS = {
     "rl_env_module": seen(environment, "envs.guess_number", rl_env_module="envs.arithmetic"),
     "rl_env_class": seen(environment, "ChatVowels", rl_env="tests/environments/vowels.py", rl_env_class="Vowels"),
     "rl_env_config": seen(environment, {"cases": 7}, **ENV),
+    "rl_env_weights": seen(turns, "3,1", rl_env=["a.py", "b.py"]),
     "rl_env_workers": seen(calls, 3),
     "rl_env_episodes": seen(calls, 2),
     "rl_env_isolation": seen(calls, "process"),
@@ -426,6 +461,8 @@ EFFECTS = {
     "rl_prompts_per_step": seen(arguments, 6),
     "batch_size": seen(arguments, 4),
     "gradient_accumulation": seen(arguments, 8),
+    "rl_trim_padding": seen(arguments, True),
+    "tokens_per_pass": seen(arguments, 4096, rl_prompts_per_step=2),
     "rl_max_prompt_length": seen(server, 100, **SERVER, rl_max_episode_tokens=200),
     "lr": seen(arguments, 1e-4),
     "optimizer": seen(arguments, "sgd"),
@@ -441,6 +478,20 @@ EFFECTS = {
     "rl_importance_level": seen(arguments, "sequence"),
     "rl_scale_rewards": seen(arguments, "none"),
     "rl_mask_truncated_completions": seen(arguments, True),
+    "rl_preset": seen(arguments, "gspo"),
+    "rl_kl_estimator": seen(added, "k1"),
+    "rl_kl_in": seen(added, "reward"),
+    "rl_baseline": seen(added, "leave_one_out"),
+    "rl_dual_clip": seen(arguments, 3.0),
+    "rl_overlong_buffer": seen(added, 20),
+    "rl_overlong_penalty": seen(added, 0.5, rl_overlong_buffer=20),
+    "rl_entropy_coef": seen(arguments, 0.01),
+    "rl_updates_per_rollout": seen(arguments, 4),
+    "custom_loss": seen(added, "tests/environments/extensions.py:likelihood"),
+    "custom_callbacks": seen(added, "tests/environments/extensions.py:Counting"),
+    "rl_sampling": seen(cases_chosen, "difficulty"),
+    "rl_refill_limit": seen(cases_chosen, 3, rl_sampling="refill"),
+    "custom_sampler": seen(cases_chosen, "tests.training.test_case_sampling:hardest_first"),
     "rl_max_new_tokens": seen(arguments, 64),
     "rl_max_turns": seen(trainer, 3, **TINY),
     "rl_max_episode_tokens": seen(trainer, 200, **TINY),
@@ -463,6 +514,12 @@ EFFECTS = {
     "vllm_tensor_parallel_size": seen(arguments, 2, **VLLM),
     "vllm_server_gpus": seen(plan, 2, **SERVER),
     "vllm_sync": seen(server, "disk", **ADAPTER),
+    "rl_ahead": seen(source, 1, **SERVER),
+    "rl_ahead_turns": seen(source, True, **SERVER, rl_ahead=1),
+    "vllm_quantization": seen(server, "fp8", **ADAPTER),
+    "vllm_speculative": seen(server, {"method": "ngram", "num_speculative_tokens": 4}, **SERVER),
+    "vllm_data_parallel_size": seen(server, 2, vllm_server_gpus=2, **SERVER),
+    "vllm_args": seen(server, {"max_num_seqs": 64}, **SERVER),
     "vllm_max_restarts": seen(server, 7, **SERVER),
     "peft": seen(lora, True),
     "lora_r": seen(lora, 8, **LORA),

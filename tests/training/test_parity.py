@@ -105,6 +105,7 @@ def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory, preloa
 
 KINDS = [
     "grpo-Scripted", "dr_grpo-Scripted", "dapo-Scripted", "grpo-ScriptedTalk", "grpo-Unscored", "dapo-Unscored",
+    "dr_grpo-ScriptedTalk", "dr_grpo-Unscored",
 ]  # fmt: skip
 
 
@@ -114,6 +115,18 @@ def test_two_processes_end_like_one(kind: str, scripted: Path, small_model: Path
 
     assert difference(one, two) <= 1e-6
     assert difference(one, small_model) > 1e-4
+
+
+@pytest.mark.parametrize("number", ["one", "two"])
+@pytest.mark.parametrize("kind", ["grpo-ScriptedTalk", "dapo-Unscored", "dr_grpo-ScriptedTalk"])
+def test_trimmed_padding_changes_no_weight_although_rows_move_between_processes(
+    kind: str, number: str, scripted: Path
+) -> None:
+    padded, trimmed = scripted / "one" / kind, scripted / number / f"{kind}-trimmed"
+
+    assert difference(padded / "model", trimmed / "model") <= 1e-6
+    for name in ("group", "case_idx", "completion", "score", "advantage"):
+        assert [record[name] for record in records(padded)] == [record[name] for record in records(trimmed)], name
 
 
 def records(run: Path, when: str | None = None) -> list[dict[str, Any]]:

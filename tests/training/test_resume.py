@@ -25,7 +25,7 @@ from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
-TIMES = {"seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
+TIMES = {"sync/seconds", "seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
     f"time/{part}" for part in ("step", "generate", "environment", "optimize")
 }
 EVERY_STEP = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
@@ -98,11 +98,12 @@ EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
         (Vowels, {"trl": WINDOW | {"num_iterations": 2}, **ADAPTER, **EVALUATING}, [5]),
         (Talks, {"trl": WINDOW, **EVALUATING}, [1]),
         (Vowels, MOVING, [1, 3]),
+        (Talks, {"trl": {"generation_batch_size": 16}, "rl_trim_padding": True, "rl_kl_coef": 0.1}, [3]),
         (Vowels, {"epochs": 2, "max_steps": None, "rl_prompts_per_step": 8, "batch_size": 16}, [3, 5]),
     ],
     ids=[
         "longer generation window", "two iterations", "all of it, an adapter with dropout", "many turns",
-        "moving reference", "epochs",
+        "moving reference", "trimmed padding", "epochs",
     ],
 )  # fmt: skip
 def test_a_resumed_run_ends_like_one_that_was_never_stopped(

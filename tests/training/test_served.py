@@ -28,7 +28,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.engines import completion_request, live_servers, server_check, tied_head, weight_sync
+from aitrain.engines import completion_request, live_servers, server_check, weight_sync, worker_extension
 from aitrain.engines import server as server_engine
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
@@ -717,7 +717,31 @@ def test_a_server_on_the_cpu_must_be_able_to_take_all_weights(fake: Fake) -> Non
     fake.details = ON_CPU | {"parallel_config": {"worker_extension_cls": extension}}
     assert check_server(fake.url, ALL) == ServerModel("base", 100, is_on_cpu=True)
     module, _, name = extension.rpartition(".")
-    assert getattr(importlib.import_module(module), name) is tied_head.WorkerExtension
+    assert getattr(importlib.import_module(module), name) is worker_extension.WorkerExtension
+
+
+def test_a_server_on_the_cpu_that_drafts_tokens_needs_the_repair_of_its_sampling(fake: Fake) -> None:
+    fake.details = ON_CPU | {"speculative_config": {"method": "ngram"}}
+    with pytest.raises(ConfigError, match="drafts tokens on the CPU, where that needs --worker-extension-cls=aitrain"):
+        check_server(fake.url, ADAPTER)
+    fake.details |= {"parallel_config": {"worker_extension_cls": "ours"}}
+    assert check_server(fake.url, ADAPTER) == ServerModel("base", 100, is_on_cpu=True)
+
+
+def test_of_a_server_whose_base_is_quantized_no_type_of_weights_is_known(fake: Fake) -> None:
+    fake.details = ON_CPU | {"model_config": {"dtype": "torch.bfloat16", "quantization": "fp8_per_channel"}}
+    found = check_server(fake.url, ADAPTER)
+    assert (found.is_quantized, found.dtype) == (True, None)
+    fake.details = ON_CPU | {"model_config": {"dtype": "torch.bfloat16", "quantization": None}}
+    assert check_server(fake.url, ADAPTER).is_quantized is False
+
+
+def test_each_draft_token_is_sampled_with_the_settings_of_its_request() -> None:
+    ends = torch.tensor([2, 2, 5, 6], dtype=torch.int32)
+    temperatures = worker_extension.expanded(torch.tensor([0.5, 3.0, 2.0, 0.0]), ends, 6, 0, 1)
+    assert temperatures.tolist() == [0.5, 0.5, 2.0, 2.0, 2.0, 1.0]
+    top_k = worker_extension.expanded(torch.tensor([3, 4, 5, 6]), ends, 6)
+    assert (top_k.tolist(), top_k.dtype) == ([3, 3, 5, 5, 5, 6], torch.int64)
 
 
 def test_a_base_that_another_run_wrote_over_is_no_base(fake: Fake, tmp_path: Path) -> None:
@@ -875,7 +899,7 @@ def test_the_real_server_fits(real: Vllm) -> None:
 def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_path: Path) -> None:
     """All of them have changed, the output layer too, which is the embedding."""
     model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    with vllm(tmp_path / "log", "--worker-extension-cls", f"{tied_head.__name__}.WorkerExtension") as bare:
+    with vllm(tmp_path / "log", "--worker-extension-cls", f"{worker_extension.__name__}.WorkerExtension") as bare:
         with pytest.raises(ConfigError, match="takes no adapters"):
             check_server(bare.url, ServerNeeds("base", 2048, 16))
         engine = engine_of(bare, DiskSync(model, tmp_path / "sync", renews=True))

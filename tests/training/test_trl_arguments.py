@@ -36,7 +36,14 @@ def test_defaults_are_aitrainings(tmp_path: Path) -> None:
     assert (made.num_generations, made.beta, made.epsilon, made.max_completion_length) == (4, 0.1, 0.2, 128)
     assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (0, 1.0, 1.0, "grpo")
     assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (2, 4)
-    assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-5, [], 7200)
+    assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-6, [], 7200)
+
+
+@pytest.mark.parametrize(("options", "rate"), [({}, 1e-6), ({"peft": True}, 1e-5), ({"peft": True, "lr": 3e-4}, 3e-4)])
+def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(
+    options: dict[str, Any], rate: float
+) -> None:
+    assert arguments(**options)["learning_rate"] == rate
 
 
 def test_vllm_is_passed_on_only_when_it_is_used() -> None:
@@ -106,6 +113,13 @@ def test_vllm_is_told_of_the_longest_episode_unless_the_user_has(
 
     assert fit_vllm(made, config, Lengths(completion, 500)) == length
     assert (made.vllm_max_model_length, made.vllm_importance_sampling_mode) == (length, mode)
+
+
+def test_importance_ratios_of_a_base_that_the_server_rounds_are_truncated_per_token(tmp_path: Path) -> None:
+    config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, vllm_quantization="fp8")
+    made = grpo_config(grpo_arguments(config, plan_batch(config, 1), CPU), config, tmp_path)
+    fit_vllm(made, config, Lengths(128, 500))
+    assert made.vllm_importance_sampling_mode == "token_truncate"
 
 
 def test_model_init_kwargs_reach_the_model(small_model: Path) -> None:

@@ -75,6 +75,30 @@ def test_a_run_learns_through_its_own_server_and_ends_it(
     assert processes_of(tmp_path) == []
 
 
+DRAFTS = '--vllm-speculative={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
+
+
+def test_all_weights_reach_the_copies_of_a_server_that_drafts_tokens(tmp_path: Path) -> None:
+    lines = run(tmp_path, SERVER, "--vllm-data-parallel-size=2", DRAFTS, "--vllm-args=max_num_batched_tokens=4k",
+                "--num-processes=2", *DEMO, "--batch-size=32", "--max-steps=6", "--eval-cases=2")  # fmt: skip
+
+    check_agreement(lines)
+    assert len(lines) == 6
+    assert "EngineCore_DP1" in (tmp_path / "runs" / "run" / "vllm-server.log").read_text()
+
+
+def test_a_run_learns_with_a_base_in_fp8_drafts_and_copies(tmp_path: Path) -> None:
+    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3", "--vllm-quantization=fp8", DRAFTS,
+                "--vllm-data-parallel-size=2", "--vllm-args=max_num_seqs=16", *DEMO, "--max-steps=40",
+                "--eval-cases=64")  # fmt: skip
+
+    ratios = [line["sampling/importance_sampling_ratio/mean"] for line in lines]
+    assert 0.9 <= sum(ratios) / len(ratios) <= 1.1
+    result = json.loads((tmp_path / "runs" / "run" / "result.json").read_text())
+    assert result["score_before"] <= 0.45
+    assert result["score_after"] >= 0.6
+
+
 @pytest.mark.parametrize("name", [API_SERVER, SUPERVISOR], ids=bytes.decode)
 def test_a_server_that_is_killed_comes_back_with_the_weights(
     name: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

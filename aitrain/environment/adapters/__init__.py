@@ -99,6 +99,11 @@ ADAPTERS = {
             "my_rewards.py:exact,short",
         ),
         Adapter(
+            "rows", "aitrain.environment.judges.judged_rows", "JudgedRows",
+            "Rows of a file or of the Hub, with judges by name, by URL, or models that judge.",
+            "train.jsonl",
+        ),
+        Adapter(
             "verifiers", f"{_ROOM}.verifiers", "Verifiers",
             "Environments of the verifiers library: single-turn, multi-turn, with tools.",
             "my_verifiers_env", "verifiers", ">=0.3.1,<0.5",

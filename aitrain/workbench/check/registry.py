@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aitrain.environment.contract import scores_groups
+from aitrain.environment.judges import asking
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.user_code import describe_error
@@ -26,6 +27,7 @@ from aitrain.workbench.check import (
 )
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.subject import NotCheckedError, Subject
+from aitrain.workbench.player import JUNK
 
 FAST_CASES = 4
 """Cases that are played by the fast checks before a training."""
@@ -60,6 +62,8 @@ class EnvCheck:
             return "the scorer uses the model"
         if self.needs == "turns":
             return "one turn only" if subject.kind == "score_episode" else ""
+        if _only_judges_score(subject):
+            return "all scores are those of judges that were not asked (--ask-judges)"
         if self.needs == "reference":
             return "" if any(map(subject.reference, subject.sample)) else "there is no reference"
         if self.needs == "reply":
@@ -70,6 +74,14 @@ class EnvCheck:
             return "" if scores_groups(subject.environment) else "there is no score_group"
         is_calibrated = self.needs != "scale" or any(subject.scale(case).full is not None for case in subject.sample)
         return "" if is_calibrated else "uncalibrated: nothing earns a score"
+
+
+def _only_judges_score(subject: Subject) -> bool:
+    """Whether no answer has a score, as the judges that would give it are not asked."""
+    if not asking.not_asked:
+        return False
+    played = subject.play((case, subject.reference(case) or JUNK) for case in subject.sample)
+    return all(one.score is None and one.failure is None for one in played)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,175 @@
+"""What a run adds to TRL's algorithm: other estimators of the KL term, penalties in the reward, the leave-one-out
+baseline, and a loss of the user's. Formulas on tensors; algorithm_trainer.py applies them.
+
+`logps`, `ref` and `old` are log-probabilities of the sampled tokens under the policy, the initial model and the policy
+that sampled them, of shape (rows, tokens). Rewards have shape (episodes,), with the members of a group next to each
+other and NaN for an episode without a score.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from aitrain.environment.custom_functions import load_function
+from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.execution.user_code import failure_message
+from aitrain.options.train import TrainConfig
+from aitrain.rollout.trajectory import Trajectory
+
+Tensor: TypeAlias = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """The soft overlong punishment of DAPO: up to `limit - buffer` tokens a completion costs nothing, at `limit` tokens
+    it costs `penalty`, and linearly more in between."""
+
+    limit: int
+    buffer: int
+    penalty: float
+
+    def of(self, trajectory: Trajectory) -> float:
+        """What is subtracted from the reward of an episode: the penalty of its longest completion."""
+        over = max(trajectory.turn_lengths, default=0) - (self.limit - self.buffer)
+        return self.penalty * min(max(over / self.buffer, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The parts of the algorithm that TRL does not have; the defaults leave TRL's own unchanged."""
+
+    kl_estimator: str = "k3"
+    kl_in_reward: bool = False
+    """Whether the KL term is subtracted from rewards, and not added to the loss."""
+    leave_one_out: bool = False
+    overlong: Overlong | None = None
+    custom_loss: CustomLoss | None = None
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Algorithm:
+        """The algorithm of a run.
+
+        Raises:
+            ConfigError: the custom loss asks for an argument that there is not.
+            EnvironmentFailed: the module of the custom loss cannot be imported.
+        """
+        buffer = config.rl_overlong_buffer
+        return cls(
+            config.rl_kl_estimator,
+            config.rl_kl_in == "reward",
+            config.rl_baseline == "leave_one_out",
+            Overlong(config.rl_max_new_tokens, buffer, config.rl_overlong_penalty) if buffer else None,
+            CustomLoss.load(config.custom_loss) if config.custom_loss else None,
+        )
+
+
+PLAIN = Algorithm()
+"""TRL's own algorithm."""
+
+
+def estimate_kl(name: str, logps: Tensor, ref: Tensor) -> Tensor:
+    """An estimate of KL(policy || initial model) for each token."""
+    d = logps - ref
+    match name:
+        case "k1":
+            return d
+        case "k2":
+            return d.square() / 2
+        case "abs":
+            return d.abs()
+    return torch.exp(-d) - 1 + d
+
+
+def leave_one_out_factor(rewards: Tensor, size: int) -> Tensor:
+    """What an advantage over the mean of the group is multiplied by to be one over the mean of the other members, for
+    each episode: n / (n - 1) with n scored members, 0 with fewer than two."""
+    scored = (~rewards.isnan()).view(-1, size).sum(1).to(rewards.dtype)
+    factor = torch.where(scored > 1, scored / (scored - 1).clamp(min=1), 0.0)
+    return factor.repeat_interleave(size)
+
+
+@dataclass(frozen=True)
+class Average:
+    """How the losses of tokens become that of a micro-batch, as TRL does for each loss type."""
+
+    loss_type: str
+    passes: float
+    """Forward passes that the loss is divided by, so that those of a step add up to its mean."""
+    longest: int
+    """Maximum tokens of a completion, for dr_grpo."""
+    items: Tensor
+    """Tokens in the loss of the step on one process, for the loss types that average over all of them."""
+
+    def __call__(self, values: Tensor, mask: Tensor) -> tuple[Tensor, float]:
+        """The average, and what it is divided by to be a part of the step's loss."""
+        masked = values * mask
+        match self.loss_type:
+            case "grpo" | "sapo":
+                return (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), self.passes
+            case "bnpo":
+                return masked.sum() / mask.sum().clamp(min=1.0), self.passes
+            case "dr_grpo":
+                return masked.sum() / (len(mask) * self.longest), self.passes
+            case "luspo":
+                return masked.sum(-1).mean(), self.passes
+        return masked.sum() / self.items, 1.0
+
+
+# -- a loss of the user's
+
+LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprobs", "entropies")
+"""What a custom loss may ask for by name."""
+
+
+@dataclass(frozen=True)
+class CustomLoss:
+    """A function of the user's that returns the loss of each token, given those of LOSS_ARGUMENTS that it names."""
+
+    function: Callable[..., object]
+    names: Sequence[str]
+
+    @classmethod
+    def load(cls, place: str) -> CustomLoss:
+        """Import it.
+
+        Raises:
+            ConfigError: it cannot be found, or asks for an argument that there is not.
+            EnvironmentFailed: importing it raised.
+        """
+        function = load_function("custom_loss", place)
+        parameters = inspect.signature(function).parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return cls(function, LOSS_ARGUMENTS)
+        required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+        unknown = [name for name in required if name not in LOSS_ARGUMENTS]
+        if unknown:
+            raise ConfigError(
+                f"custom_loss: {place} asks for {', '.join(unknown)}\nThere are: {', '.join(LOSS_ARGUMENTS)}."
+            )
+        return cls(function, [parameter.name for parameter in parameters if parameter.name in LOSS_ARGUMENTS])
+
+    def __call__(self, arguments: Mapping[str, Tensor | None]) -> Tensor:
+        """The loss of each token; 0 where the mask is.
+
+        Raises:
+            EnvironmentFailed: it raised, or returned something else than a loss for each token.
+        """
+        mask = arguments["mask"]
+        assert mask is not None
+        try:
+            losses = self.function(**{name: arguments[name] for name in self.names})
+        except Exception as error:
+            raise EnvironmentFailed(failure_message("custom_loss raised", error)) from error
+        rows, tokens = mask.shape
+        if not isinstance(losses, Tensor) or losses.shape not in ((rows, tokens), (rows, 1)):
+            found = f"one of {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise EnvironmentFailed(
+                f"custom_loss: must return the loss of each token, a tensor of {(rows, tokens)} here, not {found}\n"
+                "aitrain takes the mean over tokens and completions, as --rl-loss-type says."
+            )
+        return losses.expand(rows, tokens).masked_fill(mask == 0, 0.0)

@@ -1,0 +1,136 @@
+"""Arguments of vLLM's server that a user gives (`--vllm-args`): which there are, which aitrain sets, and as words.
+
+vLLM's parser is read from its source, because importing vLLM takes ten seconds.
+
+What this uses of vLLM 0.31: the fields of EngineArgs, AsyncEngineArgs, BaseFrontendArgs and FrontendArgs are the
+arguments of its server, with dashes; a boolean field is `--name` or `--no-name`, a list has its items as words.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.trl_fields import classes_in, has_type
+
+OPTION_OF = {
+    "data_parallel_size": "--vllm-data-parallel-size",
+    "dtype": "--dtype",
+    "enable_lora": "--peft",
+    "gpu_memory_utilization": "--vllm-gpu-memory-utilization",
+    "host": "--vllm-listen-address",
+    "max_lora_rank": "--lora-r",
+    "max_model_len": "--model-max-length",
+    "model": "--model",
+    "quantization": "--vllm-quantization",
+    "quantization_config": "--vllm-quantization",
+    "seed": "--seed",
+    **dict.fromkeys(("spec_method", "spec_model", "spec_tokens", "speculative_config"), "--vllm-speculative"),
+    "tensor_parallel_size": "--vllm-tensor-parallel-size",
+    "trust_remote_code": "--trust-remote-code",
+}
+"""Arguments that an option of aitrain stands for."""
+
+SET_BY_AITRAIN = (
+    "config", "generation_config", "logprobs_mode", "max_logprobs", "model_tag", "port", "served_model_name",
+    "worker_extension_cls",
+)  # fmt: skip
+"""Arguments that a training needs as aitrain sets them."""
+
+OTHER_SERVERS = (
+    "api_server_count", "data_parallel_address", "data_parallel_backend", "data_parallel_external_lb",
+    "data_parallel_hybrid_lb", "data_parallel_rank", "data_parallel_rpc_port", "data_parallel_size_local",
+    "data_parallel_start_rank", "data_parallel_supervisor_port", "enable_ssl_refresh", "grpc", "headless",
+    "master_addr", "master_port", "nnodes", "node_rank", "root_path", "runner", "ssl_ca_certs", "ssl_cert_reqs",
+    "ssl_certfile", "ssl_ciphers", "ssl_keyfile", "tokens_only", "uds",
+)  # fmt: skip
+"""Arguments of servers that aitrain does not start: on several machines, with several processes that answer requests,
+each with its own list of adapters, or at other addresses than http://HOST:PORT."""
+
+SECRETS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
+"""Arguments that are secrets, and the environment variables for them."""
+
+AS_JSON = ("allowed_headers", "allowed_methods", "allowed_origins")
+"""Lists that vLLM reads as JSON."""
+
+REPEATED = ("middleware",)
+"""Lists whose argument is given once for each item."""
+
+_SOURCES = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py")
+_CLASSES = ("EngineArgs", "AsyncEngineArgs", "BaseFrontendArgs", "FrontendArgs")
+
+
+def check_server_arguments(given: Mapping[str, object]) -> None:
+    """Refuse an argument that vLLM's server does not have, that aitrain sets, or whose value has the wrong type.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
+    known = server_arguments() if given else {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        if name in OPTION_OF:
+            raise ConfigError(f"--vllm-args {key}: aitrain has an option for it: {OPTION_OF[name]}")
+        if name in SET_BY_AITRAIN:
+            raise ConfigError(f"--vllm-args {key}: aitrain sets it by itself: leave it out")
+        if name in SECRETS:
+            raise ConfigError(f"--vllm-args {key}: a secret: set {SECRETS[name]} in the environment")
+        if name in OTHER_SERVERS:
+            raise ConfigError(
+                f"--vllm-args {key}: aitrain does not start such servers\n"
+                "Leave it out, or start the server yourself and give its address: --vllm-server-url."
+            )
+        if known and name not in known:
+            raise ConfigError(f"--vllm-args {key}: vLLM's server has no such argument.{did_you_mean(name, known)}")
+        if not _fits(known.get(name, ""), value):
+            kind = known[name].replace(" | ", " or ")
+            raise ConfigError(f"--vllm-args {key}: must be {kind}, not {json.dumps(value)}")
+
+
+def argument_words(given: Mapping[str, object]) -> list[str]:
+    """The arguments as words of vLLM's command line."""
+    return [word for key, value in given.items() for word in _words(key.replace("_", "-"), value)]
+
+
+def _words(name: str, value: object) -> Iterator[str]:
+    if isinstance(value, bool):
+        yield f"--{name}" if value else f"--no-{name}"
+    elif isinstance(value, list) and name.replace("-", "_") in REPEATED:
+        yield from (f"--{name}={_text(item)}" for item in value)
+    elif isinstance(value, list) and name.replace("-", "_") not in AS_JSON:
+        yield f"--{name}"
+        yield from map(_text, value)
+    else:
+        yield f"--{name}={_text(value)}"
+
+
+def _text(value: object) -> str:
+    return str(value) if value is None or isinstance(value, (str, int, float)) else json.dumps(value)
+
+
+@cache
+def server_arguments() -> dict[str, str]:
+    """The arguments of the installed vLLM's server with their types, as vLLM writes them; empty if it is not installed,
+    or is one whose source has another form."""
+    found: dict[str, str] = {}
+    for node in (node for file in _SOURCES for node in classes_in("vllm", file) if node.name in _CLASSES):
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign):
+                found[ast.unparse(field.target)] = ast.unparse(field.annotation)
+    return found if "model" in found and "port" in found else {}
+
+
+def _fits(annotation: str, value: object) -> bool:
+    """Whether a value has the type. Numbers may have a suffix, as in 8k; a list of one item may be the item; None
+    stands for any default."""
+    if value is None or (isinstance(value, str) and re.fullmatch(r"[0-9.]+[kKmMgGtT]", value)):
+        return True
+    if annotation.startswith("list["):
+        return not isinstance(value, (bool, dict))
+    if isinstance(value, bool) and annotation:
+        return "bool" in annotation
+    return has_type(annotation, value)

@@ -1,0 +1,117 @@
+"""Held-out scores of several environments: their weighted mean and its interval."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from aitrain.runs.held_out import before_and_after
+from aitrain.runs.intervals import of_mean
+from aitrain.runs.mixture import (
+    Mixture,
+    ScoredEnv,
+    combined,
+    env_results,
+    mean_score,
+    of_changes,
+    of_means,
+    recorded_mixture,
+    score_table,
+)
+
+A = ScoredEnv("a", 0.75, (0.0, 1.0), frozenset("1234"))
+B = ScoredEnv("b", 0.25, (-1.0, 1.0), frozenset("56"))
+BEFORE = {"1": [0.0], "2": [1.0], "3": [0.0], "4": [1.0], "5": [-1.0], "6": [0.0]}
+AFTER = {"1": [1.0], "2": [1.0], "3": [1.0], "4": [1.0], "5": [0.0], "6": [0.0]}
+
+
+def test_the_score_is_the_weighted_mean_of_the_environments_not_of_the_cases() -> None:
+    assert mean_score(BEFORE, (A, B)) == 0.75 * 0.5 + 0.25 * -0.5
+    assert mean_score(BEFORE, ()) == pytest.approx(1 / 6)
+
+
+def test_an_environment_without_a_scored_case_is_left_out() -> None:
+    without_b = {case: scores for case, scores in BEFORE.items() if case in A.cases}
+    assert mean_score(without_b, (A, B)) == 0.5
+    assert mean_score({}, (A, B)) is None
+
+
+def test_the_interval_of_one_environment_alone_is_its_own() -> None:
+    means = {case: scores[0] for case, scores in BEFORE.items()}
+    alone, own = of_means(means, (A,), None), of_mean([0.0, 1.0, 0.0, 1.0])
+    assert alone is not None
+    assert own is not None
+    assert (alone.mean, alone.low, alone.high) == pytest.approx((own.mean, own.low, own.high))
+
+
+def test_an_interval_without_limits_has_none_in_the_mean_either() -> None:
+    bounded, unbounded = of_mean([0.0, 1.0]), of_mean([3.0], None)
+    assert bounded is not None
+    assert unbounded is not None
+    both = combined([(0.5, bounded), (0.5, unbounded)])
+    assert both is not None
+    assert (both.mean, both.low, both.high) == (1.75, None, None)
+
+
+def test_the_intervals_hold_the_true_weighted_mean_as_often_as_they_say() -> None:
+    source, inside = random.Random(1), 0
+    shares = (0.8, 0.2)
+    truth = (0.3, 0.7)
+    for _ in range(400):
+        means = {f"{env}-{case}": float(source.random() < truth[env]) for env in (0, 1) for case in range(30)}
+        mixture = tuple(
+            ScoredEnv(str(env), shares[env], (0.0, 1.0), frozenset(case for case in means if case[0] == str(env)))
+            for env in (0, 1)
+        )
+        found = of_means(means, mixture, None)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        inside += found.low <= 0.8 * 0.3 + 0.2 * 0.7 <= found.high
+    assert 0.92 < inside / 400 < 0.985
+
+
+def test_a_table_has_a_row_for_each_environment() -> None:
+    scorings = {"before_sampled": BEFORE, "after_sampled": AFTER}
+    table = score_table(scorings, (A, B), None, 1)
+    assert [name for name, row in table.items() if row["after"]] == ["sampled", "sampled, a", "sampled, b"]
+    own = before_and_after({name: A.part(found) for name, found in scorings.items()}, A.bounds, 1)
+    assert table["sampled, a"] == own["sampled"]
+    change = table["sampled"]["change"]
+    assert change is not None
+    assert change["mean"] == pytest.approx(0.75 * 0.5 + 0.25 * 0.5)
+    assert change["count"] == 6
+    results = env_results(table, (A, replace(B, train_cases=9)))
+    assert results["b"] == {"share": 0.25, "train_cases": 9, "eval_cases": 2, "verdict": "undetected"}
+
+
+def test_several_samples_have_a_row_of_pass_at_k_for_each_environment_with_bounds() -> None:
+    two = {case: [scores[0], 1.0] for case, scores in BEFORE.items()}
+    table = score_table({"before_sampled": two, "after_sampled": two}, (A, replace(B, bounds=None)), None, 2)
+    assert {"pass@2", "pass@2, a"} <= table.keys()
+    assert "pass@2, b" not in table
+    assert table["pass@2"]["before"] == table["pass@2, a"]["before"]
+
+
+def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
+    """Eight cases of one environment got better, and one of the other, which decides the mean, got worse."""
+    many = ScoredEnv("many", 0.1, (0.0, 1.0), frozenset(f"m{n}" for n in range(8)))
+    few = ScoredEnv("few", 0.9, (0.0, 1.0), frozenset(["f"]))
+    before = dict.fromkeys(many.cases, 0.0) | {"f": 1.0}
+    after = dict.fromkeys(many.cases, 1.0) | {"f": 0.0}
+    change = of_changes(before, after, (many, few), None)
+    assert change is not None
+    assert change["mean"] == pytest.approx(0.1 - 0.9)
+    assert change.get("p_value") == 1.0
+    alone = of_changes(before, after, (many,), None)
+    assert alone is not None
+    assert (alone.get("p_value") or 0.0) < 0.05
+
+
+def test_the_mixture_of_a_run_folder_is_that_of_its_result() -> None:
+    facts = {"environments": {"a": {"share": 0.75, "score_range": "0,1"}, "b": {"share": 0.25, "score_range": "-1,1"}}}
+    found: Mixture = recorded_mixture(facts, {case: "a" if case in A.cases else "b" for case in BEFORE})
+    assert found == (A, B)
+    assert recorded_mixture({"class": "Vowels"}, {"1": ""}) == ()

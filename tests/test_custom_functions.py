@@ -1,0 +1,75 @@
+"""Functions that options name: module:function and file.py:function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aitrain.environment.custom_functions import function_file, load_function
+from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.launch.preflight import check_functions
+from aitrain.options.train import TrainConfig
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before, path = set(sys.modules), list(sys.path)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_function_is_loaded_from_a_file_and_from_a_module(tmp_path: Path) -> None:
+    (tmp_path / "own_losses.py").write_text("def halve(x):\n    return x / 2\n")
+    assert load_function("custom_loss", "own_losses.py:halve")(4) == 2
+    assert load_function("custom_loss", "own_losses:halve")(4) == 2
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_two_functions_of_a_file_share_its_module_and_two_files_of_a_name_do_not(tmp_path: Path) -> None:
+    text = "seen = []\ndef add(x):\n    seen.append(x)\ndef count():\n    return len(seen)\n"
+    (tmp_path / "a.py").write_text(text)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.py").write_text(text)
+    load_function("custom_loss", "a.py:add")(1)
+    assert load_function("custom_sampler", "./a.py:count")() == 1
+    assert load_function("custom_sampler", "other/a.py:count")() == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("gone.py:f", "there is no file gone.py"),
+        ("gone.module:f", "there is no module gone.module"),
+        ("own.py:smaple", "Did you mean sample"),
+        ("own:thing", "no thing in"),
+    ],
+)
+def test_a_misspelt_place_is_refused_by_reading(tmp_path: Path, place: str, message: str) -> None:
+    (tmp_path / "own.py").write_text("raise RuntimeError('must not run')\ndef sample(): ...\n")
+    with pytest.raises(ConfigError, match=f"^custom_sampler: (?s:.*){message}"):
+        function_file("custom_sampler", place)
+
+
+def test_preflight_reads_each_function_of_a_list(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def a(): ...\n")
+    check_functions(TrainConfig(custom_callbacks="own:a"))
+    with pytest.raises(ConfigError, match=r"^custom_callbacks: there is no b"):
+        check_functions(TrainConfig(custom_callbacks="own:a,own.py:b"))
+
+
+def test_an_error_while_importing_names_the_users_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("x = 1\ny = 1 / 0\ndef f(): ...\n")
+    with pytest.raises(EnvironmentFailed, match=r"broken.py, line 2"):
+        load_function("custom_loss", "broken.py:f")
+
+
+def test_a_value_that_cannot_be_called_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("f = 3\n")
+    with pytest.raises(ConfigError, match=r"custom_loss: f in own\.py is not a function"):
+        load_function("custom_loss", "own.py:f")

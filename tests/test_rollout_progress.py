@@ -1,0 +1,171 @@
+"""The progress of a rollout: counted where episodes are played, added up over the ranks, shown while it lasts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import activity
+from aitrain.activity import HEAD, ROLLOUT, SLOT, Activity, RolloutProgress, read
+from aitrain.events import Ended, Event, Phase, Playing, Step
+from aitrain.jobs.worker import EventChannel
+from aitrain.rollout.engine import Completion, GenerationRequest
+from aitrain.runs.heartbeat import BEAT, Heartbeat, Progress
+from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.ui.dashboard import Dashboard, playing_line
+from aitrain.ui.notebook_display import NotebookDisplay
+from tests.rollout.scripted import Scripted, cases, play
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> bytearray:
+    """Memory of two ranks, of which this process is the first."""
+    shared = bytearray(2 * SLOT)
+    monkeypatch.setattr(activity, "own", Activity(shared))
+    return shared
+
+
+class Answers:
+    """Asks the first case once, the others twice."""
+
+    def build_dataset(self) -> list[Any]:
+        return []
+
+    def episode(self, case_idx: int) -> Iterator[Any]:
+        yield None
+        if case_idx:
+            yield "more"
+        return 1.0
+
+
+class Watched(Scripted):
+    """Notes the progress at each request, and counts its tokens as engines do."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: "ab$")
+        self.seen: list[RolloutProgress] = []
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        self.seen.append(activity.rollouts())
+        completion = await super().generate(request)
+        activity.add_tokens(len(completion.ids))
+        return completion
+
+
+def test_episodes_and_tokens_are_counted_while_they_are_played() -> None:
+    engine = Watched()
+    play(Answers(), engine, of=cases(3))
+    seen = [(one.done, one.episodes, one.tokens) for one in engine.seen]
+    assert seen[0] == (0, 3, 0)
+    assert seen[-1][1:] == (3, 12)
+    assert max(done for done, _, _ in seen) >= 1
+    assert all(0 <= time.time() - one.since < 60 for one in engine.seen)
+    assert activity.rollouts() == RolloutProgress()
+
+
+def test_rollouts_at_the_same_time_are_added_up() -> None:
+    own = activity.own
+    with own.rollout(8) as batch:
+        batch.end(2)
+        own.add_tokens(5)
+        with own.rollout(3) as held_out:
+            held_out.end()
+            assert (activity.rollouts().done, activity.rollouts().episodes) == (3, 11)
+        own.add_tokens(5)
+        left = activity.rollouts()
+    assert (left.done, left.episodes, left.tokens) == (2, 8, 10)
+
+
+def test_the_ranks_are_added_up_and_phases_do_not_disturb_it(memory: bytearray) -> None:
+    other = Activity(memory, 1)
+    with activity.own.rollout(4) as mine, other.rollout(6) as theirs:
+        mine.end()
+        theirs.end(5)
+        other.add_tokens(70)
+        with activity.own.doing("generating"):
+            other.enter("a phase " + "with a long name " * 20)
+            found = activity.rollouts()
+    assert (found.done, found.episodes, found.tokens) == (6, 10, 70)
+    name = read(memory, 1).part.name
+    assert name.startswith("a phase with")
+    assert len(name) == SLOT - HEAD.size - ROLLOUT.size
+
+
+def test_a_rank_that_has_played_its_episodes_counts_until_all_have(memory: bytearray) -> None:
+    other = Activity(memory, 1)
+    with other.rollout(6) as theirs:
+        with activity.own.rollout(4) as mine:
+            mine.end(4)
+        theirs.end()
+        assert (activity.rollouts().done, activity.rollouts().episodes) == (5, 10)
+    assert activity.rollouts() == RolloutProgress()
+    with other.rollout(6):
+        assert (activity.rollouts().done, activity.rollouts().episodes) == (0, 6)
+
+
+def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None:
+    told: list[Event] = []
+    heartbeat = Heartbeat(RunFolder(tmp_path), Progress(), announce=told.append)
+
+    def beat() -> Any:
+        heartbeat.tell_rollout()
+        heartbeat.beat()
+        return read_object(tmp_path / "status.json").get("rollout")
+
+    with activity.own.rollout(4) as played:
+        assert beat() == {}
+        assert told == []
+        activity.own._since -= 2 * BEAT
+        played.end()
+        assert beat() == {"done": 1, "episodes": 4, "tokens_per_second": None}
+        activity.own.add_tokens(100)
+        assert 0 < beat()["tokens_per_second"] <= 100 / BEAT / 2
+    assert beat() == {}
+    assert told[0] == Playing(1, 4, None)
+    assert told[-1] == Playing(0, 0, None)
+    beat()
+    assert len(told) == 3
+
+
+def test_the_screen_shows_both_the_step_and_the_rollout() -> None:
+    dashboard = Dashboard()
+    for event in (Step(3, 9, 0.5, 60.0), Playing(12, 64, 812.3)):
+        dashboard.take(event)
+    shown = {name: line.plain for name, line in dashboard.parts(80)}
+    assert shown["step"].startswith("3/9")
+    assert "left" in shown["step"]
+    assert shown["rollout"].startswith("12/64")
+    assert shown["rollout"].endswith("812 tokens/s")
+    dashboard.take(Playing(0, 0, None))
+    assert "rollout" not in dict(dashboard.parts(80))
+
+
+def test_a_notebook_shows_the_rollout() -> None:
+    display = NotebookDisplay()
+    display._dashboard.take(Playing(12, 64, 812.3))
+    assert "12/64" in display.html()
+    assert "812 tokens/s" in display.html()
+
+
+def test_a_run_that_is_over_shows_no_rollout() -> None:
+    dashboard = Dashboard()
+    for event in (Phase("training"), Playing(1, 4, None), Ended("stopped", 3)):
+        dashboard.take(event)
+    assert [name for name, _ in dashboard.parts(80)] == ["now"]
+
+
+def test_a_line_tells_what_is_known() -> None:
+    assert playing_line(Playing(12, 64, 812.3)) == "rollout 12/64 episodes  812 tokens/s"
+    assert playing_line(Playing(0, 64, None)) == "rollout 0/64 episodes"
+
+
+def test_other_ranks_leave_it_to_the_first_one(tmp_path: Path) -> None:
+    with (tmp_path / "events").open("w+", encoding="utf-8") as stream:
+        EventChannel(stream, 1)(Playing(1, 2, None))
+        EventChannel(stream, 0)(Playing(1, 2, None))
+        stream.seek(0)
+        assert stream.read().count("Playing") == 1

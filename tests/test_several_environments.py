@@ -1,0 +1,226 @@
+"""Several environments in one run, without a model: how they are named, which shares they have, and how they play."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.environment.dataset import MixedCases, build_cases, number_apart
+from aitrain.environment.locator import find_environments
+from aitrain.environment.mixed_runner import MixedRunner
+from aitrain.errors import AitrainError, EnvironmentFailed
+from aitrain.events import Event
+from aitrain.jobs.env_loading import load_runner
+from aitrain.options.reading import as_command, resolve
+from aitrain.options.yaml_text import write_yaml
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.limits import limits_of
+from tests.rollout.scripted import END, Letters, Scripted
+
+FILE = "tests/environments/several.py"
+THREE = [f"{FILE}:Early", f"talk={FILE}:Talk", f"{FILE}:Ranked"]
+TWICE = [f"easy={FILE}:Early", f"hard={FILE}:Early"]
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("envs.arithmetic", "arithmetic"),
+        ("folder/hotel.py", "hotel"),
+        ("hotel.py:HotelEnv", "HotelEnv"),
+        ("reasoning-gym:chain_sum", "chain_sum"),
+        ("gem:game:GuessTheNumber-v0-easy", "game-GuessTheNumber-v0-easy"),
+        ("http://127.0.0.1:8000,http://127.0.0.1:8001", "127.0.0.1-8000"),
+        ("http://127.0.0.1:8000/?a=b", "127.0.0.1-8000-a-b"),
+        ("mine=http://127.0.0.1:8000/?a=b", "mine"),
+        ("a-1.b=hotel.py:HotelEnv", "a-1.b"),
+    ],
+)
+def test_an_environment_without_a_name_is_called_after_its_place(place: str, name: str) -> None:
+    environments = TrainConfig(rl_env=["other=x.py", place]).environments
+    assert list(environments) == ["other", name]
+    assert environments[name].rl_env == place.removeprefix("mine=").removeprefix("a-1.b=")
+
+
+def test_each_environment_has_its_own_keywords_and_its_share() -> None:
+    config = TrainConfig(rl_env=TWICE, rl_env_weights=[3, 1], rl_env_config={"hard": {"word": "spell"}})
+    easy, hard = config.environments.values()
+    assert (easy.rl_env_config, hard.rl_env_config) == (None, {"word": "spell"})
+    assert config.env_shares == {"easy": 0.75, "hard": 0.25}
+    assert TrainConfig(rl_env=TWICE).env_shares == {"easy": 0.5, "hard": 0.5}
+
+
+def test_a_list_of_one_environment_is_that_one() -> None:
+    config = TrainConfig(rl_env=[FILE])
+    assert config.rl_env == FILE
+    assert list(config.environments) == [""]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rl_env": [FILE, FILE]}, f"rl_env: two environments are called several: name them, as in NAME={FILE}"),
+        ({"rl_env": "x.py", "rl_env_weights": "1,2"}, "rl_env_weights: there is one environment"),
+        ({"rl_env": TWICE, "rl_env_weights": "1,2,3"}, "rl_env_weights: 3 weights for 2 environments"),
+        ({"rl_env": TWICE, "rl_env_weights": "0,2"}, "rl_env_weights: must be two or more numbers above 0"),
+        ({"rl_env": TWICE, "rl_env_class": "Early"}, "rl_env_class: with several environments"),
+        ({"rl_env": TWICE, "rl_env_module": "x"}, "rl_env and rl_env_module both name an environment"),
+        ({"rl_env": TWICE, "rl_env_workers": "ray:4"}, "rl_env_workers: several environments cannot run on Ray"),
+        ({"rl_env": TWICE, "rl_env_config": {"eazy": {}}}, "no environment eazy. Did you mean easy?"),
+        ({"rl_env": TWICE, "rl_env_config": {"easy": 3}}, "rl_env_config: the keywords of easy must be a JSON object"),
+        ({"rl_env": ["x.py", ""]}, "rl_env: must be the place of an environment, or a list of places"),
+        ({"rl_env": []}, "rl_env: must be the place of an environment, or a list of places"),
+        (
+            {"rl_env": TWICE, "custom_sampler": "x:f", "rl_env_weights": "1,2"},
+            "rl_env_weights: custom_sampler chooses the cases of all environments",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig(**options)
+    assert message in str(refused.value)
+
+
+def test_several_environments_are_the_same_in_a_file_a_command_and_python(tmp_path: Path) -> None:
+    config = TrainConfig(rl_env=TWICE, rl_env_weights="2,1", rl_env_config={"hard": {"count": 5}})
+    file = tmp_path / "options.yaml"
+    file.write_text(write_yaml(config.written()))
+    assert resolve(TrainConfig, file) == config
+    words = as_command(config)
+    assert [words[place + 1] for place, word in enumerate(words) if word == "--rl-env"] == TWICE
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([FILE + ":Early", "no_such.py:Env"], "there is no file no_such.py"),
+        ([FILE + ":Early", "tests/environments/several.py:Erly"], "there is no class Erly"),
+    ],
+)
+def test_the_command_says_which_environment_is_wrong(places: list[str], message: str) -> None:
+    with pytest.raises(AitrainError) as refused:
+        find_environments(TrainConfig(rl_env=[places[0], f"second={places[1]}"]))
+    assert message in str(refused.value)
+    assert "(environment second)" in str(refused.value).partition("\n")[0]
+
+
+def ignore(_: Event) -> None:
+    """Take an event."""
+
+
+def loaded(places: list[str], **options: Any) -> MixedRunner:
+    runner = load_runner(TrainConfig(rl_env=places, **options), ignore)
+    assert isinstance(runner, MixedRunner)
+    return runner
+
+
+def played(runner: MixedRunner, answer: str = "abz$", each: int = 3) -> dict[str, list[Episode]]:
+    """Episodes of the first cases of each environment, played side by side, by the environment's name."""
+    built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
+    cases = [train[number] for number in range(each) for train, _ in built.values()]
+    rollout = Rollout(runner, Scripted(lambda _: answer), ChatFormat(Letters()), limits_of(runner, None), END)  # type: ignore[arg-type]
+    episodes = asyncio.run(rollout.play(cases, range(len(cases)), range(len(cases))))
+    assert [episode.case for episode in episodes] == cases
+    return {name: [one for one in episodes if one.case.env == name] for name in runner.parts}
+
+
+def test_each_episode_is_played_by_the_environment_of_its_case() -> None:
+    with closing(loaded(THREE)) as runner:
+        found = played(runner)
+        assert [part.processes is not None for part in runner.parts.values()] == [False, True, False]
+    assert [one.result.score for one in found["Early"]] == [2 / 3] * 3
+    assert [one.result.metrics for one in found["Early"]] == [{"letters": 3.0}] * 3
+    assert [len(one.trajectory.turns) for one in found["talk"]] == [2] * 3
+    assert [one.result.score for one in found["talk"]] == pytest.approx([-1.0, 1 / 3, -1.0])
+    assert [one.result.score for one in found["Ranked"]] == [0.0] * 3
+
+
+def test_what_an_environment_requires_holds_for_its_own_episodes() -> None:
+    with closing(loaded(THREE, rl_max_new_tokens=9)) as runner:
+        found = played(runner, "abcdefghijklmn")
+    assert {one.stop for one in found["Early"]} == {"max_tokens"}
+    assert [one.trajectory.sampled_tokens for one in found["Early"]] == [9] * 3
+    assert [one.trajectory.sampled_tokens for one in found["talk"]] == [18] * 3
+    with closing(loaded(THREE)) as runner:
+        assert runner.config.rl_max_turns == 2
+        assert runner.config.rl_score_range == "-1.0,1.0"
+        assert runner.parts["Early"].config.rl_score_range == "0,1"
+        assert runner.episodes_at_once == 5
+        found = played(runner, "abcdefghijklmn")
+    assert [one.trajectory.sampled_tokens for one in found["talk"]] == [8] * 3
+
+
+@pytest.mark.parametrize("place", [FILE, "tests.environments.several"])
+def test_two_environments_of_one_class_are_watched_one_after_the_other(place: str) -> None:
+    twice = [f"easy={place}:Early", f"hard={place}:Early"]
+    with closing(loaded(twice, rl_env_config={"hard": {"word": "spell"}})) as runner:
+        easy, hard = (part.environment for part in runner.parts.values())
+        assert (type(easy) is type(hard)) == (place != FILE)
+        assert (easy.word, hard.word) == ("say", "spell")
+        for _ in range(2):
+            found = played(runner)
+        assert not any("__setattr__" in vars(type(one)) for one in (easy, hard))
+    assert [one.case.prompt for one in found["hard"]] == ["spell 0:", "spell 1:", "spell 2:"]
+
+
+def test_files_of_one_name_in_two_folders_are_two_environments(tmp_path: Path) -> None:
+    for word in ("one", "two"):
+        file = tmp_path / word / "env.py"
+        file.parent.mkdir()
+        file.write_text(Path(FILE).read_text(encoding="utf-8").replace('"say"', f'"{word}"'), encoding="utf-8")
+    places = [f"{word}={tmp_path}/{word}/env.py:Early" for word in ("one", "two")]
+    with closing(loaded(places, rl_env_isolation="process")) as runner:
+        found = played(runner, each=1)
+    assert [found[word][0].case.prompt for word in ("one", "two")] == ["one 0:", "two 0:"]
+    assert [found[word][0].result.score for word in ("one", "two")] == [2 / 3, 2 / 3]
+
+
+def test_cases_of_all_environments_have_numbers_of_their_own() -> None:
+    with closing(loaded(THREE)) as runner:
+        built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
+    everything = [case for train, held_out in built.values() for case in (*train, *(held_out or ()))]
+    assert [case.number for case in everything] == list(range(20 + 12 + 12 + 3))
+    assert [case.case_idx for case in everything if case.env == "Ranked"] == list(range(15))
+    mixed = MixedCases([train for train, _ in built.values()])
+    assert len(mixed) == 44
+    assert [case.env for case in mixed[18:34:5]] == ["Early", "talk", "talk", "Ranked"]
+    assert mixed[-1] == mixed[43]
+    with pytest.raises(IndexError):
+        mixed[44]
+
+
+def test_a_failure_of_one_environment_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(loaded([THREE[0], THREE[2]])) as runner:
+        notes: list[str] = []
+        runner.notify = notes.append
+        broken = runner.parts["Early"]
+        monkeypatch.setattr(type(broken.environment), "score_episode", lambda self: 1 / 0)
+        found = played(runner)
+        broken.notify("slow")
+    assert [one.stop for one in found["Early"]] == ["env_error"] * 3
+    assert [one.stop for one in found["Ranked"]] == ["done"] * 3
+    assert notes[-1] == "Early: slow"
+
+
+def test_prompts_of_all_environments_are_of_one_kind(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from aitrain.training.dataset import build_datasets
+
+    (tmp_path / "chat.py").write_text(
+        "class Chat:\n"
+        "    def build_dataset(self): return [{'prompt': [{'role': 'user', 'content': 'hello'}]}]\n"
+        "    def score_episode(self): return 1.0\n"
+    )
+    with closing(loaded([THREE[0], f"{tmp_path}/chat.py"])) as runner:
+        context: Any = SimpleNamespace(runner=runner, config=runner.config, enter=print)
+        with pytest.raises(EnvironmentFailed, match="Early has strings, chat has messages"):
+            build_datasets(context, None, processes=1)  # type: ignore[arg-type]

@@ -1,0 +1,350 @@
+"""Batches that are played while another one trains: their places, versions, failures, and what a checkpoint keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aitrain.batch import CaseSchedule
+from aitrain.engines.completion_gate import CompletionGate
+from aitrain.environment.contract import Case
+from aitrain.environment.runner import EnvSession
+from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.session import ResetResult
+from aitrain.errors import ServerFailed
+from aitrain.events import SERVER_VARIABLE
+from aitrain.execution.failure import Failure
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.episode import Episode
+from aitrain.rollout.event_loop import ThreadLoop
+from aitrain.rollout.trajectory import Trajectory, TurnTokens
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.training.batch_source import AheadSource, BatchPlaces
+from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch
+from aitrain.training.waiting_batch import read_batch, write_batch
+from tests.training.small_server import SmallServer
+from tests.training.test_resume import as_if_killed_after, assert_same
+from tests.training.test_served_run import Served, Start, server, start
+
+__all__ = ["server", "start"]  # fixtures
+
+SCHEDULE = CaseSchedule(cases=8, prompts=2, passes=1, accumulation=1, epochs=1)
+
+
+# -- places
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 4])
+@pytest.mark.parametrize("start", [0, 3])
+def test_the_place_after_a_batch_is_the_one_that_the_training_asks_for(
+    passes: int, accumulation: int, start: int
+) -> None:
+    """A training of forward passes, which takes a batch wherever the one before is used up; from step 3 on it is one
+    that was resumed with other settings."""
+    schedule = CaseSchedule(cases=1000, prompts=2, passes=passes, accumulation=accumulation, epochs=1)
+    places = BatchPlaces(schedule, count=4, processes=2, rank=1)
+    is_even = passes % accumulation == 0 or accumulation % passes == 0
+    step, before, following = -1, 0, None
+    for number, passed in enumerate(range(0, 40 * passes, passes)):
+        now = start + passed // accumulation
+        step, before = now, before + 1 if now == step else 0
+        place = places.at(now, before)
+        assert place.places == range(4 * (2 * before + 1), 4 * (2 * before + 1) + 4)
+        assert place.own == slice(4, 8)
+        assert start or place.index == number
+        assert following in (None, place) or (start and not is_even)
+        following = places.after(place)
+
+
+def test_after_the_last_batch_there_is_none() -> None:
+    places = BatchPlaces(replace(SCHEDULE, max_steps=3), 4, 1, 0)
+    assert places.after(places.at(1)) == places.at(2)
+    assert places.after(places.at(2)) is None
+
+
+# -- when batches are played
+
+
+@dataclass
+class Engine:
+    """A policy whose steps are counted, and a server that gets its weights."""
+
+    step: int = 0
+    weight_version: int = 0
+    loads: list[int] = field(default_factory=list)
+    gate: CompletionGate = field(default_factory=CompletionGate)
+
+
+@dataclass
+class Rollouts:
+    """What a source asks of PolicyRollouts."""
+
+    server: Engine
+    loop: ThreadLoop
+    weight_version: Any = None
+    settle: Any = None
+    rollout: Any = field(default_factory=lambda: SimpleNamespace(clock=RolloutClock()))
+    accelerator: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            device="cpu", reduce=lambda value, reduction: value, wait_for_everyone=lambda: None
+        )
+    )
+
+    def server_version(self) -> int:
+        return self.server.weight_version
+
+    def load_weights(self) -> None:
+        if self.server.weight_version != self.server.step:
+            self.server.weight_version = self.server.step
+            self.server.loads.append(self.server.step)
+
+
+class Completion:
+    """Gives each batch its index as cases, and completes nothing."""
+
+    order = SimpleNamespace(batch=lambda index: [index, index], state=dict)
+
+    def complete(self, batch: TrainingBatch) -> None:
+        pass
+
+
+class Source(AheadSource):
+    """Plays a batch when it is told to, with two turns."""
+
+    started: Any
+    turns: Any
+
+    def play(self, place: Any, rollouts: Any) -> TrainingBatch:
+        batch = TrainingBatch(place.step, place.places, 2, [place.index] * 4, [], index=place.index)
+        batch.weight_version = rollouts.weight_version()
+        self.started.append((place.index, rollouts.weight_version(), threading.current_thread()))
+        versions = []
+        for _ in range(2):
+            turn = self.turns.pop(0) if self.turns else None
+            if isinstance(turn, Exception):
+                raise turn
+            versions.append(rollouts.loop.run(self.turn(rollouts.server, turn)))
+        batch.metrics = dict(enumerate(versions))  # type: ignore[arg-type]
+        return batch
+
+    async def turn(self, server: Engine, may_end: threading.Event | None) -> int:
+        async with server.gate.completion():
+            version = server.weight_version
+            if may_end is not None:
+                await asyncio.to_thread(may_end.wait, 20)
+            assert server.weight_version == version  # within a completion weights do not change
+            return version
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    loop = ThreadLoop()
+    places = BatchPlaces(replace(SCHEDULE, max_steps=4), 4, 1, 0)
+    made = Source(Rollouts(Engine(), loop), [], Completion(), 2, places)  # type: ignore[arg-type]
+    made.started, made.turns = [], []
+    yield made
+    made.settle()
+    loop.close()
+
+
+def train(source: Any, steps: range) -> list[TrainingBatch]:
+    taken = []
+    for step in steps:
+        taken.append(source.take(source.places.at(step)))
+        source.rollouts.server.step += 1
+    return taken
+
+
+def test_each_batch_has_the_weights_from_before_the_step_that_trains_beside_it(source: Source) -> None:
+    taken = train(source, range(4))
+    assert [(batch.step, batch.weight_version) for batch in taken] == [(0, 0), (1, 0), (2, 1), (3, 2)]
+    assert [index for index, _, _ in source.started] == [0, 1, 2, 3]  # and none for a fifth step
+    assert all(thread is not threading.current_thread() for *_, thread in source.started)
+
+
+def test_a_batch_is_played_while_the_training_goes_on(source: Source) -> None:
+    may_end = threading.Event()
+    source.turns = [None, None, may_end]  # the first turn of the second batch
+    train(source, range(1))
+    may_end.set()  # a step was made, and nothing has waited
+    assert train(source, range(1, 2))[0].weight_version == 0
+
+
+def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded(source: Source) -> None:
+    source.loads_between_turns = True
+    may_end = threading.Event()
+    source.turns = [None, None, may_end]
+    train(source, range(1))
+    threading.Timer(0.05, may_end.set).start()
+    (second,) = train(source, range(1, 2))
+    assert (second.weight_version, second.metrics) == (0, {0: 0, 1: 1})
+    assert train(source, range(2, 3))[0].weight_version == 1
+
+
+def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoint(source: Source) -> None:
+    source.turns = [None, None, ServerFailed("it is gone")]
+    train(source, range(1))
+    assert source.waiting() is None
+    with pytest.raises(ServerFailed, match="it is gone"):
+        train(source, range(1, 2))
+
+
+def test_held_out_cases_wait_for_the_thread(source: Source) -> None:
+    may_end = threading.Event()
+    source.turns = [None, None, None, may_end]
+    train(source, range(1))
+    threading.Timer(0.05, may_end.set).start()
+    source.rollouts.settle()
+    assert len(source.started) == 2
+    assert source.turns == []
+    assert source.waiting() is source.take(source.places.at(1))
+
+
+def test_a_source_continues_with_the_batch_of_a_checkpoint(source: Source) -> None:
+    batch = TrainingBatch(2, range(4), 2, [2] * 4, [], index=2)
+    source.restore(batch)
+    source.rollouts.server.step = 2
+    assert source.take(source.places.at(2)) is batch
+    assert source.rollouts.server.loads == [2]
+    assert source.waiting() is not None
+    assert [(index, version) for index, version, _ in source.started] == [(3, 2)]
+
+
+def test_the_time_of_a_step_is_what_it_waited_and_the_parts_of_its_own_batch(source: Source) -> None:
+    batch = TrainingBatch(2, range(4), 2, [2] * 4, [], index=2, seconds={"generate": 5.0, "environment": 7.0})
+    source.restore(batch)
+    source.take(source.places.at(2))
+    parts = source.clock.take()
+    assert (parts["generate"], parts["environment"]) == (5.0, 7.0)
+    assert parts["rollout"] < 5
+
+
+# -- the loop, and the gate
+
+
+def test_a_closed_gate_has_waited_for_completions_and_holds_the_next_ones_back() -> None:
+    order: list[str] = []
+
+    async def complete(gate: CompletionGate, name: str) -> None:
+        async with gate.completion():
+            order.append(name)
+            await asyncio.sleep(0.01)
+            order.append(f"{name} ends")
+
+    async def play() -> None:
+        gate = CompletionGate()
+        first = asyncio.create_task(complete(gate, "first"))
+        await asyncio.sleep(0)
+        await gate.close()
+        order.append("closed")
+        second = asyncio.create_task(complete(gate, "second"))
+        await asyncio.sleep(0.01)
+        await gate.open()
+        order.append("open")
+        await asyncio.gather(first, second)
+
+    asyncio.run(play())
+    assert order == ["first", "first ends", "closed", "open", "second", "second ends"]
+
+
+def test_a_loop_in_a_thread_runs_coroutines_of_several_threads_at_once_and_cancels_them_when_it_is_closed() -> None:
+    prepared = threading.Event()
+    loop, waits, ended = ThreadLoop(prepared.set), threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        waits.set()
+        await asyncio.sleep(60)
+
+    def run() -> None:
+        with pytest.raises(CancelledError):
+            loop.run(wait())
+        ended.set()
+
+    async def thread() -> threading.Thread:
+        return threading.current_thread()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert waits.wait(20)
+    assert loop.run(thread()) is not threading.current_thread()
+    assert prepared.is_set()
+    loop.close()
+    assert ended.wait(20)
+
+
+# -- in a checkpoint
+
+
+def test_a_checkpoint_keeps_episodes_to_the_last_bit(tmp_path: Path) -> None:
+    cases = [Case(f"case {number}", [{"role": "user", "content": "?"}], {"level": number}, number) for number in (3, 5)]
+    numbers = [0, 0, 1, 1]
+    episodes = [
+        Episode(
+            EnvSession(cases[number], seed, reset=ResetResult(tools=({"name": "look"},), prompt=f"asked {seed}"),
+                       seconds=1 / 3),
+            Trajectory([1, 2, seed], [7, 8, 9], [1, 0, 1], [-1 / 3, 0.0, -1e-30], [TurnTokens(0, 2), TurnTokens(2, 3)],
+                       ended_by_policy=True, stop="done"),
+            [{"role": "assistant", "content": "ü"}], "rendered", tool_calls=2, wrong_tool_calls=1,
+            result=ScoreResult(0.1 + 0.2, {"part": 1 / 7}),
+        )
+        for seed, number in enumerate(numbers)
+    ]  # fmt: skip
+    episodes[1].result = ScoreResult(None, {}, Failure("raised", "raised: KeyError", "trace", "episode"))
+    episodes[2].too_long, episodes[2].is_dropped = 4000, True
+    discarded = DiscardedEpisode(replace(episodes[0], tool_calls=9), (4, 0), 1)
+    batch = TrainingBatch(6, range(4, 8), 2, numbers, [cases[number] for number in numbers], episodes, dropped=1,
+                          discarded=[discarded], metrics={"cases/rounds": 1.0}, weight_version=5, index=6,
+                          seconds={"generate": 0.5})  # fmt: skip
+    write_batch(batch, tmp_path, 1)
+    again = read_batch(tmp_path, 1, cases)  # type: ignore[arg-type]
+
+    assert again is not None
+    assert read_batch(tmp_path, 0, cases) is None  # type: ignore[arg-type]
+    assert again.records([0.5] * 4) == batch.records([0.5] * 4)
+    assert [vars(one.trajectory) for one in again.played] == [vars(one.trajectory) for one in batch.played]
+    assert [one.result for one in again.played] == [one.result for one in batch.played]
+    names = ["step", "places", "numbers", "cases", "keys", "dropped", "metrics", "index", "seconds"]
+    assert [getattr(again, name) for name in names] == [getattr(batch, name) for name in names]
+
+
+# -- whole runs
+
+CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None, "eval_strategy": "steps",
+               "eval_steps": 2, "rl_max_episode_tokens": 300}  # fmt: skip
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_samples_ahead_and_is_resumed_ends_as_if_it_was_never_stopped(
+    processes: int, start: Start, server: SmallServer
+) -> None:
+    """Of rank 1's episodes too; dropout and an evaluation between are part of it."""
+    more: dict[str, Any] = {"max_steps": 4, "lora_dropout": 0.2, "rl_sampling": "refill", "rl_refill_limit": 1}
+    run = start(rl_ahead=1, peft=True, processes=processes, **CHECKPOINTS, **more)
+    assert run.end() == []
+    whole, trained = run.folder.path.with_name("whole"), training_records(run)
+    assert {(record.step, record.weight_version) for record in trained} == {(1, 0), (2, 0), (3, 1), (4, 2)}
+    assert all(turn.weight_version == record.weight_version for record in trained for turn in record.turns)
+
+    killed = as_if_killed_after(run.folder.path, 2, "killed")
+    run.folder.path.rename(whole)
+    killed.rename(run.folder.path)
+    again = [*run.process.args, str(run.folder.checkpoints / "checkpoint-2")]  # type: ignore[misc]
+    environment = {**os.environ, SERVER_VARIABLE: server.url, "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(again, cwd=whole.parent, env=environment, stdout=subprocess.DEVNULL, check=True)
+    assert_same(run.folder.path, whole)
+
+
+def training_records(run: Served) -> list[RolloutRecord]:
+    """The records of all ranks, without those of held-out cases."""
+    files = sorted(run.folder.rollouts.glob("*.jsonl"))
+    return [record for file in files for record in read_rollouts(file) if not record.eval_phase]

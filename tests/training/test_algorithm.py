@@ -1,0 +1,332 @@
+"""What aitrain adds to TRL's algorithm: each formula against numbers worked out by hand, each gradient against finite
+differences, and each addition under accumulation, on several ranks and with rows that are left out."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerControl
+from trl import GRPOTrainer
+
+from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
+from aitrain.rollout.engine import Completion
+from aitrain.rollout.trajectory import Trajectory
+from aitrain.training.algorithm import Algorithm, CustomLoss, Overlong, estimate_kl, leave_one_out_factor
+from aitrain.training.algorithm_trainer import AlgorithmTrainer
+from aitrain.training.custom_callbacks import custom_callbacks
+from aitrain.training.kept_rows import KEPT
+from tests.conftest import write
+from tests.environments.vowels import Vowels
+from tests.training.conftest import difference
+from tests.training.loss_bench import (
+    Layout,
+    LossTrainer,
+    arguments,
+    batch_of,
+    gradient_of_plain_trl,
+    gradients_of_steps,
+    policy_logps,
+    take,
+)
+from tests.training.test_losses import LAYOUTS
+from tests.training.test_resume import as_if_killed_after
+
+Tensor = torch.Tensor
+NONE = math.nan
+CLIPPED = """
+import torch
+
+def clipped(logprobs, old_logprobs, advantages, mask):
+    ratio = torch.exp(logprobs - old_logprobs)
+    return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+def squared(logprobs, old_logprobs, advantages, **rest):
+    return -torch.exp(logprobs - old_logprobs) * advantages.abs() * advantages
+
+def scalar(logprobs):
+    return logprobs.sum()
+
+def broken(logprobs):
+    return logprobs / [1]
+
+def unknown(logits, mask): ...
+"""
+
+
+# -- formulas
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("k1", [0.4054651081081644, -0.6931471805599453]),
+        ("k2", [0.08220097694658271, 0.2402265069591007]),
+        ("k3", [0.07213177477483103, 0.3068528194400547]),
+        ("abs", [0.4054651081081644, 0.6931471805599453]),
+    ],
+)
+def test_a_kl_estimator_is_its_formula(name: str, expected: list[float]) -> None:
+    """Of a policy with probabilities 3/4 and 1/4, where the initial model has 1/2."""
+    logps, ref = (
+        torch.tensor([0.75, 0.25], dtype=torch.float64).log(),
+        torch.tensor([0.5, 0.5], dtype=torch.float64).log(),
+    )
+
+    assert estimate_kl(name, logps, ref).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_leave_one_out_baseline_is_the_mean_of_the_others_with_a_score() -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, NONE, 1.0, 0.0, 0.5, NONE, NONE, NONE, 1.0], dtype=torch.float64)
+    mean = rewards.view(-1, 4).nanmean(1).repeat_interleave(4)
+
+    advantages = ((rewards - mean) * leave_one_out_factor(rewards, 4)).nan_to_num(0.0)
+
+    others = [1 - 0.5 / 3, -1.5 / 3, -1.5 / 3, 0.5 - 1 / 3, 0.0, 1 - 0.25, -0.75, 0.5 - 0.5, 0.0, 0.0, 0.0, 0.0]
+    assert advantages.tolist() == pytest.approx(others, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("turns", "penalty"),
+    [([80], 0.0), ([90], 0.25), ([100], 0.5), ([10, 95, 20], 0.375), ([85], 0.125), ([], 0.0)],
+)
+def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_completion(
+    turns: list[int], penalty: float
+) -> None:
+    trajectory = Trajectory()
+    for length in turns:
+        trajectory.append_completion(Completion([1] * length, finish_reason="stop"))
+        trajectory.append_env_tokens([2] * 300)
+
+    assert Overlong(limit=100, buffer=20, penalty=0.5).of(trajectory) == pytest.approx(penalty)
+
+
+# -- gradients
+
+ESTIMATORS = [{"rl_kl_estimator": name, "rl_kl_coef": 0.3} for name in ("k1", "k2", "k3", "abs")]
+PARTS = [
+    *ESTIMATORS,
+    *({**estimator, "rl_importance_level": "sequence", "rl_clip_range": 0.2} for estimator in ESTIMATORS),
+    {"rl_kl_estimator": "k2", "rl_loss_type": "dapo", "rl_dual_clip": 1.5, "rl_entropy_coef": 0.2},
+    {"rl_kl_estimator": "k1", "rl_loss_type": "dr_grpo", "trl": {"use_bias_correction_kl": False}},
+    {"rl_kl_coef": 0.2, "custom_loss": "loss.py:clipped", "rl_loss_type": "luspo"},
+]
+
+
+@pytest.mark.parametrize("options", PARTS, ids=str)
+def test_the_gradient_is_that_of_finite_differences_on_a_model_of_two_tokens(
+    options: dict[str, Any], here: Path
+) -> None:
+    write(here, {"loss.py": CLIPPED})
+    args, rows = arguments(here, Layout(rows=6), **options), batch_of(6, are_ragged=True)
+    rows |= {"prompt_ids": rows["prompt_ids"] % 2, "completion_ids": rows["completion_ids"] % 2}
+    rows["num_items_in_batch"] = rows["tool_mask"].sum()
+    torch.manual_seed(3)
+    start = torch.randn(2, 2, dtype=torch.float64)
+    logps = policy_logps(torch.nn.Embedding(2, 2, _weight=start.clone()), rows["prompt_ids"], rows["completion_ids"])[0]
+    noise = torch.randn(2, *logps.shape, dtype=torch.float64) * 0.4
+    rows |= {"old_per_token_logps": (logps + noise[0]).detach(), "ref_per_token_logps": (logps + noise[1]).detach()}
+
+    def loss(weight: Tensor) -> tuple[Tensor, torch.nn.Embedding]:
+        model = torch.nn.Embedding(2, 2, _weight=weight.clone())
+        return AlgorithmTrainer._compute_loss(LossTrainer(args, Layout(rows=6), None), model, {**rows}), model
+
+    value, model = loss(start)
+    value.backward()
+    assert model.weight.grad is not None
+    for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        step = torch.zeros_like(start)
+        step[place] = 1e-6
+        slope = (loss(start + step)[0] - loss(start - step)[0]) / 2e-6
+        assert model.weight.grad[place].item() == pytest.approx(slope.item(), rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_a_custom_loss_that_is_trls_has_trls_gradient(loss: str, here: Path) -> None:
+    """With its KL term, its entropy bonus, and rows that are left out."""
+    write(here, {"loss.py": CLIPPED})
+    layout = LAYOUTS["two processes and accumulation"]
+    rows = batch_of(layout.batch, are_ragged=True)
+    rows[KEPT][::3] = False
+    rows["advantages"] = rows["advantages"] * rows[KEPT]
+    parts: dict[str, Any] = {
+        "rl_loss_type": loss,
+        "rl_clip_range": 0.2,
+        "rl_clip_range_high": 0.2,
+        "rl_entropy_coef": 0.05,
+    }
+
+    plain = gradients_of_steps(arguments(here, layout, **parts), layout, [rows], steps=1)
+    custom = gradients_of_steps(
+        arguments(here, layout, **parts, custom_loss="loss.py:clipped"), layout, [rows], steps=1
+    )
+
+    assert plain[0].abs().max() > 1e-3
+    torch.testing.assert_close(custom, plain)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rl_kl_estimator": "k2"}, {"rl_kl_estimator": "abs", "rl_kl_in": "reward"}, {"custom_loss": "loss.py:squared"}],
+    ids=str,
+)
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "luspo"])
+def test_a_step_with_our_parts_is_that_of_its_kept_rows(loss: str, options: dict[str, Any], here: Path) -> None:
+    """On two ranks, also if a micro-batch has no such row, and if the custom loss is not linear in the advantages."""
+    write(here, {"loss.py": CLIPPED})
+    layout = LAYOUTS["two processes and accumulation"]
+    rows = batch_of(layout.batch, are_ragged=False)
+    rows[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(1)) < 0.5
+    rows[KEPT][: layout.rows] = False
+    rows["advantages"] = rows["advantages"] * rows[KEPT]
+    parts: dict[str, Any] = {"rl_loss_type": loss, "rl_entropy_coef": 0.05, **options}
+
+    (ours,) = gradients_of_steps(arguments(here, layout, **parts), layout, [rows], steps=1)
+    kept = take(rows, rows[KEPT])
+    alone = Layout(rows=len(kept[KEPT]))
+    (wanted,) = gradients_of_steps(arguments(here, alone, **parts), alone, [kept], steps=1)
+
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(ours, wanted)
+
+
+def test_the_kl_term_in_the_reward_is_not_in_the_loss(here: Path) -> None:
+    rows = batch_of(8, are_ragged=True)
+    layout = Layout(rows=8)
+    (ours,) = gradients_of_steps(arguments(here, layout, rl_kl_in="reward"), layout, [rows], steps=1)
+
+    torch.testing.assert_close(ours, gradient_of_plain_trl(arguments(here, layout, rl_kl_coef=0.0), rows))
+
+
+# -- rewards
+
+
+class Rewarded(AlgorithmTrainer):
+    """The rewards and advantages of the first of two ranks; the other one has the same episodes."""
+
+    def __init__(self, algorithm: Algorithm, episodes: list[Any]) -> None:
+        accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0)
+        vars(self).update(
+            algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, beta=0.5,
+            _batch=SimpleNamespace(episodes=episodes), num_generations=2, model=None, reward_func_names=["score"],
+        )  # fmt: skip
+
+    def _get_per_token_logps_and_entropies(self, model: Any, ids: Tensor, *_: Any, **__: Any) -> Any:
+        return ids * (-0.25 if model == "reference" else -0.5), None, None
+
+
+def scored(self: Any, inputs: Any) -> dict[str, Any]:
+    """TRL's method, as far as rewards need it: the last forward pass is the reference model's."""
+    ids = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, 9.0]])
+    self._get_per_token_logps_and_entropies("reference", ids, None, 3)
+    rewards = self._calculate_rewards()[:, 0].view(-1, 2)
+    for name in ("reward", "reward_std", "rewards/score/mean", "rewards/score/std"):
+        self._metrics["train"][name].append(0.0)
+    return {"advantages": (rewards - rewards.mean(1, keepdim=True)).view(-1)[:2]}
+
+
+def test_penalties_are_subtracted_from_rewards_before_the_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", scored)
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self: torch.tensor([[1.0], [0.0]] * 2))
+    long, short = Trajectory(), Trajectory()
+    long.append_completion(Completion([1, 2, 3], finish_reason="stop"))
+    short.append_completion(Completion([1], finish_reason="stop"))
+    short.append_env_tokens([7, 8])
+    episodes = [SimpleNamespace(trajectory=long), SimpleNamespace(trajectory=short)]
+    trainer = Rewarded(Algorithm("k1", True, True, Overlong(4, 2, 1.0)), episodes)
+
+    output = trainer._generate_and_score_completions([{}, {}])
+
+    # d is -0.25 per unit of the ids: -1.75 over the three tokens of the first, -0.25 over the one of the second
+    rewards = [1 - 0.5 - 0.5 * -1.75, 0 - 0 - 0.5 * -0.25]
+    assert trainer.rewards is not None
+    assert trainer.rewards.tolist() == pytest.approx(rewards * 2)
+    assert output["advantages"].tolist() == pytest.approx([rewards[0] - rewards[1], rewards[1] - rewards[0]])
+    metrics = trainer._metrics["train"]
+    assert metrics["penalty/overlong"] == [0.25]
+    assert metrics["penalty/kl"] == [pytest.approx(-0.5)]
+    assert (metrics["reward"], metrics["rewards/score/mean"]) == ([0.5], [0.5])
+
+
+# -- functions of the user's
+
+
+def test_a_custom_loss_that_cannot_be_used_is_refused_in_a_sentence(here: Path) -> None:
+    write(here, {"loss.py": CLIPPED})
+    mask, logps = torch.ones(2, 3), torch.zeros(2, 3)
+    with pytest.raises(ConfigError, match=r"custom_loss: loss.py:unknown asks for logits\nThere are: logprobs,"):
+        CustomLoss.load("loss.py:unknown")
+    with pytest.raises(
+        EnvironmentFailed, match=r"custom_loss: must return the loss of each token, a tensor of \(2, 3\)"
+    ):
+        CustomLoss.load("loss.py:scalar")({"logprobs": logps, "mask": mask})
+    with pytest.raises(EnvironmentFailed, match=r"custom_loss raised: TypeError.*\nat .*loss.py, line 15, in broken"):
+        CustomLoss.load("loss.py:broken")({"logprobs": logps, "mask": mask})
+
+
+CALLBACKS = """
+from transformers import TrainerCallback
+
+class Notes(TrainerCallback):
+    def on_step_end(self, args, state, control, **rest):
+        with open("steps.txt", "a") as file:
+            print("step", state.global_step, file=file)
+
+def stops():
+    class Stops(TrainerCallback):
+        def on_step_end(self, args, state, control, **rest):
+            control.should_training_stop = state.global_step == 2
+    return Stops()
+
+def nothing():
+    return "x"
+
+class Breaks(TrainerCallback):
+    def on_log(self, args, state, control, **rest):
+        1 / 0
+"""
+
+
+def test_custom_callbacks_are_called_in_a_run(train: Callable[..., Result], here: Path) -> None:
+    write(here, {"mine.py": CALLBACKS})
+    result = train(Vowels(), custom_callbacks="mine.py:Notes,mine.py:stops", max_steps=4, eval_cases=0)
+
+    assert (here / "steps.txt").read_text().splitlines() == ["step 1", "step 2"]
+    assert (result.status, result.steps) == ("stopped", 2)
+
+
+def test_a_callback_that_is_none_or_fails_is_named(here: Path) -> None:
+    write(here, {"mine.py": CALLBACKS})
+    with pytest.raises(ConfigError, match=r"custom_callbacks: mine.py:nothing gives str, not a transformers"):
+        custom_callbacks(TrainConfig(custom_callbacks="mine.py:nothing"), print)
+    (breaks,) = custom_callbacks(TrainConfig(custom_callbacks="mine.py:Breaks"), print)
+    with pytest.raises(EnvironmentFailed, match=r"custom_callbacks: mine.py:Breaks, on_log raised: ZeroDivisionError"):
+        breaks.on_log(None, None, TrainerControl())
+
+
+# -- a run with all of it
+
+
+def test_a_run_with_every_part_resumes_exactly_inside_a_rollout(train: Callable[..., Result], here: Path) -> None:
+    write(here, {"loss.py": CLIPPED})
+    options: dict[str, Any] = {
+        "rl_updates_per_rollout": 3, "rl_kl_in": "reward", "rl_kl_estimator": "k2", "rl_kl_coef": 0.1,
+        "rl_baseline": "leave_one_out", "rl_overlong_buffer": 4, "rl_entropy_coef": 0.01, "save_strategy": "steps",
+        "save_steps": 1, "save_total_limit": None, "max_steps": 5, "eval_cases": 0, "custom_loss": "loss.py:clipped",
+    }  # fmt: skip
+    whole = train(Vowels(), project_name="whole", **options)
+    killed = as_if_killed_after(whole.folder, 2, "killed")
+    resumed = train(Vowels(), project_name=killed.name, resume_from_checkpoint="auto", **options)
+
+    assert difference(whole.model, resumed.model) == 0.0
+    lines = [line for line in whole.history if "loss" in line]
+    assert [("penalty/kl" in line, "penalty/overlong" in line) for line in lines] == [
+        (True, True), (False, False), (False, False), (True, True), (False, False)
+    ]  # fmt: skip
+    assert all(line["kl"] >= 0 for line in lines)

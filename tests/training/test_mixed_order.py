@@ -1,0 +1,105 @@
+"""The order of the cases of several environments."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from aitrain.training.case_order import DifficultyOrder, PlayedGroup, UniformOrder
+from aitrain.training.mixed_order import MixedOrder
+
+GROUPS = 6
+SIZES = {"a": 10, "b": 7, "c": 5}
+
+
+def order(weights: list[float], difficulty: bool = False) -> MixedOrder:
+    made = {
+        name: DifficultyOrder(size, GROUPS, 3, (0.0, 1.0)) if difficulty else UniformOrder(size, GROUPS, 3)
+        for name, size in list(SIZES.items())[: len(weights)]
+    }
+    return MixedOrder(made, weights, GROUPS)
+
+
+def env_of(case: int) -> str:
+    return "a" if case < 10 else "b" if case < 17 else "c"
+
+
+def test_each_environment_has_its_share_at_any_time_to_within_a_group() -> None:
+    source = random.Random(0)
+    for _ in range(30):
+        weights = [source.choice([1, 2, 3, source.uniform(0.05, 9)]) for _ in range(source.choice([2, 3]))]
+        drawn = [env_of(case) for index, mixed in enumerate([order(weights)] * 20) for case in mixed.batch(index)]
+        counts = Counter[str]()
+        for done, name in enumerate(drawn, 1):
+            counts[name] += 1
+            for other, weight in zip(SIZES, weights, strict=False):
+                assert abs(counts[other] - done * weight / sum(weights)) < 1 + 1e-9
+
+
+def test_whole_weights_fill_whole_batches() -> None:
+    mixed = order([2, 1])
+    assert [Counter(map(env_of, mixed.batch(index))) for index in range(4)] == [Counter(a=4, b=2)] * 4
+
+
+def test_the_environments_take_turns_within_a_batch() -> None:
+    assert "".join(map(env_of, order([2, 1]).batch(0))) == "abaaba"
+
+
+def test_each_environment_has_epochs_of_its_own() -> None:
+    mixed = order([2, 1])
+    of_a = [case for index in range(5) for case in mixed.batch(index) if env_of(case) == "a"]
+    assert sorted(of_a[:10]) == sorted(of_a[10:20]) == list(range(10))
+    assert of_a == UniformOrder(10, 20, 3).batch(0)
+
+
+def test_a_batch_is_the_same_in_a_run_that_begins_with_it() -> None:
+    mixed = order([5, 2, 1])
+    batches = [mixed.batch(index) for index in range(6)]
+    assert order([5, 2, 1]).batch(4) == batches[4]
+    assert mixed.batch(2) == batches[2]
+
+
+def test_a_group_is_replaced_by_one_of_its_environment() -> None:
+    mixed = order([2, 1])
+    batch = mixed.batch(0)
+    replaced = [batch[0], batch[1], batch[4]]
+    others = mixed.others(replaced, set(batch))
+    assert list(map(env_of, others)) == list(map(env_of, replaced))
+    assert not set(others) & set(batch)
+
+
+def test_when_an_environment_has_no_other_case_the_rest_is_still_replaced() -> None:
+    mixed = order([2, 1])
+    mixed.batch(0)
+    everything_of_b = set(range(10, 17))
+    assert list(map(env_of, mixed.others([10, 0, 11, 1], everything_of_b))) == ["a", "a"]
+
+
+@pytest.mark.parametrize("difficulty", [False, True])
+def test_the_state_in_a_checkpoint_continues_the_order(difficulty: bool) -> None:
+    mixed = order([2, 1, 1], difficulty)
+    assert mixed.learns == difficulty
+    for index in range(3):
+        batch = mixed.batch(index)
+        if not difficulty:
+            mixed.others(batch[:2], set(batch))
+        mixed.see([PlayedGroup(case, (float(case % 2), 1.0)) for case in batch])
+    later = order([2, 1, 1], difficulty)
+    later.restore(json.loads(json.dumps(mixed.state())))
+    assert later.batch(3) == mixed.batch(3)
+    assert later.metrics() == mixed.metrics()
+
+
+def test_what_is_learned_about_a_case_stays_in_its_environment() -> None:
+    mixed = order([1, 1], difficulty=True)
+    mixed.batch(0)
+    mixed.see([PlayedGroup(12, (1.0, 1.0)), PlayedGroup(3, (0.0, 1.0))])
+    a, b = mixed.orders.values()
+    assert isinstance(a, DifficultyOrder)
+    assert isinstance(b, DifficultyOrder)
+    assert set(a.state()["moments"]) == {"3"}  # type: ignore[arg-type]
+    assert set(b.state()["moments"]) == {"2"}  # type: ignore[arg-type]
+    assert {"env/a/cases/played", "env/b/cases/played"} <= mixed.metrics().keys()

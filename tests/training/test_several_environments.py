@@ -1,0 +1,119 @@
+"""Runs with several environments: records, metrics and scores of each, exact resume, evals of the result."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import Result
+from aitrain.runs.comparison import compare_all
+from aitrain.runs.model_reference import read_model, run_options
+from aitrain.runs.recorded_scoring import read_scorings
+from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.rollout_record import read_rollouts
+from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.ui.summary import scores
+from tests.conftest import Run
+from tests.training.test_resume import EVERY_STEP, as_if_killed_after, assert_same
+
+FILE = Path(__file__).parents[1] / "environments" / "several.py"
+MIXED = {
+    "rl_env": [f"{FILE}:Early", f"talk={FILE}:Talk", f"{FILE}:Ranked"],
+    "rl_env_weights": "2,1,1",
+    "rl_env_config": {"Early": {"count": 24}},
+    "rl_prompts_per_step": 4,
+    "batch_size": 16,
+    "eval_cases": 3,
+    "eval_strategy": "steps",
+    "eval_steps": 3,
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"trl": {"steps_per_generation": 2}}, {"rl_sampling": "difficulty", "rl_prompts_per_step": 6, "batch_size": 8}],
+    ids=["inside a generation window", "difficulty"],
+)
+def test_a_run_with_several_environments_resumes_exactly(
+    options: dict[str, Any], train: Callable[..., Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**EVERY_STEP, **MIXED, **options, "max_steps": 4}
+    whole = train(None, project_name="whole", **options)
+    killed = as_if_killed_after(whole.folder, 3, "killed")
+    train(None, project_name="killed", resume_from_checkpoint="auto", **options)
+    assert_same(killed, whole.folder)
+
+    if "trl" in options:
+        assert_shares_and_scores_of_each(whole)
+        assert "held-out score before" in capsys.readouterr().out
+
+
+def assert_shares_and_scores_of_each(result: Result) -> None:
+    folder = RunFolder(result.folder)
+    records = [record for file in folder.rollouts.glob("*.jsonl") for record in read_rollouts(file)]
+    trained = Counter((record.step, record.environment) for record in records if not record.eval_phase)
+    assert set(trained.values()) == {8, 16} or {name for _, name in trained} == {"Early", "talk", "Ranked"}
+    totals = Counter(record.environment for record in records if not record.eval_phase)
+    assert totals == {"Early": 32, "talk": 16, "Ranked": 16}
+    assert {len(record.turns) for record in records if record.environment == "talk"} == {2}
+    groups = {record.group: record.score for record in records if record.environment == "Ranked" and record.group}
+    assert any(groups.values())  # score_group was called
+
+    lines = list(read_lines(folder.metrics))
+    step = next(line for line in lines if "reward" in line)
+    assert {"env/Early/score", "env/Early/letters", "env/talk/score", "env/Ranked/score"} <= step.keys()
+    scoring = next(line for line in lines if "eval_score" in line)
+    each = {name: scoring[f"env/{name}/eval_score"] for name in ("Early", "talk", "Ranked")}
+    assert scoring["eval_score"] == pytest.approx(each["Early"] / 2 + each["talk"] / 4 + each["Ranked"] / 4)
+
+    written = read_object(folder.result)
+    assert list(written["environments"]) == ["Early", "talk", "Ranked"]
+    assert written["environments"]["Early"]["share"] == 0.5
+    assert [written["environments"][name]["eval_cases"] for name in ("Early", "talk", "Ranked")] == [3, 3, 3]
+    assert written["environment"] == "Early, talk, Ranked"
+    means = {row: value["before"]["mean"] for row, value in written["scores"].items() if value["before"]}
+    assert means["sampled"] == pytest.approx(
+        means["sampled, Early"] / 2 + means["sampled, talk"] / 4 + means["sampled, Ranked"] / 4
+    )
+    assert result.score_before == pytest.approx(means["sampled"])
+
+    made = read_object(folder.environment)
+    assert list(made["environments"]) == ["Early", "talk", "Ranked"]
+    assert made["environments"]["talk"]["requires"]["rl_score_range"] == "-1.0,1.0"
+    assert sorted(path.name for path in folder.environment_source.iterdir()) == ["Early", "Ranked", "talk"]
+    card = (folder.model / "README.md").read_text(encoding="utf-8")
+    assert "sampled, talk" in card
+
+    index = RolloutIndex(folder.rollouts)
+    index.refresh()
+    (folder.path / "result.json").rename(folder.path / "later.json")
+    assert scores(folder, index)["sampled"]["before"] == written["scores"]["sampled"]["before"]
+    (folder.path / "later.json").rename(folder.path / "result.json")
+
+    (comparison,) = compare_all(read_scorings([folder.path]))
+    assert comparison.main.change["mean"] == pytest.approx(written["scores"]["sampled"]["change"]["mean"])
+    assert comparison.row("sampled, talk") is not None
+    options = run_options(read_model(str(folder.path)))
+    assert options["rl_env"] == [f"{name}={FILE}:{kind}" for name, kind in
+                                 (("Early", "Early"), ("talk", "Talk"), ("Ranked", "Ranked"))]  # fmt: skip
+
+
+def test_two_ranks_play_several_environments_and_their_rollouts_are_scored_again(
+    aitrain_grpo: Run, here: Path, preloaded_aitrain: Path
+) -> None:
+    short = {"model": "tiny", "max_steps": 2, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "eval_strategy": "no"}
+    config = {**MIXED, **short}
+    (here / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
+    ended = aitrain_grpo("--config", "run.yaml", "--project-name", "two", "--num-processes", "2", "--batch-size", "8")
+    assert ended.returncode == 0, ended.stderr
+    folder = RunFolder(here / "runs" / "two")
+    records = [record for file in folder.rollouts.glob("*.jsonl") for record in read_rollouts(file)]
+    assert Counter(record.environment for record in records if not record.eval_phase) == {
+        "Early": 16, "talk": 8, "Ranked": 8,
+    }  # fmt: skip
+    assert "sampled, talk" in ended.stdout
