@@ -179,6 +179,27 @@ def test_the_same_answer_to_all_prompts_is_a_hack_if_it_scores_well_and_a_collap
     assert "aitrain env check" in texts["one answer to all prompts scores well"]
 
 
+def of_environment(line: MetricsLine, name: str) -> MetricsLine:
+    """The line of a run with two environments, of which one is that of the line."""
+    starts = ("score_weight/", "env/")
+    values = {
+        next((key.replace(start, f"{start}{name}/", 1) for start in starts if key.startswith(start)), key): value
+        for key, value in line.values.items()
+    }
+    values[f"prompt_dependence/{name}"] = values.pop("prompt_dependence", None)
+    return replace(line, reward=0.5, values={**values, f"env/{name}/score": line.reward, "env/other/score": 0.5})
+
+
+@pytest.mark.parametrize("name", ["component", "prompt_dependence"])
+def test_a_condition_of_one_of_several_environments_is_found_and_named(name: str) -> None:
+    kind = next(kind for kind in PLANTED if kind.finding == name)
+    traits, lines = simulate(kind, 1)
+    diagnosis = Diagnosis(traits)
+    found = [one for line in lines if not line.is_scoring for one in diagnosis.see(of_environment(line, "poems"))]
+
+    assert [("poems" in one.text) for one in found if one.name == name] == [True]
+
+
 def test_equal_lines_give_equal_findings_whenever_they_are_read_again() -> None:
     traits, lines = simulate(PLANTED[0], 1)
     whole, resumed = Diagnosis(traits), Diagnosis(traits)
