@@ -38,6 +38,7 @@ bench: install
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.intervals
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.comparison
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.diagnostics
 	$(BIN)/python -m benchmarks.properties
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torture --kills 10
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep
