@@ -51,8 +51,8 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("sharded")
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", "talk", "adapter", "sampled")
     run_group(
-        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter", "one-copy", "shards", "half",
-        "best", "caller", "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
+        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter", "one-copy", "shards",
+        "half", "best", "caller", "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
         "talk-resumed-from-ddp<../ddp/talk", "adapter-resumed-from-ddp<../ddp/adapter",
     )  # fmt: skip
     run_group(preloaded_aitrain, 4, small_model, out / "fsdp2", "fsdp2", "shards-resumed-by-4<shards")
