@@ -43,6 +43,7 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torture --kills 10
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sampling
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.padding
 
 # On a machine with a CUDA GPU.
 bench-gpu: install
