@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
-from aitrain.environment.contract import env_kind, scores_groups
+from aitrain.environment.contract import Case, env_kind, scores_groups
 from aitrain.execution.processes import CallPool, ProcessPool
 from aitrain.options.train import TrainConfig
 
@@ -16,6 +16,15 @@ class EnvTraits:
     environment: Any
     config: TrainConfig
     processes: CallPool | None
+
+    @property
+    def parts(self) -> dict[str, Self]:
+        """The runners of all environments of the run by their names, as in MixedRunner: itself."""
+        return {"": self}
+
+    def part_of(self, case: Case) -> Self:
+        """The runner of a case, as in MixedRunner: itself."""
+        return self
 
     @property
     def label(self) -> str:

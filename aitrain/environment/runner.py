@@ -96,15 +96,6 @@ class EnvRunner(EnvTraits):
         in_processes = self.processes is not None or isinstance(self.environment, ServedEnvironment)
         return CallPolicy(self.environment, self.kind, by_episode, in_processes, self.notify)
 
-    @property
-    def parts(self) -> dict[str, EnvRunner]:
-        """The runners of all environments of the run by their names, as in MixedRunner: itself."""
-        return {"": self}
-
-    def part_of(self, case: Case) -> EnvRunner:
-        """The runner of a case, as in MixedRunner: itself."""
-        return self
-
     @cached_property
     def pool(self) -> DeadlinePool:
         """The threads that make the calls."""
