@@ -73,8 +73,8 @@ COMMANDS = {
     "key given twice": Refused("--config c.yaml", 2, ["c.yaml, line 2: duplicate key lr"],
                                {"c.yaml": "lr: 1\nlr: 2"}),
     "binary config": Refused("--config c.yaml", 2, ["c.yaml is not a YAML text"], {"c.yaml": b"\x00\xff\xfe"}),
-    "null for an option that needs a value": Refused("--config c.yaml", 2, ["max_grad_norm: must be a number, not null"],
-                                                  {"c.yaml": "max_grad_norm:\n"}),
+    "null for an option that needs a value": Refused("--config c.yaml", 2, ["epochs: must be a whole number, not null"],
+                                                  {"c.yaml": "epochs:\n"}),
     "list for the fields of trl": Refused("--config c.yaml --trl min_p=0", 2, ["trl: must be a table"],
                                           {"c.yaml": "trl: [1]"}),
     # the environment, found and read
