@@ -210,7 +210,7 @@ class _Sizes:
 
     @property
     def generation(self) -> int:
-        """transformers' cache of all completions of a rollout, and activations of the prompts; vLLM's share of the GPU."""
+        """transformers' cache of all completions of a rollout, activations of the prompts; vLLM's share of the GPU."""
         config, shape = self.config, self.shape
         if config.use_vllm:
             shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
