@@ -79,7 +79,8 @@ def has_kept_rows(step: MicroBatch) -> bool:
 def padding_share(step: MicroBatch) -> float:
     """Share of the tokens in this process's forward passes that is padding."""
     lengths: list[int] = (step["prompt_mask"].sum(1) + step["completion_mask"].sum(1)).tolist()
-    ends = accumulate(step[PASSES].tolist(), initial=0)
+    counts: list[int] = step[PASSES].tolist()
+    ends = accumulate(counts, initial=0)
     padded = sum((end - begin) * max(lengths[begin:end]) for begin, end in pairwise(ends))
     return 1 - sum(lengths) / float(padded)
 

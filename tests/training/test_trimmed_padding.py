@@ -174,6 +174,19 @@ def test_a_step_has_the_gradient_of_plain_trl_on_its_padded_rows(
         torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("columns", [1, LONGEST], ids=["sequence", "token"])
+def test_importance_weights_of_an_engine_go_with_their_rows(columns: int, tmp_path: Path) -> None:
+    layout = Layout(processes=2, rows=4)
+    batch = padded_batch(layout.batch, seed=5)
+    batch["importance_sampling_ratio"] = torch.arange(layout.batch * columns).view(-1, columns) / 10
+    args = arguments(tmp_path, layout, rl_loss_type="grpo")
+    args.use_vllm = True
+
+    (ours,), _ = gradients_in_passes(args, layout, batch, LIMITS[1])
+
+    torch.testing.assert_close(ours, gradient_of_plain_trl(args, rows_of(batch, slice(None))), rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, tmp_path: Path) -> None:
     layout, batch = Layout(rows=12), padded_batch(12, seed=3)
