@@ -76,11 +76,12 @@ def has_kept_rows(step: MicroBatch) -> bool:
     return bool(step[DIVISORS].isfinite().all())
 
 
-def padding(step: MicroBatch) -> tuple[int, int]:
-    """Tokens that the passes of a step have with padding, and without."""
+def padding_share(step: MicroBatch) -> float:
+    """Share of the tokens in this process's forward passes that is padding."""
     lengths: list[int] = (step["prompt_mask"].sum(1) + step["completion_mask"].sum(1)).tolist()
-    ends = list(accumulate(step[PASSES].tolist(), initial=0))
-    return sum((end - begin) * max(lengths[begin:end]) for begin, end in pairwise(ends)), sum(lengths)
+    ends = accumulate(step[PASSES].tolist(), initial=0)
+    padded = sum((end - begin) * max(lengths[begin:end]) for begin, end in pairwise(ends))
+    return 1 - sum(lengths) / padded
 
 
 def of_step(name: str, values: list[float], step: MicroBatch, over_rows: bool) -> float:

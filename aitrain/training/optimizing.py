@@ -40,6 +40,7 @@ from aitrain.training.micro_batches import (
     in_passes,
     micro_batches,
     of_step,
+    padding_share,
 )
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
@@ -131,6 +132,8 @@ class OptimizingTrainer(AlgorithmTrainer):
         for name, values in metrics.items():
             if new := values[before.get(name, 0) :]:
                 values[-len(new) :] = [of_step(name, new, step, name in over_rows)]
+        metrics["passes"].append(1 + len(first))
+        metrics["padding"].append(padding_share(step))
         self.rows.has_none = not has_kept_rows(step)
         return loss + total
 
