@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -131,6 +131,18 @@ def _environments(plan: RunPlan) -> str:
     return f"\n{'':13}".join(f"{name}: {shares[name]:.1%} of the prompts, {place}" for name, place in places.items())
 
 
+def _judges(plan: RunPlan) -> dict[str, str]:
+    """What scores the rows of `--rl-env rows:FILE`."""
+    from aitrain.environment.judges.loading import JudgeSpecs  # here, because help needs none of it
+
+    judged = []
+    for name, source in plan.sources.items():
+        if source.adapter is not None and source.adapter.name == "rows":
+            settings: Mapping[str, Any] = plan.config.environments[name].rl_env_config or {}
+            judged.append(f"{name and name + ': '}{JudgeSpecs.read(settings.get('judges'))}")
+    return {"judges": f"\n{'':13}".join(judged)} if judged else {}
+
+
 def plan_lines(plan: RunPlan) -> list[str]:
     """The plan of a run, as lines."""
     config, folder = plan.config, plan.folder
@@ -147,6 +159,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
     lines = {
         "model": config.model,
         "environment": _environments(plan),
+        **_judges(plan),
         "batch": str(plan.batch),
         "rollout": str(RolloutSize.of(config, plan.batch)),
         **({"preset": "\n             ".join(preset)} if preset else {}),
