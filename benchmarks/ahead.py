@@ -1,8 +1,8 @@
 """What sampling ahead gains (`--rl-ahead 1`), and what it costs in learning.
 
 `python -m benchmarks.ahead [--pairs N]` compares wall time per step with the longer side of the same steps, rollout or
-optimization: with an environment that waits longer than the trainer computes, and the other way around.
-Without `--rl-ahead` a step takes both. The stand-in for vLLM's server generates with transformers, in a process of its own.
+optimization: with an environment that waits longer than the trainer computes, and the other way around. Without
+`--rl-ahead` a step takes both. The stand-in for vLLM's server generates with transformers, in a process of its own.
 
 `python -m benchmarks.ahead --learning` trains as `aitrain demo` does with five seeds, with and without sampling ahead,
 and compares the held-out scores afterwards.
