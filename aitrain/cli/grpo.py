@@ -154,6 +154,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         **_parts(config),
         "lr": f"{config.learning_rate:g}{'' if config.lr else ', for LoRA' if config.peft else ', for all weights'}",
         "steps": f"{steps}{_early_end(config)}",
+        **({"cases": " ".join(_cases(config))} if list(_cases(config)) else {}),
         **({"ahead": _ahead(config)} if config.rl_ahead else {}),
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
         **_servers(plan),
@@ -178,6 +179,16 @@ def _parts(config: TrainConfig) -> dict[str, str]:
         limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.rl_overlong_buffer
         parts["overlong"] = f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
     return parts
+
+
+def _cases(config: TrainConfig) -> Iterator[str]:
+    """How the cases of a batch are chosen, unless each is played once in an epoch."""
+    if config.custom_sampler:
+        yield f"chosen by {config.custom_sampler}{';' if config.rl_sampling == 'refill' else ''}"
+    if config.rl_sampling == "difficulty":
+        yield "drawn by how much their scores vary; an epoch is as many groups as there are cases"
+    if config.rl_sampling == "refill":
+        yield f"groups whose scores are all equal are replaced, at most {config.rl_refill_limit} times in a batch"
 
 
 def _ahead(config: TrainConfig) -> str:

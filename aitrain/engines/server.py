@@ -111,7 +111,7 @@ class VLLMServerEngine:
             RunFailed: the server does not come back, exceeds the deadline, or refuses the request.
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
-        seed = request.seed and request.seed.request_seed
+        seed = None if request.seed is None else request.seed.request_seed
         max_tokens = room(request.prompt_ids, request.max_tokens, self.context)
         one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed, has_logprobs=self.has_logprobs)
         with self.clock.running("generate"):

@@ -102,6 +102,11 @@ def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["_entropy_bonus_enabled", "reward_func_names", "aux_loss_enabled"])
+def test_the_trainer_sets_what_is_read_of_it(name: str) -> None:
+    assert f"self.{name} = " in inspect.getsource(GRPOTrainer.__init__)
+
+
 class Spy(GRPOTrainer):  # type: ignore[misc]
     """Keeps what each batch came to."""
 
