@@ -202,6 +202,16 @@ def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoi
         train(source, range(1, 2))
 
 
+def test_a_batch_is_kept_for_a_checkpoint_if_the_weights_for_the_next_one_cannot_be_loaded(source: Source) -> None:
+    train(source, range(1))
+    source.settle()
+    before = source.waiting()
+    source.rollouts.load_weights = lambda: (_ for _ in ()).throw(ServerFailed("it is gone"))  # type: ignore[method-assign]
+    with pytest.raises(ServerFailed):
+        train(source, range(1, 2))
+    assert source.waiting() is before is not None
+
+
 def test_held_out_cases_wait_for_the_thread(source: Source) -> None:
     may_end = threading.Event()
     source.turns = [None, None, None, may_end]
