@@ -38,9 +38,12 @@ bench: install
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.intervals
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.comparison
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.diagnostics
 	$(BIN)/python -m benchmarks.properties
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torture --kills 10
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sampling
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.padding
 
 # On a machine with a CUDA GPU.
 bench-gpu: install

@@ -21,7 +21,7 @@ from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS
 
 TOKENS, SECONDS = Bounds(ratio=0.5, ours=1.15), Bounds(ratio=0.6)
-PROMPTS, GENERATIONS, LONGEST, STEPS = 8, 8, 2048, 2
+PROMPTS, GENERATIONS, LONGEST, STEPS = 4, 8, 2048, 2
 SIDES: dict[str, dict[str, Any]] = {
     "TRL's padding": {"batch_size": 4},
     "rl_trim_padding": {"batch_size": 4, "rl_trim_padding": True},
@@ -94,8 +94,8 @@ def make_model(folder: Path) -> Path:
     tokenizer = build_tokenizer()
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2,
-        num_attention_heads=2, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True, **ends,
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=96, num_hidden_layers=1,
+        num_attention_heads=1, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True, **ends,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(**ends)

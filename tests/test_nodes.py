@@ -229,12 +229,12 @@ def test_config_yaml_does_not_say_which_machine_wrote_it(tmp_path: Path) -> None
 def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
     file = tmp_path / "env.py"
     file.write_text("one")
-    own = facts(TrainConfig(lr=1e-5, node_rank=0, output_dir="here"), file, 2)
-    assert difference(own, facts(TrainConfig(lr=1e-5, node_rank=1, output_dir="there"), file, 2)) == ""
-    assert difference(own, facts(TrainConfig(lr=2e-5), file, 2)) == "lr 2e-05 (node 0: 1e-05)"
-    assert difference(own, facts(TrainConfig(), file, 1)) == "number of training processes 1 (node 0: 2)"
+    own = facts(TrainConfig(lr=1e-5, node_rank=0, output_dir="here"), [file], 2)
+    assert difference(own, facts(TrainConfig(lr=1e-5, node_rank=1, output_dir="there"), [file], 2)) == ""
+    assert difference(own, facts(TrainConfig(lr=2e-5), [file], 2)) == "lr 2e-05 (node 0: 1e-05)"
+    assert difference(own, facts(TrainConfig(), [file], 1)) == "number of training processes 1 (node 0: 2)"
     file.write_text("two")
-    assert "the environment's code " in difference(own, facts(TrainConfig(), file, 2))
+    assert "the environment's code " in difference(own, facts(TrainConfig(), [file], 2))
     older = {**own, "versions": {**own["versions"], "trl": "0.9"}}
     assert difference(own, older) == f"trl 0.9 (node 0: {own['versions']['trl']})"
     assert difference(own, {}) != ""
@@ -243,22 +243,22 @@ def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
 def test_another_module_of_the_environments_package_is_another_environment(tmp_path: Path) -> None:
     for name in ("__init__.py", "env.py", "judge.py"):
         (tmp_path / name).write_text("")
-    before = facts(TrainConfig(), tmp_path / "env.py", 1)
+    before = facts(TrainConfig(), [tmp_path / "env.py"], 1)
     (tmp_path / "judge.py").write_text("stricter = True")
-    assert "the environment's code" in difference(before, facts(TrainConfig(), tmp_path / "env.py", 1))
+    assert "the environment's code" in difference(before, facts(TrainConfig(), [tmp_path / "env.py"], 1))
 
 
 def test_another_local_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     config = TrainConfig(model=str(tmp_path))
-    before = facts(config, None, 1)
+    before = facts(config, [], 1)
     (tmp_path / "config.json").write_text("[]")
-    assert "the model's files" in difference(before, facts(config, None, 1))
+    assert "the model's files" in difference(before, facts(config, [], 1))
 
 
 def test_secrets_of_the_environment_are_not_sent() -> None:
     config = TrainConfig(rl_env_config={"api_key": "very-secret"})
-    assert "very-secret" not in str(facts(config, None, 1))
+    assert "very-secret" not in str(facts(config, [], 1))
 
 
 # -- meeting
@@ -289,7 +289,7 @@ def test_sigterm_while_waiting_for_the_others_leaves_no_token(
 ) -> None:
     monkeypatch.setattr(RunPlan, "open_folder", lambda self: pytest.fail("no folder is made"))
     config = TrainConfig(model="tiny", output_dir=str(tmp_path))
-    plan = RunPlan(config, None, plan_batch(config, 2), (), None, nodes=of(0, port))
+    plan = RunPlan(config, {}, plan_batch(config, 2), (), None, nodes=of(0, port))
 
     def stop() -> None:
         while read_token(of(0, port).place, tmp_path) is None:

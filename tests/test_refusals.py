@@ -77,8 +77,8 @@ COMMANDS = {
     "key given twice": Refused("--config c.yaml", 2, ["c.yaml, line 2: duplicate key lr"],
                                {"c.yaml": "lr: 1\nlr: 2"}),
     "binary config": Refused("--config c.yaml", 2, ["c.yaml is not a YAML text"], {"c.yaml": b"\x00\xff\xfe"}),
-    "null for an option that needs a value": Refused("--config c.yaml", 2, ["lr: must be a number, not null"],
-                                                  {"c.yaml": "lr:\n"}),
+    "null for an option that needs a value": Refused("--config c.yaml", 2, ["epochs: must be a whole number, not null"],
+                                                  {"c.yaml": "epochs:\n"}),
     "list for the fields of trl": Refused("--config c.yaml --trl min_p=0", 2, ["trl: must be a table"],
                                           {"c.yaml": "trl: [1]"}),
     # the environment, found and read
@@ -131,7 +131,7 @@ COMMANDS = {
         """--rl-env-config '{"town": 1}'""", 2, ["Env does not take town", "It takes: city"],
         {"env.py": "from base import Base\nclass Env(Base): ...\n", "base.py": TAKES_A_CITY.replace("Env", "Base")},
     ),
-    "no build_dataset": Refused("--rl-env env.py:Env", 3, ["Env has no build_dataset"],
+    "no build_dataset": Refused("--rl-env-class Env", 3, ["Env has no build_dataset"],
                                 {"env.py": "class Env:\n" + SCORE}),
     "no score_episode": Refused("", 3, ["Env has no score_episode"], {"env.py": "class Env:\n" + BUILD}),
 }  # fmt: skip

@@ -66,7 +66,7 @@ def refusal(**given: object) -> str:
 
 def words(**options: Any) -> list[str]:
     """The words of vLLM's command line in a run with these options."""
-    plan = RunPlan(TrainConfig(**options), None, BatchPlan(1, 1, 1, 1), (), None)
+    plan = RunPlan(TrainConfig(**options), {}, BatchPlan(1, 1, 1, 1), (), None)
     return server_plans(plan, RunFolder(Path("run")))[0].arguments(8000, "policy-base")
 
 
@@ -227,7 +227,7 @@ def test_the_plan_shows_the_servers_and_what_they_are_given() -> None:
         **ADAPTER, vllm_servers=2, vllm_server_gpus=2, vllm_data_parallel_size=2, vllm_quantization="fp8",
         vllm_speculative=NGRAM, vllm_args={"max_num_seqs": 8, "enforce_eager": False},
     )  # fmt: skip
-    plan = RunPlan(config, None, BatchPlan(1, 1, 1, 1), ("0",), None, ("4", "5", "6", "7"))
+    plan = RunPlan(config, {}, BatchPlan(1, 1, 1, 1), ("0",), None, ("4", "5", "6", "7"))
     (line,) = [line for line in plan_lines(plan) if line.startswith("vLLM servers")]
     assert line == (
         "vLLM servers 2 on GPU 4, 5, 6, 7, weights by adapter, 2 copies of the model in each, fp8 base, speculative"

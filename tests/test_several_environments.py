@@ -150,7 +150,7 @@ def test_what_an_environment_requires_holds_for_its_own_episodes() -> None:
     assert [one.trajectory.sampled_tokens for one in found["Early"]] == [9] * 3
     assert [one.trajectory.sampled_tokens for one in found["talk"]] == [18] * 3
     with closing(loaded(THREE)) as runner:
-        assert runner.config.rl_max_turns == 2
+        assert (runner.config.rl_max_turns, runner.parts["talk"].config.rl_max_turns) == (16, 2)
         assert runner.config.rl_score_range == "-1.0,1.0"
         assert runner.parts["Early"].config.rl_score_range == "0,1"
         assert runner.episodes_at_once == 5

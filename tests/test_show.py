@@ -23,7 +23,7 @@ SGR = re.compile(r"\x1b\[[\d;]*m")
 def record(step: int, group: int, case: Any, score: float | None, **more: Any) -> dict[str, Any]:
     error = {"kind": "raised", "place": "score_episode", "message": f"no {EVIL}"} if score is None else None
     return {
-        "schema": 1, "step": step, "weight_version": 0, "group": group, "advantage": 0.5, "row_number": None,
+        "schema": 2, "step": step, "weight_version": 0, "group": group, "advantage": 0.5, "row_number": None,
         "case_idx": case, "row": {"word": EVIL}, "seed": 1, "prompt": f"say {case}:", "tools": [],
         "messages": [{"role": "user", "content": f"say {case}:"},
                      {"role": "assistant", "content": f"it is {EVIL}" + " word" * 40}],

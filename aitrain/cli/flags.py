@@ -12,7 +12,7 @@ import typer
 from aitrain.cli.completion import VARIABLE
 from aitrain.options.option import Option, options_of
 from aitrain.options.section import Options
-from aitrain.options.value_types import REPEATED
+from aitrain.options.value_types import REPEATED, TABLES
 
 BASH = "complete_bash"
 Command = Callable[..., int]
@@ -22,7 +22,13 @@ Flag = str | bool | list[str] | None
 
 def given_flags(flags: Mapping[str, Flag], **more: Flag) -> dict[str, Flag]:
     """The options given on the command line; those of `more` come from flags of other names, and the flags win."""
-    return {name: value for values in (more, flags) for name, value in values.items() if value not in (None, [])}
+    given = {name: value for values in (more, flags) for name, value in values.items() if value not in (None, [])}
+    return {name: _only(name, value) for name, value in given.items()}
+
+
+def _only(name: str, value: Flag) -> Flag:
+    """The value of a flag that may be repeated and was not; tables are lists of texts in any case."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and name not in TABLES else value
 
 
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[[Command], Command]:

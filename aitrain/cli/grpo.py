@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -158,6 +158,18 @@ def _environments(plan: RunPlan) -> str:
     return f"\n{'':13}".join(f"{name}: {shares[name]:.1%} of the prompts, {place}" for name, place in places.items())
 
 
+def _judges(plan: RunPlan) -> dict[str, str]:
+    """What scores the rows of `--rl-env rows:FILE`."""
+    from aitrain.environment.judges.loading import JudgeSpecs  # here, because help needs none of it
+
+    judged = []
+    for name, source in plan.sources.items():
+        if source.adapter is not None and source.adapter.name == "rows":
+            settings: Mapping[str, Any] = plan.config.environments[name].rl_env_config or {}
+            judged.append(f"{name and name + ': '}{JudgeSpecs.read(settings.get('judges'))}")
+    return {"judges": f"\n{'':13}".join(judged)} if judged else {}
+
+
 def plan_lines(plan: RunPlan) -> list[str]:
     """The plan of a run, as lines."""
     config, folder = plan.config, plan.folder
@@ -174,6 +186,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
     lines = {
         "model": config.model,
         "environment": _environments(plan),
+        **_judges(plan),
         "batch": str(plan.batch),
         "rollout": str(RolloutSize.of(config, plan.batch)),
         **({"preset": "\n             ".join(preset)} if preset else {}),
@@ -181,6 +194,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         **_parts(config),
         "lr": f"{config.learning_rate:g}{'' if config.lr else ', for LoRA' if config.peft else ', for all weights'}",
         "steps": f"{steps}{_early_end(config)}",
+        **({"cases": " ".join(_cases(config))} if list(_cases(config)) else {}),
         **({"ahead": _ahead(config)} if config.rl_ahead else {}),
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
         **_servers(plan),
@@ -205,6 +219,16 @@ def _parts(config: TrainConfig) -> dict[str, str]:
         limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.rl_overlong_buffer
         parts["overlong"] = f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
     return parts
+
+
+def _cases(config: TrainConfig) -> Iterator[str]:
+    """How the cases of a batch are chosen, unless each is played once in an epoch."""
+    if config.custom_sampler:
+        yield f"chosen by {config.custom_sampler}{';' if config.rl_sampling == 'refill' else ''}"
+    if config.rl_sampling == "difficulty":
+        yield "drawn by how much their scores vary; an epoch is as many groups as there are cases"
+    if config.rl_sampling == "refill":
+        yield f"groups whose scores are all equal are replaced, at most {config.rl_refill_limit} times in a batch"
 
 
 def _ahead(config: TrainConfig) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -20,14 +22,17 @@ class CompletionGate:
         self._is_open.set()
         self._is_empty.set()
 
-    @asynccontextmanager
-    async def completion(self) -> AsyncIterator[None]:
-        """Context of a completion, which begins when the gate is open."""
-        await self._is_open.wait()
+    async def run(self, completion: Coroutine[Any, Any, T]) -> T:
+        """The result of a completion, which begins when the gate is open."""
+        try:
+            await self._is_open.wait()
+        except BaseException:
+            completion.close()
+            raise
         self._in_flight += 1
         self._is_empty.clear()
         try:
-            yield
+            return await completion
         finally:
             self._in_flight -= 1
             if not self._in_flight:

@@ -101,9 +101,8 @@ class VLLMServerEngine:
     def metrics(self) -> dict[str, float]:
         """Size and duration of the last load of weights by this process, restarts, and of several servers those that
         live."""
-        several = {"vllm/servers": len(self.fleet.live)} if len(self.fleet.servers) > 1 else {}
-        synced = {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds}
-        return {**synced, "vllm/restarts": self.restarts, **several}
+        metrics = {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
+        return metrics | ({"vllm/servers": len(self.fleet.live)} if len(self.fleet.servers) > 1 else {})
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
@@ -118,11 +117,9 @@ class VLLMServerEngine:
         with self.clock.running("generate"):
             async with self._slots:
                 (completion,) = await self.fleet.request(
-                    lambda server: self._turn(server, one),
-                    one.max_total_tokens,
-                    CURRENT_SECONDS,
-                    request.index,
-                )
+                    lambda server: self.gate.run(self._complete(server, one)),
+                    one.max_total_tokens, CURRENT_SECONDS, request.index,
+                )  # fmt: skip
         return completion
 
     @asynccontextmanager
@@ -169,8 +166,7 @@ class VLLMServerEngine:
         Raises:
             RunFailed: as for `generate`.
         """
-        async with self.gate.completion():
-            return [completion.ids for completion in await self.generate_batch(batch)]
+        return [completion.ids for completion in await self.gate.run(self.generate_batch(batch))]
 
     async def top_logprobs(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
         """Log-probabilities at temperature 1 of the most likely next tokens after each context, by token id: the
@@ -185,10 +181,6 @@ class VLLMServerEngine:
             return first_token_logprobs(await self._post(server, request, of_base))
 
         return await self.fleet.request(attempt)
-
-    async def _turn(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
-        async with self.gate.completion():
-            return await self._complete(server, request)
 
     async def _complete(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
         version = self.weight_version or 0
@@ -255,9 +247,8 @@ class VLLMServerEngine:
             failure = error
         outcomes = gather([(self.restarts, None if failure is None else str(failure))])
         self._restarts_elsewhere = max(restarts for restarts, _ in outcomes) - self.fleet.restarts
-        for _, message in outcomes:
-            if message is not None:
-                raise ServerFailed(message) from failure
+        if (message := next((text for _, text in outcomes if text is not None), None)) is not None:
+            raise ServerFailed(message) from failure
 
     async def close(self) -> None:
         """Remove files of weights, and close connections."""

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.closing import close_environment
-from aitrain.environment.contract import Case, Transcript, env_kind, scores_groups
+from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.env_traits import EnvTraits
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
@@ -66,7 +67,7 @@ class EnvSession:
 
 
 @dataclass
-class EnvRunner:
+class EnvRunner(EnvTraits):
     """Runs the environment's side of episodes: concurrent calls, each with a deadline, in threads or processes."""
 
     environment: Any
@@ -95,25 +96,6 @@ class EnvRunner:
         in_processes = self.processes is not None or isinstance(self.environment, ServedEnvironment)
         return CallPolicy(self.environment, self.kind, by_episode, in_processes, self.notify)
 
-    @property
-    def parts(self) -> dict[str, EnvRunner]:
-        """The runners of all environments of the run by their names, as in MixedRunner: itself."""
-        return {"": self}
-
-    @property
-    def label(self) -> str:
-        """Name of the environment's class."""
-        return type(self.environment).__qualname__
-
-    def part_of(self, case: Case) -> EnvRunner:
-        """The runner of a case, as in MixedRunner: itself."""
-        return self
-
-    @cached_property
-    def kind(self) -> str:
-        """Which of ENV_KINDS the environment has."""
-        return env_kind(self.environment)
-
     @cached_property
     def pool(self) -> DeadlinePool:
         """The threads that make the calls."""
@@ -124,11 +106,6 @@ class EnvRunner:
         """Number of running calls, without those that wait for a thread."""
         return min(self._calls, _max_calls(self))
 
-    @property
-    def process_fds(self) -> list[int]:
-        """File descriptors of the connection to its processes, which those of other environments must not hold open."""
-        return [self.processes.fd] if isinstance(self.processes, ProcessPool) else []
-
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
         if self.processes is None:
@@ -137,25 +114,10 @@ class EnvRunner:
             absent = model if isinstance(model, NoModel) else NoModel()
             self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
 
-    @cached_property
-    def has_sessions(self) -> bool:
-        """Whether an episode has calls before its score: `episode`, `start` or tools."""
-        return self.kind != "score_episode" or hasattr(self.environment, "get_tools")
-
-    @property
-    def scores_groups(self) -> bool:
-        """Whether the episodes of a group are scored together."""
-        return scores_groups(self.environment)
-
     @property
     def watches_scores(self) -> bool:
         """Whether writes of the scoring calls are recorded, in the class of the environment."""
         return not (self.policy.by_episode or self.policy.in_processes)
-
-    @property
-    def episodes_at_once(self) -> int | None:
-        """Number of episodes that may be played at the same time; None: any."""
-        return self.config.rl_env_episodes if self.has_sessions else None
 
     # -- an episode, from its beginning to its end
 

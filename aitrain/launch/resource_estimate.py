@@ -210,12 +210,13 @@ class _Sizes:
 
     @property
     def generation(self) -> int:
-        """transformers' cache of all completions of a step, and activations of the prompts; vLLM's share of the GPU."""
+        """transformers' cache of all completions of a rollout, activations of the prompts; vLLM's share of the GPU."""
         config, shape = self.config, self.shape
         if config.use_vllm:
             shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
             return int((self.device.total or 0) * config.vllm_memory) if shares else 0
-        rows = max(self.batch.micro_batch * self.batch.accumulation, HELD_OUT if config.eval_cases != 0 else 0)
+        step = self.batch.micro_batch * self.batch.accumulation
+        rows = max(step * config.rl_updates_per_rollout, HELD_OUT if config.eval_cases != 0 else 0)
         cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
         first = self.prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
         return rows * (cache + first * self.width)

@@ -28,7 +28,7 @@ run."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class RunFinding:
     """A condition that was found: its name in docs/diagnostics.md, the step, and the advice on one line."""
 
     name: str
@@ -50,7 +50,7 @@ class Diagnosis:
     scorings: list[MetricsLine] = field(default_factory=list)
     _held: dict[str, list[bool]] = field(default_factory=dict)
 
-    def see(self, line: MetricsLine) -> list[Finding]:
+    def see(self, line: MetricsLine) -> list[RunFinding]:
         """Add a line of metrics, or a scoring; returns what is found with it."""
         if line.is_scoring:
             later = [one for one in self.scorings if one.step != line.step]
@@ -64,7 +64,7 @@ class Diagnosis:
         for name, text in (*(() if line.is_scoring else self._in_levels()), *self._in_past(line.is_scoring)):
             if name not in self.reported:
                 self.reported.add(name)
-                found.append(Finding(name, line.step, text))
+                found.append(RunFinding(name, line.step, text))
         return found
 
     def _in_levels(self) -> Iterator[tuple[str, str]]:
@@ -114,7 +114,7 @@ def traits_of(options: JsonObject) -> RunTraits:
     )
 
 
-def findings_of(folder: RunFolder) -> list[Finding]:
+def findings_of(folder: RunFolder) -> list[RunFinding]:
     """The findings of a run: those that it recorded, or of a run that recorded none, what its metrics show."""
     if folder.diagnostics.exists():
         return list(recorded_findings(folder))
@@ -122,13 +122,13 @@ def findings_of(folder: RunFolder) -> list[Finding]:
     return [finding for line in _with_ends(folder) for finding in diagnosis.see(line)]
 
 
-def recorded_findings(folder: RunFolder) -> Iterator[Finding]:
+def recorded_findings(folder: RunFolder) -> Iterator[RunFinding]:
     """The lines of diagnostics.jsonl."""
     for values in read_lines(folder.diagnostics):
-        yield Finding(as_text(values.get("name")), as_int(values.get("step")) or 0, as_text(values.get("text")))
+        yield RunFinding(as_text(values.get("name")), as_int(values.get("step")) or 0, as_text(values.get("text")))
 
 
-def finding_line(finding: Finding) -> JsonObject:
+def finding_line(finding: RunFinding) -> JsonObject:
     """The line of diagnostics.jsonl."""
     return asdict(finding)
 

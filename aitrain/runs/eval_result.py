@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from aitrain.runs.environment_source import source_hash
 from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case, pass_at
 from aitrain.runs.intervals import UNIT, Bounds, of_mean
-from aitrain.runs.mixture import Mixture, ScoredEnv, interval_of_mean
+from aitrain.runs.mixture import Mixture, interval_of_mean
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
@@ -39,8 +39,6 @@ class EvaluatedEnv(TypedDict):
 
     share: float
     cases: int
-    scores: dict[str, IntervalValues | None]
-    """By decoding."""
 
 
 class CompletionLengths(TypedDict):
@@ -91,7 +89,8 @@ class EvalResult:
     turns: dict[str, float] = field(default_factory=dict)
     """Mean number of turns of an episode, by decoding."""
     environments: dict[str, EvaluatedEnv] = field(default_factory=dict)
-    """Of several environments, the scores of each; `scores` has their weighted means."""
+    """Of several environments, share and cases of each; `scores` has their weighted means, and rows such as
+    `sampled, NAME`."""
 
     def write(self) -> None:
         """Write result.json."""
@@ -139,7 +138,7 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
         facts.seed,
         facts.cases,
         facts.samples,
-        scores={name: as_values(interval_of_mean(one, facts.mixture, bounds)) for name, one in scorings.items()},
+        scores=dict(_score_rows(scorings, facts)),
         pass_at=pass_at_each(sampled, facts.samples, bounds),
         solved={}
         if bounds is None
@@ -154,13 +153,16 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
         tokens=sum(record.tokens for record in every),
         seconds=round(facts.seconds, 3),
         turns={name: fmean(len(record.turns) for record in found) for name, found in played.items()},
-        environments={one.name: _of_env(one, scorings) for one in facts.mixture},
+        environments={one.name: {"share": one.share, "cases": len(one.cases)} for one in facts.mixture},
     )
 
 
-def _of_env(one: ScoredEnv, scorings: Mapping[str, Scoring]) -> EvaluatedEnv:
-    found = {name: as_values(interval_of_mean(scoring, (one,), None)) for name, scoring in scorings.items()}
-    return {"share": one.share, "cases": len(one.cases), "scores": found}
+def _score_rows(scorings: Mapping[str, Scoring], facts: EvalFacts) -> Iterator[tuple[str, IntervalValues | None]]:
+    """The mean scores by decoding, and with several environments those of each."""
+    for name, scoring in scorings.items():
+        yield name, as_values(interval_of_mean(scoring, facts.mixture, facts.bounds))
+        for one in facts.mixture:
+            yield f"{name}, {one.name}", as_values(interval_of_mean(scoring, (one,), one.bounds))
 
 
 def model_of(model: ModelReference) -> EvaluatedModel:
@@ -206,7 +208,8 @@ def _metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for record in records:
         for name, value in record.metrics.items():
-            values.setdefault(name, []).extend([] if value is None else [value])
+            own = f"{record.environment}/{name}" if record.environment else name
+            values.setdefault(own, []).extend([] if value is None else [value])
     return {name: fmean(found) for name, found in values.items() if found}
 
 

@@ -45,6 +45,10 @@ class Past:
         """The values of a metric, without lines that lack it."""
         return [row[name] for row in self.rows if name in row]
 
+    def names(self, start: str) -> list[str]:
+        """Names of the metrics that begin so."""
+        return sorted({name for row in self.rows for name in row if name.startswith(start)})
+
     def change(self, name: str) -> Change | None:
         """How a metric has changed."""
         return change_over(self.values(name))
@@ -96,10 +100,17 @@ def _scores_that_stay(past: Past) -> str | None:
 
 def one_component(past: Past) -> str | None:
     """One component of the score accounts for its rise, at the cost of another one, or without one that never came."""
-    reward, scale = past.change("reward"), past.scale
+    each = [name for name in past.names("env/") if name.endswith("/score")]
+    texts = (_dominant(past, name) for name in ("reward", *each))
+    return next((text for text in texts if text is not None), None)
+
+
+def _dominant(past: Past, score: str) -> str | None:
+    """The same for the mean score of all, or of one of several environments."""
+    reward, scale = past.change(score), past.scale
     if reward is None or scale == 0.0 or reward.mean < RISES * scale or reward.low < RISES / 2 * scale:
         return None
-    parts = _components(past)
+    parts = _components(past, score.removeprefix("env/").removesuffix("score") if score != "reward" else "")
     if len(parts) < 2:
         return None
     name, (weight, largest) = max(parts.items(), key=lambda part: part[1][0] * part[1][1].mean)
@@ -109,7 +120,7 @@ def one_component(past: Past) -> str | None:
             continue
         loss = -other_weight * change.mean
         falls = loss >= RISES * scale and change.high < 0 and change.after < 0.75 * change.before
-        if falls or (gain >= 0.9 * reward.mean and other_weight >= weight / 2 and _never_came(past, other, change)):
+        if falls or (gain >= 0.9 * reward.mean and other_weight >= weight / 2 and _never_came(past, score, change)):
             fate = f"has fallen from {change.before:.2f}" if falls else f"stays at {change.before:.2f}, now"
             return (
                 f"The component {name} dominates the score: since step {past.steps[0]} the reward has risen from"
@@ -120,35 +131,43 @@ def one_component(past: Past) -> str | None:
     return None
 
 
-def _components(past: Past) -> dict[str, tuple[float, Change]]:
+def _components(past: Past, prefix: str) -> dict[str, tuple[float, Change]]:
     """Weight in the score and change of each of the environment's metrics that is a component of it."""
-    names = {name.removeprefix("score_weight/") for row in past.rows for name in row if "score_weight/" in name}
     parts = {}
-    for name in sorted(names):
+    for found in past.names(f"score_weight/{prefix}"):
+        name = found.removeprefix("score_weight/")
         weights, change = past.values(f"score_weight/{name}"), past.change(f"env/{name}")
         if len(weights) >= LINES_IN_A_ROW and change is not None and abs(median(weights)) > 0.01 * past.scale:
             parts[name] = median(weights), change
     return parts
 
 
-def _never_came(past: Past, name: str, change: Change) -> bool:
-    """Whether a component from 0 to 1 stays near 0 although the reward rises no more."""
-    half = change_over(past.values("reward")[len(past.rows) // 2 :])
+def _never_came(past: Past, score: str, change: Change) -> bool:
+    """Whether a component from 0 to 1 stays near 0 although the score rises no more."""
+    scores = past.values(score)
+    half = change_over(scores[len(scores) // 2 :])
     is_over = half is not None and half.high <= STAYS * past.scale and past.traits.samples_uniformly
     return is_over and max(change.before, change.after) <= 0.2 and change.high <= STAYS
 
 
 def prompt_is_ignored(past: Past) -> str | None:
-    """Completions depended on their prompt, and no longer do."""
-    change = past.change("prompt_dependence")
+    """Completions depended on their prompt, and no longer do; of several environments, those of any."""
+    texts = (_ignored(past, name) for name in past.names("prompt_dependence"))
+    return next((text for text in texts if text is not None), None)
+
+
+def _ignored(past: Past, name: str) -> str | None:
+    change = past.change(name)
     if change is None or change.before < max(DEPENDS, 4 * change.error):
         return None
     if change.after + 2 * change.error > DEPENDS_NO_MORE or change.after > change.before / 4:
         return None
-    reward = past.change("reward")
+    env = name.removeprefix("prompt_dependence").removeprefix("/")
+    reward = past.change(f"env/{env}/score" if env else "reward")
+    where = f" in {env}" if env else ""
     text = (
-        f"Completions no longer depend on the prompt: of pairs of prompts, {change.before:.0%} could be told apart by"
-        f" their completions around step {past.steps[0]}, now {max(0.0, change.after):.0%}."
+        f"Completions{where} no longer depend on the prompt: of pairs of prompts, {change.before:.0%} could be told"
+        f" apart by their completions around step {past.steps[0]}, now {max(0.0, change.after):.0%}."
     )
     if reward is not None and reward.mean > 2 * reward.error:
         return (

@@ -11,7 +11,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
                                                             ._metrics["train"]; reads .beta, .loss_type, .args,
                                                             .importance_sampling_level, .use_vllm,
                                                             .vllm_importance_sampling_correction,
-                                                            .max_completion_length, ._entropy_bonus_enabled,
+                                                            .max_completion_length,
                                                             .current_gradient_accumulation_steps
     GRPOTrainer._calculate_rewards(...)                     overridden to subtract penalties: called after the forward
                                                             passes of policy and reference model, it returns the
@@ -116,12 +116,8 @@ class AlgorithmTrainer(LogProbTrainer):
 
     def _log_scores(self) -> None:
         """Log the mean and the deviation of the scores where TRL has logged those of the rewards."""
-        mean, deviation = self.scores.nanmean().item(), nanstd(self.scores).item()
-        metrics, (name,) = self._metrics["train"], self.reward_func_names
-        for key, value in (("reward", mean), ("reward_std", deviation)):
-            metrics[key][-1] = value
-        for key, value in (("mean", mean), ("std", deviation)):
-            metrics[f"rewards/{name}/{key}"][-1] = value
+        self._metrics["train"]["reward"][-1] = self.scores.nanmean().item()
+        self._metrics["train"]["reward_std"][-1] = nanstd(self.scores).item()
 
     # -- the loss
 
@@ -156,7 +152,7 @@ class AlgorithmTrainer(LogProbTrainer):
         if not parts:
             return loss
         average, divisor = self._average(inputs)(torch.stack(parts).sum(0), mask)
-        if self._entropy_bonus_enabled:
+        if "policy_loss" in self._metrics["train"]:  # TRL logs it with an entropy bonus
             ours = self.accelerator.gather(average.detach()).nanmean().item()
             self._metrics["train"]["policy_loss"][-1] += ours
         return loss + average / divisor

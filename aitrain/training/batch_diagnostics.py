@@ -23,16 +23,22 @@ EXPLAINED = 0.98
 
 
 def batch_diagnostics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """`prompt_dependence` and `score_weight/...` of a batch; those that cannot be measured are left out."""
-    by_prompt: dict[tuple[int, ...], list[Episode]] = {}
+    """`prompt_dependence/...` and `score_weight/...` of a batch; those that cannot be measured are left out. Of several
+    environments each is measured by itself, and its name begins the names of its metrics."""
+    by_env: dict[str, dict[tuple[int, ...], list[Episode]]] = {}
     for episode in episodes:
         if not episode.is_dropped:
-            by_prompt.setdefault(tuple(episode.trajectory.prompt_ids), []).append(episode)
-    groups = list(by_prompt.values())
-    dependence = prompt_dependence([[_tokens(episode.trajectory) for episode in group] for group in groups])
-    weights = score_weights([[(e.result.score, e.result.metrics) for e in group] for group in groups])
-    found = {f"score_weight/{name}": weight for name, weight in weights.items()}
-    return found if dependence is None else {"prompt_dependence": dependence, **found}
+            prompts = by_env.setdefault(episode.case.env, {})
+            prompts.setdefault(tuple(episode.trajectory.prompt_ids), []).append(episode)
+    found = {}
+    for env, by_prompt in by_env.items():
+        groups = list(by_prompt.values())
+        dependence = prompt_dependence([[_tokens(episode.trajectory) for episode in group] for group in groups])
+        if dependence is not None:
+            found[f"prompt_dependence/{env}".rstrip("/")] = dependence
+        weights = score_weights([[(e.result.score, e.result.metrics) for e in group] for group in groups])
+        found |= {f"score_weight/{env}/{name}".replace("//", "/", 1): weight for name, weight in weights.items()}
+    return found
 
 
 def _tokens(trajectory: Trajectory) -> list[int]:

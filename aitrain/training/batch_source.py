@@ -149,9 +149,10 @@ class AheadSource(BatchSource):
         with self._clock.running("rollout"):
             batch = self._finished(place)
         self._clock.add(batch.seconds)
-        self.rollouts.load_weights()
-        if (following := self.places.after(place)) is not None:
-            self._begin(following)
+        following = self.places.after(place)
+        if following is not None:
+            self.rollouts.load_weights()  # if that fails, a checkpoint still has this batch
+        self._next = None if following is None else self._begun(following)
         return batch
 
     def settle(self) -> None:
@@ -175,15 +176,13 @@ class AheadSource(BatchSource):
         if self._next is None or self._next[0] != (place.index, place.step):
             self.settle()
             self.rollouts.load_weights()
-            self._begin(place)
-        assert self._next is not None
+            self._next = self._begun(place)
         future = self._next[1]
         if self.loads_between_turns:
             self._load_between_turns(is_done=future.done())
-        batch, self._next = future.result(), None
-        return batch
+        return future.result()
 
-    def _begin(self, place: BatchPlace) -> None:
+    def _begun(self, place: BatchPlace) -> tuple[tuple[int, int], Future[TrainingBatch]]:
         def play() -> TrainingBatch:
             clock = self.rollouts.rollout.clock
             clock.take()  # held-out cases may have been played since the last batch
@@ -192,7 +191,7 @@ class AheadSource(BatchSource):
             batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
             return batch
 
-        self._next = (place.index, place.step), in_thread(play)
+        return (place.index, place.step), in_thread(play)
 
     @property
     def _beside(self) -> PolicyRollouts:

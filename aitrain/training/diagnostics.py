@@ -13,7 +13,7 @@ from aitrain.runs.checkpoint import line_stays
 from aitrain.runs.diagnosis import Diagnosis, finding_line, recorded_findings, traits_of
 from aitrain.runs.level_rules import RunTraits, Values
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
-from aitrain.runs.run_folder import append_lines
+from aitrain.runs.run_folder import append_lines, keep_lines
 from aitrain.training.run_recorder import RunRecorder
 
 
@@ -42,6 +42,7 @@ class DiagnosticsCallback(TrainerCallback):  # type: ignore[misc]
         folder, checkpoint = self.recorder.folder, self.recorder.resumed_from
         self.diagnosis.reported |= {finding.name for finding in recorded_findings(folder)}
         folder.diagnostics.touch()
+        keep_lines(folder.diagnostics, lambda _: True)  # a killed process may have left half a line
         for line in read_metrics(folder.metrics):
             if checkpoint is None or line_stays(checkpoint, line):
                 self.see(line)

@@ -38,7 +38,7 @@ OF_PROMPT = ("prompt_ids", "prompt_mask")
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessGather:
     """The processes of a run, for what is done with the rows of all of them."""
 
     count: int
@@ -47,7 +47,7 @@ class Processes:
     """The rows of all processes, padded to the longest one: on the left if the second argument is true."""
 
 
-def in_passes(pieces: Pieces, limit: PassLimit, processes: Processes) -> Pieces:
+def in_passes(pieces: Pieces, limit: PassLimit, processes: ProcessGather) -> Pieces:
     """The steps of a new generation batch, `pieces` as TRL made them, each with this process's rows of all forward
     passes. Every process must call this."""
     steps = [_of_all(piece, processes) for piece in pieces]
@@ -76,11 +76,13 @@ def has_kept_rows(step: MicroBatch) -> bool:
     return bool(step[DIVISORS].isfinite().all())
 
 
-def padding(step: MicroBatch) -> tuple[int, int]:
-    """Tokens that the passes of a step have with padding, and without."""
+def padding_share(step: MicroBatch) -> float:
+    """Share of the tokens in this process's forward passes that is padding."""
     lengths: list[int] = (step["prompt_mask"].sum(1) + step["completion_mask"].sum(1)).tolist()
-    ends = list(accumulate(step[PASSES].tolist(), initial=0))
-    return sum((end - begin) * max(lengths[begin:end]) for begin, end in pairwise(ends)), sum(lengths)
+    counts: list[int] = step[PASSES].tolist()
+    ends = accumulate(counts, initial=0)
+    padded = sum((end - begin) * max(lengths[begin:end]) for begin, end in pairwise(ends))
+    return 1 - sum(lengths) / float(padded)
 
 
 def of_step(name: str, values: list[float], step: MicroBatch, over_rows: bool) -> float:
@@ -104,14 +106,14 @@ def trimmed(rows: MicroBatch) -> MicroBatch:
     return {name: cut(name, value) for name, value in rows.items()}
 
 
-def _of_all(piece: MicroBatch, processes: Processes) -> MicroBatch:
+def _of_all(piece: MicroBatch, processes: ProcessGather) -> MicroBatch:
     if processes.count == 1:
         return piece
     return {name: processes.gather(value, name in OF_PROMPT) if value.dim() else value for name, value in piece.items()}
 
 
 def _share(
-    step: MicroBatch, tokens: torch.Tensor, limit: PassLimit, processes: Processes, tokens_of_rows: float
+    step: MicroBatch, tokens: torch.Tensor, limit: PassLimit, processes: ProcessGather, tokens_of_rows: float
 ) -> MicroBatch:
     """This process's rows of a step, pass by pass, and the numbers of each pass."""
     lengths = (step["prompt_mask"].sum(1) + step["completion_mask"].sum(1)).tolist()

@@ -35,11 +35,12 @@ from aitrain.training.algorithm_trainer import AlgorithmTrainer
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.micro_batches import (
     PASSES,
-    Processes,
+    ProcessGather,
     has_kept_rows,
     in_passes,
     micro_batches,
     of_step,
+    padding_share,
 )
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
@@ -87,7 +88,7 @@ class OptimizingTrainer(AlgorithmTrainer):
         self._piece = piece
         return piece
 
-    def _processes(self) -> Processes:
+    def _processes(self) -> ProcessGather:
         accelerator = self.accelerator
 
         def gather(rows: torch.Tensor, pads_left: bool) -> torch.Tensor:
@@ -95,7 +96,7 @@ class OptimizingTrainer(AlgorithmTrainer):
             everywhere: torch.Tensor = accelerator.gather(padded)
             return everywhere
 
-        return Processes(accelerator.num_processes, accelerator.process_index, gather)
+        return ProcessGather(accelerator.num_processes, accelerator.process_index, gather)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of a micro-batch, computed as if the optimizer step had the kept rows only."""
@@ -131,6 +132,8 @@ class OptimizingTrainer(AlgorithmTrainer):
         for name, values in metrics.items():
             if new := values[before.get(name, 0) :]:
                 values[-len(new) :] = [of_step(name, new, step, name in over_rows)]
+        metrics["passes"].append(1 + len(first))
+        metrics["padding"].append(padding_share(step))
         self.rows.has_none = not has_kept_rows(step)
         return loss + total
 

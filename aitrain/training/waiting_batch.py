@@ -46,7 +46,7 @@ def write_batch(batch: TrainingBatch | None, folder: Path, rank: int) -> None:
         "metrics": batch.metrics,
         "episodes": [_to_json(episode) for episode in batch.episodes],
         "discarded": [
-            {"key": one.key, "round": one.round, "row": one.episode.case.number, "episode": _to_json(one.episode)}
+            {"key": one.key, "round": one.round, "case": _name(one.episode.case), "episode": _to_json(one.episode)}
             for one in batch.discarded
         ],
     }
@@ -64,13 +64,17 @@ def read_batch(folder: Path, rank: int, cases: Sequence[Case]) -> TrainingBatch 
     played, discarded = values.pop("episodes"), values.pop("discarded")
     batch = TrainingBatch(cases=[cases[number] for number in values["numbers"]], **values)
     batch.episodes = [_episode(case, each) for case, each in zip(batch.cases, played, strict=True)]
-    of_row = {case.number: case for case in cases} if discarded else {}
+    named = {_name(case): case for case in cases} if discarded else {}
     batch.discarded = [
-        DiscardedEpisode(_episode(of_row[one["row"]], one["episode"]), tuple(one["key"]), one["round"])
+        DiscardedEpisode(_episode(named[tuple(one["case"])], one["episode"]), tuple(one["key"]), one["round"])
         for one in discarded
     ]
     _fill([episode.trajectory for episode in batch.played], load_file(file.with_suffix(".safetensors")))
     return batch
+
+
+def _name(case: Case) -> tuple[str, int]:
+    return case.env, case.number
 
 
 def _to_json(episode: Episode) -> Json:

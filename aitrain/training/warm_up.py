@@ -69,8 +69,8 @@ def explain_out_of_memory(place: Callable[[], str]) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise RunFailed(
             f"Out of memory in {place()}: {' '.join(str(error).split())[:160]}\n"
-            "Lower --batch-size (with --rl-prompts-per-step to keep the size of a step), use --peft,\n"
-            "or set --rl-kl-coef 0, which saves the reference model."
+            "Lower --batch-size (with --rl-prompts-per-step to keep the size of a step) or --tokens-per-pass,\n"
+            "use --peft, or set --rl-kl-coef 0, which saves the reference model."
         ) from error
 
 

@@ -29,6 +29,8 @@ class CaseRow:
     best: float | None
     """The highest score of its last group or scoring."""
     variance: float | None
+    environment: str = ""
+    """Name of its environment, in a run with several."""
 
 
 def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
@@ -62,6 +64,7 @@ def _row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseR
         change=change,
         best=max(last_ones, default=None),
         variance=pvariance(scores) if scores else None,
+        environment=entries[0].environment,
     )
 
 

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 FACTS = (
     "step", "eval_phase", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens",
-    "discarded",
+    "discarded", "environment",
 )  # fmt: skip
 """Fields of the index that a page shows of each episode."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from aitrain.runs.eval_result import EvalResult
-from aitrain.runs.held_out import interval_text
+from aitrain.runs.held_out import DECODINGS, interval_text
 from aitrain.ui.escape_controls import escape_controls
 
 
@@ -39,6 +39,8 @@ def remarks(results: Sequence[EvalResult]) -> Iterator[str]:
     samples = f", {first.samples} samples each" if first.samples > 1 else ""
     yield f"{first.environment}: {first.cases} cases{samples}, seed {first.seed}; scores with 95% intervals"
     for label, result in zip(_names(results), results, strict=True):
+        for row in [row for row in result.scores if row not in DECODINGS]:  # of one environment of several
+            yield f"{label}, {escape_controls(row)}: {interval_text(result.scores[row], False)}"
         for decoding in result.scores:
             if details := ", ".join(_details(result, decoding)):
                 yield f"{label}, {decoding}: {details}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from typing import TypedDict
+from typing import NotRequired, TypeAlias, TypedDict
 
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
@@ -23,14 +23,13 @@ from aitrain.runs.held_out import (
     as_values,
     bounds_of,
     by_case,
-    case_means,
     interval_of,
     recorded_table,
 )
-from aitrain.runs.intervals import Bounds, of_mean
+from aitrain.runs.intervals import Bounds
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
-from aitrain.runs.mixture import recorded_mixture, score_table
+from aitrain.runs.mixture import Mixture, interval_of_mean, recorded_mixture, score_table
 from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -39,6 +38,7 @@ from aitrain.runs.verdict import Verdict, verdict_of_scores
 from aitrain.ui.next_steps import NextStep, advice, next_steps
 from aitrain.ui.run_state import RunState, run_state
 
+Phases: TypeAlias = dict[str, list[IndexEntry]]
 POINTS = 1_000
 """Maximum points of a curve; in a longer run, neighbouring steps are averaged."""
 LONGEST_GAP = 4
@@ -76,6 +76,8 @@ class ScoredStep(TypedDict):
     step: int
     sampled: IntervalValues | None
     greedy: IntervalValues | None
+    environments: NotRequired[dict[str, IntervalValues | None]]
+    """The sampled score of each of several environments."""
 
 
 class EpisodeCounts(TypedDict):
@@ -260,10 +262,14 @@ def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
         return recorded
     if rollouts is None:
         return _recorded_scores(result)
-    options, environment = read_options(run.config), read_object(run.environment)
-    mixture = recorded_mixture(environment, {entry.case: entry.environment for entry in rollouts.entries})
+    options = read_options(run.config)
     tries = as_int(options.get("eval_samples")) or 1
-    return score_table(_ends(rollouts.entries), mixture, _bounds(options), tries)
+    return score_table(_ends(rollouts.entries), _mixture(run, rollouts), _bounds(options), tries)
+
+
+def _mixture(run: RunFolder, rollouts: RolloutIndex) -> Mixture:
+    """The environments of the run, if it has several."""
+    return recorded_mixture(read_object(run.environment), {one.case: one.environment for one in rollouts.entries})
 
 
 def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:
@@ -304,10 +310,10 @@ def eval_scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
     recorded = {str(name): interval_of(value) for name, value in as_object(result.get("scores")).items()}
     if not recorded and rollouts is not None:
         bounds = _bounds(read_options(run.config))
-        phases: dict[str, list[IndexEntry]] = {}
+        phases: Phases = {}
         for entry in rollouts.entries:
             phases.setdefault(entry.eval_phase, []).append(entry)
-        recorded = {name: _interval(phases, name, bounds) for name in DECODINGS}
+        recorded = {name: _interval(phases, name, bounds, _mixture(run, rollouts)) for name in DECODINGS}
     tries = {str(2**power) for power in range(1, 20)} | {str(as_int(result.get("samples")))}
     chances = {name: value for name, value in as_object(result.get("pass_at")).items() if name in tries - {"1"}}
     recorded |= {f"pass@{name}": interval_of(value) for name, value in chances.items()}
@@ -336,22 +342,25 @@ def evaluation(result: JsonObject) -> Evaluation:
 def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:
     """The held-out scores by weight version. For the step of model/, the scores after training replace earlier
     ones."""
-    bounds = _bounds(read_options(run.config))
-    points: dict[int, dict[str, list[IndexEntry]]] = {}
+    bounds, mixture = _bounds(read_options(run.config)), _mixture(run, rollouts)
+    points: dict[int, Phases] = {}
     for entry in rollouts.entries:
         if entry.eval_phase:
             points.setdefault(entry.weight_version, {}).setdefault(entry.eval_phase, []).append(entry)
-    return [
-        {"step": step, "sampled": _interval(found, "sampled", bounds), "greedy": _interval(found, "greedy", bounds)}
-        for step, found in sorted(points.items())
-    ]
+    curve: list[ScoredStep] = []
+    for step, found in sorted(points.items()):
+        sampled, greedy = (_interval(found, name, bounds, mixture) for name in DECODINGS)
+        each = {one.name: _interval(found, "sampled", None, (one,)) for one in mixture}
+        own: ScoredStep = {"step": step, "sampled": sampled, "greedy": greedy}
+        curve.append({**own, "environments": each} if each else own)
+    return curve
 
 
-def _interval(scorings: Mapping[str, list[IndexEntry]], decoding: str, bounds: Bounds | None) -> IntervalValues | None:
+def _interval(scorings: Phases, decoding: str, bounds: Bounds | None, mixture: Mixture) -> IntervalValues | None:
     names = sorted((name for name in scorings if name.endswith(decoding)), key=lambda name: name.startswith("after"))
     entries = scorings[names[-1]] if names else []
     scored = by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
-    return as_values(of_mean(case_means(scored).values(), bounds))
+    return as_values(interval_of_mean(scored, mixture, bounds))
 
 
 def _recorded_curve(lines: Iterable[MetricsLine], result: JsonObject) -> list[ScoredStep]:

@@ -111,9 +111,10 @@ def _heading(group: list[IndexEntry]) -> Text:
     what = escape_controls(first.eval_phase).replace("_", ", ") or f"group {first.group}"
     what += " (discarded)" if first.discarded else ""
     scores = "  ".join(number(entry.score) for entry in group) if len(group) > 1 else ""
+    own = f"{escape_controls(first.environment)} " if first.environment else ""
     named = f" (case_idx {escape_controls(first.case_idx)})" if first.case_idx != first.case else ""
     return Text.assemble(
-        (f"step {first.step}, {what}, case {escape_controls(first.case)}{named}", "bold"), f"  {scores}"
+        (f"step {first.step}, {what}, case {own}{escape_controls(first.case)}{named}", "bold"), f"  {scores}"
     )
 
 

@@ -12,8 +12,10 @@ import pytest
 
 from aitrain import EnvironmentFailed, TrainConfig, judges
 from aitrain.batch import plan_batch
+from aitrain.cli.grpo import plan_lines
 from aitrain.environment.judges import asking
 from aitrain.environment.runner import start_runner
+from aitrain.launch import preflight
 from aitrain.workbench.worker import check
 from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal
 from tests.conftest import Run, write
@@ -100,6 +102,13 @@ def test_what_is_wrong_is_refused_by_the_command_line() -> None:
     assert "no file trein.jsonl (looked from" in refusal("rows:trein.jsonl")
     assert "there is no judge gms8k. Did you mean gsm8k?" in refusal("rows:train.jsonl", judges="gms8k")
     assert "does not take judge. Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
+
+
+def test_the_plan_names_the_judges_of_the_rows() -> None:
+    rubric = {"judge": "rubric", "url": "http://a/v1", "model": "m", "rubric": "r", "weight": 0.5, "max_calls": 9}
+    config = TrainConfig(rl_env="rows:train.jsonl", rl_env_config={"judges": {"*": "exact", "chat": ["gsm8k", rubric]}})
+    shown = next(line for line in plan_lines(preflight.check(config)) if line.startswith("judges"))
+    assert shown == "judges       exact; chat: gsm8k + 0.5 x rubric (m at http://a/v1, at most 9 calls)"
 
 
 class Polite:

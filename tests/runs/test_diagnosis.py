@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.runs.diagnosis import Diagnosis, Finding, findings_of
+from aitrain.runs.diagnosis import Diagnosis, RunFinding, findings_of
 from aitrain.runs.level_rules import LINES_IN_A_ROW, RunTraits
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json, write_text
@@ -128,15 +128,15 @@ def test_missing_metrics_are_not_reported() -> None:
 TO_DO = ("--", "aitrain env check", "less weight")
 
 
-def found_in(kind: Kind) -> list[Finding]:
+def found_in(kind: Kind) -> list[RunFinding]:
     if kind.name not in FOUND:
-        traits, lines = simulate(kind, 0)
+        traits, lines = simulate(kind, 1)
         diagnosis = Diagnosis(traits)
         FOUND[kind.name] = [finding for line in lines for finding in diagnosis.see(line)]
     return FOUND[kind.name]
 
 
-FOUND: dict[str, list[Finding]] = {}
+FOUND: dict[str, list[RunFinding]] = {}
 
 
 @pytest.mark.parametrize("kind", PLANTED, ids=lambda kind: kind.name)
@@ -163,7 +163,7 @@ def test_a_fall_of_both_scores_is_said_to_be_a_worse_policy_and_a_rise_of_one_a_
 
 
 def test_the_loss_type_is_advised_only_where_it_would_change_the_bias() -> None:
-    traits, lines = simulate(PLANTED[0], 0)
+    traits, lines = simulate(PLANTED[0], 1)
     texts = []
     for loss_type in ("grpo", "dapo"):
         diagnosis = Diagnosis(replace(traits, loss_type=loss_type))
@@ -179,8 +179,29 @@ def test_the_same_answer_to_all_prompts_is_a_hack_if_it_scores_well_and_a_collap
     assert "aitrain env check" in texts["one answer to all prompts scores well"]
 
 
+def of_environment(line: MetricsLine, name: str) -> MetricsLine:
+    """The line of a run with two environments, of which one is that of the line."""
+    starts = ("score_weight/", "env/")
+    values = {
+        next((key.replace(start, f"{start}{name}/", 1) for start in starts if key.startswith(start)), key): value
+        for key, value in line.values.items()
+    }
+    values[f"prompt_dependence/{name}"] = values.pop("prompt_dependence", None)
+    return replace(line, reward=0.5, values={**values, f"env/{name}/score": line.reward, "env/other/score": 0.5})
+
+
+@pytest.mark.parametrize("name", ["component", "prompt_dependence"])
+def test_a_condition_of_one_of_several_environments_is_found_and_named(name: str) -> None:
+    kind = next(kind for kind in PLANTED if kind.finding == name)
+    traits, lines = simulate(kind, 1)
+    diagnosis = Diagnosis(traits)
+    found = [one for line in lines if not line.is_scoring for one in diagnosis.see(of_environment(line, "poems"))]
+
+    assert [("poems" in one.text) for one in found if one.name == name] == [True]
+
+
 def test_equal_lines_give_equal_findings_whenever_they_are_read_again() -> None:
-    traits, lines = simulate(PLANTED[0], 0)
+    traits, lines = simulate(PLANTED[0], 1)
     whole, resumed = Diagnosis(traits), Diagnosis(traits)
     expected = [finding for line in lines for finding in whole.see(line)]
     half = len(lines) // 3
@@ -217,14 +238,14 @@ def test_a_change_of_a_series_without_noise_is_exact_and_a_short_one_has_none() 
 
 def test_a_finished_run_that_recorded_no_findings_is_diagnosed_by_its_metrics(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    _, lines = simulate(PLANTED[0], 0)
+    _, lines = simulate(PLANTED[0], 1)
     write_text(folder.config, "rl_score_range: 0,1\nrl_loss_type: grpo\n")
     append_lines(folder.metrics, [line.to_json() for line in lines])
     (found,) = findings_of(folder)
 
     assert found == found_in(PLANTED[0])[0]
     append_lines(folder.diagnostics, [{"name": "entropy", "step": 3, "text": "recorded"}])
-    assert findings_of(folder) == [Finding("entropy", 3, "recorded")]
+    assert findings_of(folder) == [RunFinding("entropy", 3, "recorded")]
 
 
 def test_the_scores_before_and_after_training_are_part_of_a_finished_runs_diagnosis(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import (
     LONGEST_COLUMN,
+    SCHEMA,
     RecordedError,
     RecordedTurn,
     RolloutRecord,
@@ -38,6 +39,7 @@ RECORD = RolloutRecord(
     completion="a tree",
     turns=(RecordedTurn(4, 2), RecordedTurn(3, 3)),
     tokens=7,
+    environment="sums",
     score=0.5,
     advantage=-0.25,
     metrics={"tries": 2.0},
@@ -54,8 +56,10 @@ def test_a_record_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
 
 
 def test_every_field_of_a_record_is_written() -> None:
-    assert {field.name for field in fields(RolloutRecord)} - RECORD.to_json().keys() == {"eval_phase", "sample"}
-    assert RECORD.to_json()["schema"] == 1
+    assert {field.name for field in fields(RolloutRecord)} - RECORD.to_json().keys() == {
+        "eval_phase", "sample", "discarded",
+    }  # fmt: skip
+    assert RECORD.to_json()["schema"] == SCHEMA
 
 
 def test_what_only_training_or_only_a_scoring_knows_is_left_out_of_the_other() -> None:
@@ -81,7 +85,7 @@ def test_a_record_from_before_weights_had_a_step_has_the_version_of_its_own_step
 def test_an_old_record_that_is_written_again_has_the_present_format() -> None:
     old: JsonObject = {"step": 3, "policy_step": 2, "row": 7, "case_idx": 4, "prompt": "say", "turns": 1, "score": 1.0}
     again = RolloutRecord.from_json(RolloutRecord.from_json(old).to_json())
-    assert (again.schema, again.weight_version, again.row_number, again.score) == (1, 2, 7, 1.0)
+    assert (again.schema, again.weight_version, again.row_number, again.score) == (SCHEMA, 2, 7, 1.0)
     assert again.turns == (RecordedTurn(None, 2),)
 
 

@@ -102,7 +102,7 @@ class LossTrainer(EpisodeTrainer):
             beta=args.beta, loss_type=args.loss_type, importance_sampling_level=args.importance_sampling_level,
             epsilon_low=args.epsilon, epsilon_high=args.epsilon_high, max_completion_length=args.max_completion_length,
             top_entropy_quantile=args.top_entropy_quantile, off_policy_mask_threshold=None, aux_loss_enabled=False,
-            use_vllm=False, vllm_importance_sampling_correction=True, entropy_coef=args.entropy_coef,
+            use_vllm=args.use_vllm, vllm_importance_sampling_correction=True, entropy_coef=args.entropy_coef,
             use_adaptive_entropy=False, _entropy_bonus_enabled=args.entropy_coef != 0, num_iterations=layout.iterations,
             current_gradient_accumulation_steps=layout.passes, _step=0, _buffered_inputs=None,
             rows=KeptRows(layout.processes, total), algorithm=vars(args)["algorithm"],

@@ -78,6 +78,13 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 JOBS: dict[str, dict[str, Any]] = {
     "talk": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2},
+    "trimmed": {
+        "environment": Unscored,
+        "rl_kl_coef": 0.1,
+        "gradient_accumulation": 2,
+        "eval_cases": 2,
+        "rl_trim_padding": True,
+    },
     "adapter": ADAPTER,
     "merged": ADAPTER | {"merge_adapter": True, "rl_kl_coef": 0.1},
     "nan": {"environment": NotANumber, "lr": 1e-4, "scheduler": "constant", "warmup_ratio": 0.0},

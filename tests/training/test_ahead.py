@@ -139,12 +139,14 @@ class Source(AheadSource):
         return batch
 
     async def turn(self, server: Engine, may_end: threading.Event | None) -> int:
-        async with server.gate.completion():
+        async def complete() -> int:
             version = server.weight_version
             if may_end is not None:
                 await asyncio.to_thread(may_end.wait, 20)
             assert server.weight_version == version  # within a completion weights do not change
             return version
+
+        return await server.gate.run(complete())
 
 
 @pytest.fixture
@@ -200,6 +202,16 @@ def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoi
         train(source, range(1, 2))
 
 
+def test_a_batch_is_kept_for_a_checkpoint_if_the_weights_for_the_next_one_cannot_be_loaded(source: Source) -> None:
+    train(source, range(1))
+    source.settle()
+    before = source.waiting()
+    source.rollouts.load_weights = lambda: (_ for _ in ()).throw(ServerFailed("it is gone"))  # type: ignore[method-assign]
+    with pytest.raises(ServerFailed):
+        train(source, range(1, 2))
+    assert source.waiting() is before is not None
+
+
 def test_held_out_cases_wait_for_the_thread(source: Source) -> None:
     may_end = threading.Event()
     source.turns = [None, None, None, may_end]
@@ -236,19 +248,18 @@ def test_the_time_of_a_step_is_what_it_waited_and_the_parts_of_its_own_batch(sou
 def test_a_closed_gate_has_waited_for_completions_and_holds_the_next_ones_back() -> None:
     order: list[str] = []
 
-    async def complete(gate: CompletionGate, name: str) -> None:
-        async with gate.completion():
-            order.append(name)
-            await asyncio.sleep(0.01)
-            order.append(f"{name} ends")
+    async def complete(name: str) -> None:
+        order.append(name)
+        await asyncio.sleep(0.01)
+        order.append(f"{name} ends")
 
     async def play() -> None:
         gate = CompletionGate()
-        first = asyncio.create_task(complete(gate, "first"))
+        first = asyncio.create_task(gate.run(complete("first")))
         await asyncio.sleep(0)
         await gate.close()
         order.append("closed")
-        second = asyncio.create_task(complete(gate, "second"))
+        second = asyncio.create_task(gate.run(complete("second")))
         await asyncio.sleep(0.01)
         await gate.open()
         order.append("open")

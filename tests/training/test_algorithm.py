@@ -214,7 +214,7 @@ class Rewarded(AlgorithmTrainer):
         accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0)
         vars(self).update(
             algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, beta=0.5,
-            _batch=SimpleNamespace(episodes=episodes), num_generations=2, model=None, reward_func_names=["score"],
+            _batch=SimpleNamespace(episodes=episodes), num_generations=2, model=None,
         )  # fmt: skip
 
     def _get_per_token_logps_and_entropies(self, model: Any, ids: Tensor, *_: Any, **__: Any) -> Any:
@@ -226,7 +226,7 @@ def scored(self: Any, inputs: Any) -> dict[str, Any]:
     ids = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, 9.0]])
     self._get_per_token_logps_and_entropies("reference", ids, None, 3)
     rewards = self._calculate_rewards()[:, 0].view(-1, 2)
-    for name in ("reward", "reward_std", "rewards/score/mean", "rewards/score/std"):
+    for name in ("reward", "reward_std"):
         self._metrics["train"][name].append(0.0)
     return {"advantages": (rewards - rewards.mean(1, keepdim=True)).view(-1)[:2]}
 
@@ -251,7 +251,7 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages(monkeypatch
     metrics = trainer._metrics["train"]
     assert metrics["penalty/overlong"] == [0.25]
     assert metrics["penalty/kl"] == [pytest.approx(-0.5)]
-    assert (metrics["reward"], metrics["rewards/score/mean"]) == ([0.5], [0.5])
+    assert (metrics["reward"], metrics["reward_std"]) == ([0.5], [pytest.approx(3**-0.5)])
 
 
 # -- functions of the user's

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from aitrain.training.batch_diagnostics import prompt_dependence, score_weights
+from aitrain.environment.score_parsing import ScoreResult
+from aitrain.rollout.trajectory import Trajectory
+from aitrain.training.batch_diagnostics import batch_diagnostics, prompt_dependence, score_weights
 
 DRAW = random.Random(0)
 
@@ -74,3 +78,24 @@ def test_episodes_with_different_metrics_are_measured_apart() -> None:
     assert score_weights(scored({"right": 0.5}) + scored({"style": 0.25})) == pytest.approx(
         {"right": 0.5, "style": 0.25}
     )
+
+
+def episode(env: str, prompt: int, answer: int, score: float) -> Any:
+    """What is measured of an episode."""
+    trajectory = Trajectory(prompt_ids=[prompt], ids=[answer, 9], mask=[1, 0])
+    result = ScoreResult(score, metrics={"right": score})
+    return SimpleNamespace(case=SimpleNamespace(env=env), is_dropped=prompt < 0, trajectory=trajectory, result=result)
+
+
+def test_several_environments_are_measured_apart_and_dropped_episodes_not_at_all() -> None:
+    both = [episode(env, prompt, answer if env == "sums" else 5, score / 4)
+            for env in ("sums", "poems") for prompt, answer in ((1, 1), (2, 2)) for score in range(4)]  # fmt: skip
+
+    assert batch_diagnostics(both) == {
+        "prompt_dependence/sums": 1.0,
+        "prompt_dependence/poems": 0.0,
+        "score_weight/sums/right": pytest.approx(1.0),
+        "score_weight/poems/right": pytest.approx(1.0),
+    }
+    assert batch_diagnostics([episode("", 1, 1, 0.5)] * 2 + [episode("", -1, 2, 0.5)] * 2) == {}
+    assert set(batch_diagnostics([episode("", 1, 1, 0.5)] * 2 + [episode("", 2, 2, 0.5)] * 2)) == {"prompt_dependence"}

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aitrain import Result
-from aitrain.runs.level_rules import LINES_IN_A_ROW
+from aitrain.runs.checkpoint import Manifest
+from aitrain.runs.diagnosis import findings_of
+from aitrain.runs.level_rules import LINES_IN_A_ROW, RunTraits
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines
+from aitrain.training.diagnostics import DiagnosticsCallback
+from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 
 
@@ -30,6 +38,8 @@ def test_a_run_that_cannot_learn_says_so_while_it_runs(
 
     assert capsys.readouterr().err.count("100% of the groups all completions score the same, at 0") == 1
     assert {"frac_reward_zero_std", "completions/clipped_ratio", "unscored", "entropy"} <= set(result.history[0])
+    assert all(-1.0 <= line["prompt_dependence"] <= 1.0 for line in result.history)
+    assert "zero_variance" in [finding.name for finding in findings_of(RunFolder(result.folder))]
 
 
 def test_a_run_that_cannot_learn_stops_itself_when_it_may_and_says_why(train: Callable[..., Result]) -> None:
@@ -63,3 +73,68 @@ def test_a_run_that_learns_does_not_stop_itself(train: Callable[..., Result]) ->
 
     assert result.status == "finished"
     assert json.loads((result.folder / "result.json").read_text())["stopped_because"] is None
+
+
+# -- notes
+
+
+def reporting(folder: RunFolder, said: list[str], step: int | None = None) -> DiagnosticsCallback:
+    """The callback of a run in the folder, resumed from the checkpoint of a step."""
+    recorder = RunRecorder(folder, None)
+    recorder.resumed_from = None if step is None else Manifest(step, {}, {}, "", 1, {})
+    callback = DiagnosticsCallback(said.append, recorder, RunTraits())
+    callback.on_train_begin(None, SimpleNamespace(is_world_process_zero=True), None)
+    return callback
+
+
+def log(callback: DiagnosticsCallback, folder: RunFolder, steps: range) -> None:
+    """Lines in which the entropy collapses at step 10."""
+    for step in steps:
+        logs = {"reward": 0.5, "entropy": 2.0 if step < 10 else 0.01}
+        append_lines(folder.metrics, [MetricsLine.of_logs(step, 0.0, logs).to_json()])
+        callback.on_log(None, SimpleNamespace(is_world_process_zero=True, global_step=step), None, logs)
+
+
+def test_a_finding_is_shown_once_in_a_run_however_often_it_is_killed_and_resumed(tmp_path: Path) -> None:
+    folder, said = RunFolder(tmp_path), list[str]()
+    log(reporting(folder, said), folder, range(1, 30))
+    (found,) = findings_of(folder)
+    for _ in range(3):  # from a checkpoint before the finding; later lines of metrics are deleted
+        callback = reporting(folder, said, step=8)
+        keep_lines(folder.metrics, lambda line: int(str(line["step"])) <= 8)
+        log(callback, folder, range(9, 30))
+
+    assert said == [found.text]
+    assert findings_of(folder) == [found]
+
+
+def test_a_finding_of_a_run_that_was_killed_before_it_was_recorded_is_shown_when_it_is_resumed(tmp_path: Path) -> None:
+    folder, said = RunFolder(tmp_path), list[str]()
+    log(reporting(folder, []), folder, range(1, 30))
+    folder.diagnostics.write_text(folder.diagnostics.read_text()[:20])  # half a line, as of a process that was killed
+    reporting(folder, said, step=29)
+
+    assert [one.text for one in findings_of(folder)] == said != []
+
+
+def test_a_resumed_run_has_the_same_findings_as_one_that_was_not(tmp_path: Path) -> None:
+    said = list[str]()
+    for step in (12, 13, 20, 23, 26):
+        folder, half = RunFolder(tmp_path / str(step)), list[str]()
+        folder.path.mkdir()
+        log(reporting(folder, half), folder, range(1, step + 1))
+        log(reporting(folder, half, step=step), folder, range(step + 1, 30))
+        said += half
+
+    assert len(said) == 5
+    assert len(set(said)) == 1
+
+
+def test_other_processes_than_the_first_report_nothing(tmp_path: Path) -> None:
+    folder, said = RunFolder(tmp_path / "none"), list[str]()
+    callback = DiagnosticsCallback(said.append, RunRecorder(folder, None), RunTraits())
+    other = SimpleNamespace(is_world_process_zero=False, global_step=1)
+    callback.on_train_begin(None, other, None)
+    callback.on_log(None, other, None, {"reward": 1.0})
+
+    assert callback.diagnosis.steps == []

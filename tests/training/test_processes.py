@@ -31,7 +31,9 @@ class Command:
         self.model, self.folder, self.aitrain = model, folder, aitrain or (sys.executable, "-m", "aitrain")
 
     def start(self, environment: str, *flags: str) -> subprocess.Popen[str]:
-        named = ["--model", str(self.model), "--rl-env", f"{ENVIRONMENTS}:{environment}", *FLAGS, *flags]
+        has_other = any(flag.partition("=")[0] == "--rl-env" for flag in flags)  # a second one would be played as well
+        place = [] if has_other else ["--rl-env", f"{ENVIRONMENTS}:{environment}"]
+        named = ["--model", str(self.model), *place, *FLAGS, *flags]
         return subprocess.Popen(
             [*self.aitrain, "grpo", *named],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

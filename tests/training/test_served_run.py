@@ -135,7 +135,8 @@ def test_a_server_that_is_gone_for_good_ends_the_run_with_everything_saved(start
 
 
 def test_a_run_whose_parent_is_gone_does_not_wait_for_its_server(start: Start, server: SmallServer) -> None:
-    run = start(processes=2, max_steps=500)
+    """Nor for that of a batch ahead."""
+    run = start(processes=2, max_steps=500, rl_ahead=1)
     run.wait_for_step(2)
     server.stop()
     assert run.process.stdout is not None

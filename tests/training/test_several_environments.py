@@ -17,7 +17,8 @@ from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.ui.summary import scores
+from aitrain.ui.cases import case_rows
+from aitrain.ui.summary import held_out_curve, scores
 from tests.conftest import Run
 from tests.training.test_resume import EVERY_STEP, as_if_killed_after, assert_same
 
@@ -50,7 +51,8 @@ def test_a_run_with_several_environments_resumes_exactly(
 
     if "trl" in options:
         assert_shares_and_scores_of_each(whole)
-        assert "held-out score before" in capsys.readouterr().out
+        assert "held-out score before: " in (said := capsys.readouterr().err)
+        assert ", talk -" in said
 
 
 def assert_shares_and_scores_of_each(result: Result) -> None:
@@ -94,6 +96,10 @@ def assert_shares_and_scores_of_each(result: Result) -> None:
     (folder.path / "result.json").rename(folder.path / "later.json")
     assert scores(folder, index)["sampled"]["before"] == written["scores"]["sampled"]["before"]
     (folder.path / "later.json").rename(folder.path / "result.json")
+    first = held_out_curve(folder, index)[0]
+    assert first["environments"]["talk"] == written["scores"]["sampled, talk"]["before"]
+    assert first["sampled"] == written["scores"]["sampled"]["before"]
+    assert {row.environment for row in case_rows(index)} == {"Early", "talk", "Ranked"}
 
     (comparison,) = compare_all(read_scorings([folder.path]))
     assert comparison.main.change["mean"] == pytest.approx(written["scores"]["sampled"]["change"]["mean"])

@@ -51,8 +51,8 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("sharded")
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", "talk", "adapter", "sampled")
     run_group(
-        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "adapter", "one-copy", "shards", "half",
-        "best", "caller", "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
+        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter", "one-copy", "shards",
+        "half", "best", "caller", "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
         "talk-resumed-from-ddp<../ddp/talk", "adapter-resumed-from-ddp<../ddp/adapter",
     )  # fmt: skip
     run_group(preloaded_aitrain, 4, small_model, out / "fsdp2", "fsdp2", "shards-resumed-by-4<shards")
@@ -78,7 +78,9 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 # -- training
 
 
-@pytest.mark.parametrize(("name", "other"), [("talk", "talk"), ("one-copy", "talk"), ("sampled", "sampled")])
+@pytest.mark.parametrize(
+    ("name", "other"), [("talk", "talk"), ("trimmed", "talk"), ("one-copy", "talk"), ("sampled", "sampled")]
+)
 def test_a_sharded_model_ends_like_one_that_is_not(name: str, other: str, runs: Path, small_model: Path) -> None:
     """All weights, with KL, accumulation, several turns, episodes without a score, held-out cases, and with completions
     that the model samples itself, of other lengths on each process."""

@@ -18,7 +18,7 @@ from aitrain.batch import PassLimit
 from aitrain.options.loss_types import LOSS_TYPES
 from aitrain.training import warm_up
 from aitrain.training.kept_rows import KEPT
-from aitrain.training.micro_batches import PASSES, Processes, in_passes, micro_batches, padding
+from aitrain.training.micro_batches import PASSES, ProcessGather, in_passes, micro_batches, padding_share
 from aitrain.training.padding import RightAligned
 from aitrain.training.pass_plan import padded_tokens, plan_passes, share_passes
 from tests.training.loss_bench import (
@@ -125,7 +125,7 @@ def gradients_in_passes(
             for name, value in pieces[0][step].items()
             if value.dim()
         )
-        steps = in_passes(pieces[process], limit, Processes(layout.processes, process, lambda *_: next(wholes)))  # noqa: B023
+        steps = in_passes(pieces[process], limit, ProcessGather(layout.processes, process, lambda *_: next(wholes)))  # noqa: B023
         trainer = LossTrainer(args, replace(layout, passes=1), None)
         trainer.pass_limit = limit
         of_steps = []
@@ -174,6 +174,19 @@ def test_a_step_has_the_gradient_of_plain_trl_on_its_padded_rows(
         torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("columns", [1, LONGEST], ids=["sequence", "token"])
+def test_importance_weights_of_an_engine_go_with_their_rows(columns: int, tmp_path: Path) -> None:
+    layout = Layout(processes=2, rows=4)
+    batch = padded_batch(layout.batch, seed=5)
+    batch["importance_sampling_ratio"] = torch.arange(layout.batch * columns).view(-1, columns) / 10
+    args = arguments(tmp_path, layout, rl_loss_type="grpo")
+    args.use_vllm = True
+
+    (ours,), _ = gradients_in_passes(args, layout, batch, LIMITS[1])
+
+    torch.testing.assert_close(ours, gradient_of_plain_trl(args, rows_of(batch, slice(None))), rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, tmp_path: Path) -> None:
     layout, batch = Layout(rows=12), padded_batch(12, seed=3)
@@ -184,6 +197,8 @@ def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, t
     )
 
     assert metrics.keys() == wanted.keys() >= {"kl", "entropy", "clip_ratio/region_mean"}
+    assert metrics.pop("passes")[0] > 1 == wanted.pop("passes")[0]
+    assert metrics.pop("padding")[0] < wanted.pop("padding")[0]
     for name in metrics:
         assert metrics[name] == pytest.approx(wanted[name], rel=1e-6), name
 
@@ -202,7 +217,7 @@ def test_a_step_without_any_kept_row_has_no_gradient_when_trimmed(processes: int
 
 def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
     batch = padded_batch(8, seed=2)
-    (step,) = in_passes([batch], PassLimit(2), Processes(1, 0, lambda rows, _: rows))
+    (step,) = in_passes([batch], PassLimit(2), ProcessGather(1, 0, lambda rows, _: rows))
 
     widths = 0
     for rows, _ in micro_batches(step):
@@ -214,8 +229,8 @@ def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
         )
         assert aligned.mask.sum(1).max() == aligned.mask.shape[1]
         widths += aligned.mask.numel()
-    forwarded, real = padding(step)
-    assert (forwarded, real) == (widths, int(batch["prompt_mask"].sum() + batch["completion_mask"].sum()))
+    real = int(batch["prompt_mask"].sum() + batch["completion_mask"].sum())
+    assert padding_share(step) == pytest.approx(1 - real / widths)
     assert step[PASSES].sum() == 8
 
 

@@ -102,6 +102,11 @@ def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["_entropy_bonus_enabled", "reward_func_names", "aux_loss_enabled"])
+def test_the_trainer_sets_what_is_read_of_it(name: str) -> None:
+    assert f"self.{name} = " in inspect.getsource(GRPOTrainer.__init__)
+
+
 class Spy(GRPOTrainer):  # type: ignore[misc]
     """Keeps what each batch came to."""
 
@@ -717,3 +722,29 @@ def test_whether_zero_3_is_enabled_is_a_reference_of_a_module() -> None:
     """`training/zero.py` sets `_hf_deepspeed_config_weak_ref` to None while a model is loaded whole."""
     source = inspect.getsource(deepspeed_integration.is_deepspeed_zero3_enabled)
     assert "_hf_deepspeed_config_weak_ref is not None" in source
+
+
+def test_rewards_are_computed_after_the_forward_passes_and_before_the_advantages() -> None:
+    """Penalties are subtracted there, see algorithm_trainer.py; the reference model's pass is the last one."""
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    passes = [found.start() for found in re.finditer(r"_get_per_token_logps_and_entropies\(", source)]
+    rewards = source.index("rewards_per_func = self._calculate_rewards(")
+
+    assert len(passes) == 3
+    assert (
+        source.index("old_per_token_logps, _, _ =")
+        < passes[0]
+        < source.index("ref_per_token_logps, _, _ =")
+        < passes[1]
+    )
+    assert passes[2] < rewards < source.index("advantages = rewards - mean_grouped_rewards")
+    assert source.count("prompt_completion_ids,\n") >= 3
+
+
+def test_the_loss_makes_one_forward_pass_and_sapo_adds_no_metrics() -> None:
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+
+    assert source.count("_get_per_token_logps_and_entropies(") == 1
+    logged = source[source.index('self._metrics[mode]["entropy"].append') :]
+    assert "sapo" not in logged
+    assert 'self._metrics[mode]["policy_loss"].append(' in source

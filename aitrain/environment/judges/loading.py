@@ -54,6 +54,15 @@ class JudgeSpec:
         """Whether it runs code that should be in a process which can be ended: the user's, and math-verify."""
         return self.users_place is not None or self.place == "math"
 
+    def __str__(self) -> str:
+        weight = "" if self.weight == 1 else f"{self.weight:g} x "
+        asked = [str(self.settings[name]) for name in ("model", "url") if name in self.settings]
+        limits = [
+            f"at most {self.settings[name]} {name[4:]}" for name in ("max_calls", "max_tokens") if name in self.settings
+        ]
+        details = ", ".join(filter(None, (" at ".join(asked), *limits)))
+        return f"{weight}{self.name}{f' ({details})' if details else ''}"
+
     def check(self) -> None:
         """Check it without running the user's code.
 
@@ -136,6 +145,12 @@ class JudgeSpecs:
         if isinstance(description, Mapping) and "judge" not in description:
             return cls({str(source): _several(one) for source, one in description.items()})
         return cls({ANY_SOURCE: _several(description)})
+
+    def __str__(self) -> str:
+        several = {source: " + ".join(map(str, judges)) for source, judges in self.by_source.items()}
+        return "; ".join(
+            judges if source == ANY_SOURCE else f"{source}: {judges}" for source, judges in several.items()
+        )
 
     def __iter__(self) -> Iterator[JudgeSpec]:
         return iter(one for several in self.by_source.values() for one in several)

@@ -72,6 +72,11 @@ function banded(chart, series) {
 }
 
 function heldOutLines(summary) {
+  const names = [...new Set(summary.held_out.flatMap((point) => Object.keys(point.environments ?? {})))];
+  const each = names.map((name) => {
+    const points = summary.held_out.filter((point) => point.environments?.[name]);
+    return { label: name, x: points.map((point) => point.step), y: points.map((point) => point.environments[name].mean), hasPoints: true };
+  });
   return ["sampled", "greedy"].flatMap((decoding) => {
     const points = summary.held_out.filter((point) => point[decoding]);
     const line = { label: decoding, x: points.map((point) => point.step), y: points.map((point) => point[decoding].mean), hasPoints: true };
@@ -81,7 +86,7 @@ function heldOutLines(summary) {
       line.between = "95% interval";
     }
     return points.length ? [line] : [];
-  });
+  }).concat(each);
 }
 
 function isZero(values) {

@@ -37,9 +37,11 @@ function moment(episode) {
   return `${words[time] ?? `at step ${count(episode.step)}`}, ${decoding}`;
 }
 
-/** A case by its row, with what the environment knows it by where that is something else. */
+/** A case by its environment, if there are several, and its row, with what the environment knows it by where that is
+ * something else. */
 function caseName(one) {
-  return one.case_idx === one.case ? one.case : `${one.case} (case_idx ${one.case_idx})`;
+  const environment = one.environment ? `${one.environment} ` : "";
+  return environment + (one.case_idx === one.case ? one.case : `${one.case} (case_idx ${one.case_idx})`);
 }
 
 function fact(name, value) {
