@@ -234,7 +234,7 @@ class VLLMServerEngine:
             await self.fleet.settle()
 
     @contextmanager
-    def failing_together(self, gather: Gather = gather_object) -> Iterator[None]:
+    def failing_together(self, gather: Gather | None = None) -> Iterator[None]:
         """Context that ends on all ranks together, and raises a failure of one rank on all. Every rank must enter it.
 
         Raises:
@@ -245,7 +245,7 @@ class VLLMServerEngine:
             yield
         except RunFailed as error:
             failure = error
-        outcomes = gather([(self.restarts, None if failure is None else str(failure))])
+        outcomes = (gather or gather_object)([(self.restarts, None if failure is None else str(failure))])
         self._restarts_elsewhere = max(restarts for restarts, _ in outcomes) - self.fleet.restarts
         if (message := next((text for _, text in outcomes if text is not None), None)) is not None:
             raise ServerFailed(message) from failure

@@ -184,7 +184,7 @@ class TrainConfig(
             (
                 self.rl_ahead > 0 and self.weight_sync not in ("adapter", "disk"),
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
-                "Use --use-vllm --vllm-mode server, with --vllm-sync auto, adapter or disk.",
+                "Use --use-vllm and --vllm-mode server, with --vllm-sync auto, adapter or disk.",
             ),
             (
                 self.rl_ahead_turns and not self.rl_ahead,
