@@ -38,7 +38,7 @@ OF_PROMPT = ("prompt_ids", "prompt_mask")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankRows:
     """The processes of a run, for what is done with the rows of all of them."""
 
     count: int
@@ -47,7 +47,7 @@ class Ranks:
     """The rows of all processes, padded to the longest one: on the left if the second argument is true."""
 
 
-def in_passes(pieces: Pieces, limit: PassLimit, ranks: Ranks) -> Pieces:
+def in_passes(pieces: Pieces, limit: PassLimit, ranks: RankRows) -> Pieces:
     """The steps of a new generation batch, `pieces` as TRL made them, each with this process's rows of all forward
     passes. Every process must call this."""
     steps = [_of_all(piece, ranks) for piece in pieces]
@@ -106,13 +106,15 @@ def trimmed(rows: MicroBatch) -> MicroBatch:
     return {name: cut(name, value) for name, value in rows.items()}
 
 
-def _of_all(piece: MicroBatch, ranks: Ranks) -> MicroBatch:
+def _of_all(piece: MicroBatch, ranks: RankRows) -> MicroBatch:
     if ranks.count == 1:
         return piece
     return {name: ranks.gather(value, name in OF_PROMPT) if value.dim() else value for name, value in piece.items()}
 
 
-def _share(step: MicroBatch, tokens: torch.Tensor, limit: PassLimit, ranks: Ranks, tokens_of_rows: float) -> MicroBatch:
+def _share(
+    step: MicroBatch, tokens: torch.Tensor, limit: PassLimit, ranks: RankRows, tokens_of_rows: float
+) -> MicroBatch:
     """This process's rows of a step, pass by pass, and the numbers of each pass."""
     lengths = (step["prompt_mask"].sum(1) + step["completion_mask"].sum(1)).tolist()
     chosen = _in_the_loss(step[KEPT].tolist(), lengths, ranks.count)

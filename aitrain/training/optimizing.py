@@ -35,7 +35,7 @@ from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.micro_batches import (
     PASSES,
-    Ranks,
+    RankRows,
     has_kept_rows,
     in_passes,
     micro_batches,
@@ -88,7 +88,7 @@ class OptimizingTrainer(LogProbTrainer):
         self._piece = piece
         return piece
 
-    def _ranks(self) -> Ranks:
+    def _ranks(self) -> RankRows:
         accelerator = self.accelerator
 
         def gather(rows: torch.Tensor, pads_left: bool) -> torch.Tensor:
@@ -96,7 +96,7 @@ class OptimizingTrainer(LogProbTrainer):
             everywhere: torch.Tensor = accelerator.gather(padded)
             return everywhere
 
-        return Ranks(accelerator.num_processes, accelerator.process_index, gather)
+        return RankRows(accelerator.num_processes, accelerator.process_index, gather)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of a micro-batch, computed as if the optimizer step had the kept rows only."""
