@@ -127,7 +127,7 @@ def _share(
         return torch.tensor(values, dtype=torch.float64, device=device)
 
     divisors = [kept / (len(rows) * ranks.count) if kept else math.inf for rows in own]
-    items = [of_rows * kept / divisor if kept else 1.0 for divisor in divisors]
+    items = [tokens_of_rows * kept / divisor if kept else 1.0 for divisor in divisors]
     everywhere = [[row for share in passes for row in share[number]] for number in range(len(own))]
     in_means = torch.stack([_weights(one, everywhere) for one in (tokens, step[KEPT])])
     rows = trimmed(_rows_of(step, torch.tensor([row for rows in own for row in rows], device=device)))

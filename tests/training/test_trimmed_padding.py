@@ -266,6 +266,7 @@ def test_the_warm_up_has_the_shapes_of_the_largest_pass(limit: PassLimit, shapes
 OPTIONS = {
     "rl_prompts_per_step": 2, "rl_num_generations": 4, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0,
     "eval_cases": 0, "rl_kl_coef": 0.1, "rl_max_new_tokens": 12, "max_steps": 4, "scheduler": "constant",
+    "rl_check": False,
 }  # fmt: skip
 
 
