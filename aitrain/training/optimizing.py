@@ -35,7 +35,7 @@ from aitrain.training.algorithm_trainer import AlgorithmTrainer
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.micro_batches import (
     PASSES,
-    ProcessGather,
+    RankRows,
     has_kept_rows,
     in_passes,
     micro_batches,
@@ -83,12 +83,12 @@ class OptimizingTrainer(AlgorithmTrainer):
             if self.pass_limit is None:
                 self.rows.begin_window(self._buffered_inputs)
             else:
-                self._buffered_inputs = in_passes(self._buffered_inputs, self.pass_limit, self._processes())
+                self._buffered_inputs = in_passes(self._buffered_inputs, self.pass_limit, self._ranks())
                 piece = self._buffered_inputs[self._step % len(self._buffered_inputs)]
         self._piece = piece
         return piece
 
-    def _processes(self) -> ProcessGather:
+    def _ranks(self) -> RankRows:
         accelerator = self.accelerator
 
         def gather(rows: torch.Tensor, pads_left: bool) -> torch.Tensor:
@@ -96,7 +96,7 @@ class OptimizingTrainer(AlgorithmTrainer):
             everywhere: torch.Tensor = accelerator.gather(padded)
             return everywhere
 
-        return ProcessGather(accelerator.num_processes, accelerator.process_index, gather)
+        return RankRows(accelerator.num_processes, accelerator.process_index, gather)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of a micro-batch, computed as if the optimizer step had the kept rows only."""
