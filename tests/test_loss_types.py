@@ -145,7 +145,7 @@ def test_the_table_of_the_page_is_fresh() -> None:
     [
         ("grpo", {"beta": 0.04, "loss_type": "grpo", "epsilon_high": 0.2, "steps_per_generation": 4}),
         ("dapo", {"beta": 0.0, "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "steps_per_generation": 64}),
-        ("dr-grpo", {"beta": 0.0, "loss_type": "dr_grpo", "scale_rewards": "none", "steps_per_generation": 4}),
+        ("dr-grpo", {"beta": 0.0, "loss_type": "dr_grpo", "scale_rewards": "none", "steps_per_generation": 32}),
         ("gspo", {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4,
                   "steps_per_generation": 16}),
         ("cispo", {"beta": 0.0, "loss_type": "cispo", "epsilon_high": 5.0, "steps_per_generation": 64}),

@@ -40,7 +40,7 @@ _NO_KL = {"rl_kl_coef": 0.0}
 
 PRESETS = {
     "grpo": Preset(
-        "DeepSeekMath, arXiv 2402.03300, section 4.1.2",
+        "DeepSeekMath, arXiv 2402.03300, section 4.2; its clip range is not stated: that of PPO",
         {
             "rl_loss_type": "grpo", "rl_importance_level": "token", **_CLIP, "rl_scale_rewards": "group",
             "rl_kl_coef": 0.04, "rl_kl_estimator": "k3", "rl_kl_in": "loss", "rl_updates_per_rollout": 1,
@@ -55,21 +55,21 @@ PRESETS = {
         overlong=True,
     ),
     "dr-grpo": Preset(
-        "Dr. GRPO, arXiv 2503.20783, section 3.2",
+        "Dr. GRPO, arXiv 2503.20783, section 3.2 and table 6; updates of the authors' training scripts",
         {
             "rl_loss_type": "dr_grpo", "rl_importance_level": "token", **_CLIP, "rl_scale_rewards": "none", **_NO_KL,
-            "rl_updates_per_rollout": 1,
+            "rl_updates_per_rollout": 8,  # 128 of 1,024 completions each
         },
     ),
     "gspo": Preset(
-        "GSPO, arXiv 2507.18071, section 5.1",
+        "GSPO, arXiv 2507.18071, section 5.1, whose formulas omit the KL term",
         {
             "rl_loss_type": "grpo", "rl_importance_level": "sequence", "rl_clip_range": 3e-4,
             "rl_clip_range_high": 4e-4, "rl_scale_rewards": "group", **_NO_KL, "rl_updates_per_rollout": 4,
         },
     ),
     "cispo": Preset(
-        "CISPO, arXiv 2506.13585 (MiniMax-M1), section 3; largest ratio of arXiv 2510.13786 (ScaleRL)",
+        "CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1; largest ratio of arXiv 2510.13786 (ScaleRL)",
         {
             "rl_loss_type": "cispo", "rl_importance_level": "token", "rl_clip_range_high": 5.0,
             "rl_scale_rewards": "group", **_NO_KL, "rl_sampling": "refill", "rl_updates_per_rollout": 16,
