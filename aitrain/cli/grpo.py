@@ -188,8 +188,8 @@ def _parts(config: TrainConfig) -> dict[str, str]:
         parts["dual clip"] = f"ratio at most {config.rl_dual_clip:g} where the advantage is negative"
     if config.rl_entropy_coef:
         parts["entropy"] = f"bonus x {config.rl_entropy_coef:g}"
-    if config.rl_overlong_buffer is not None:
-        limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.rl_overlong_buffer
+    if config.overlong_buffer is not None:
+        limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.overlong_buffer
         parts["overlong"] = f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
     return parts
 

@@ -11,6 +11,7 @@ from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.loss_types import LossSettings, contradictions, settle
 from aitrain.options.model import LoRAOptions, ModelOptions
 from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions, default_rate
+from aitrain.options.presets import overlong_buffer
 from aitrain.options.run import (
     CheckpointOptions,
     EvaluationOptions,
@@ -64,6 +65,11 @@ class TrainConfig(
     def learning_rate(self) -> float:
         """The learning rate: the given one, else that for what is trained."""
         return self.lr or default_rate(self.peft)
+
+    @property
+    def overlong_buffer(self) -> int | None:
+        """Tokens of the overlong buffer: the given ones, else those of the preset; None: nothing is subtracted."""
+        return self.rl_overlong_buffer or overlong_buffer(self.rl_preset, self.rl_max_new_tokens)
 
     @property
     def weight_sync(self) -> str | None:
