@@ -48,6 +48,8 @@ class RescoredEpisode:
     """Whether its case is not in today's dataset, so that it was scored with the saved row."""
     prompt: str = ""
     answer: str = ""
+    environment: str = ""
+    """Name of its environment, in a run with several."""
 
     @property
     def change(self) -> float | None:
@@ -106,6 +108,7 @@ class Rescorer:
             known is None and not problem,
             _last_text(record.prompt)[:EXCERPT],
             record.completion[:EXCERPT],
+            record.environment,
         )
 
     def _known(self, record: RolloutRecord) -> Case | None:
