@@ -43,6 +43,7 @@ class RunTraits:
     samples_uniformly: bool = True
     """Whether rewards of different steps are of alike cases; --rl-sampling refill and difficulty choose them by their
     scores."""
+    has_several_environments: bool = False
     loss_type: str = "grpo"
     ratio_by_sequence: bool = True
     """Whether the importance ratio is a product over the tokens of an episode."""
@@ -50,10 +51,11 @@ class RunTraits:
     """Options that change the sampling distribution, comma-separated; may be empty."""
 
     def level(self, values: Values) -> float | None:
-        """Mean reward as a fraction of the score range, 0 to 1; None for an unbounded range."""
+        """Mean score of all that was played, discarded groups included, as a fraction of the score range, 0 to 1; None
+        for an unbounded range."""
         if self.bounds is None:
             return None
-        return (values.get("reward", 0.0) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
+        return (values.get("cases/mean_score", values.get("reward", 0.0)) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
 
     def is_solved(self, values: Values) -> bool:
         """Whether the mean reward is near the highest score."""
@@ -88,9 +90,10 @@ def _same_scores(traits: RunTraits, now: Values, first: Values) -> str:
         where = f"at {bounds[0]:g}: the cases are too hard"
     if now.get("unscored", 0.0) > 0:
         where += ", or fewer than two have a score"
+    refill = " --rl-sampling refill replaces such groups;" if traits.samples_uniformly else ""
     return (
         f"In {share:.0%} of the groups all completions score the same, {where}. Such groups give no gradient: raise"
-        " --rl-num-generations or --rl-temperature, give partial credit, or use easier cases;"
+        f" --rl-num-generations or --rl-temperature, give partial credit, or use easier cases;{refill}"
         " --stop-when-flat ends such a run."
     )
 
@@ -112,7 +115,8 @@ def _unscored(now: Values, _: Values) -> str:
 def _low_entropy(now: Values, _: Values) -> str:
     return (
         f"The policy's entropy has collapsed to {now['entropy']:.3f}: its completions are nearly identical, with"
-        f" reward {now.get('reward', 0.0):.2f}. Lower --lr, or raise --rl-temperature or --rl-kl-coef."
+        f" reward {now.get('reward', 0.0):.2f}. Lower --lr, or raise --rl-temperature,"
+        " --rl-kl-coef or --rl-entropy-coef."
     )
 
 
