@@ -47,6 +47,8 @@ class RunTraits:
     loss_type: str = "grpo"
     ratio_by_sequence: bool = True
     """Whether the importance ratio is a product over the tokens of an episode."""
+    samples_ahead: bool = False
+    """Whether the weights that sample are older than those that are trained (--rl-ahead)."""
     reshaped_sampling: str = ""
     """Options that change the sampling distribution, comma-separated; may be empty."""
 
@@ -138,6 +140,12 @@ def _ratio_advice(traits: RunTraits, now: Values, _: Values) -> str:
         return (
             f"{intro}, because it is a product over {length:.0f} tokens of an episode, each of which differs by"
             f" {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
+        )
+    if traits.samples_ahead:
+        return (
+            f"{intro}, because log-probabilities of the same token differ by {gap:.2f} on average: the weights that"
+            " sampled it are a rollout old, and have changed much since. Lower --lr or --rl-updates-per-rollout, or"
+            " leave out --rl-ahead."
         )
     return (
         f"{intro}, because log-probabilities of the same token differ by {gap:.2f} on average, more than rounding"
