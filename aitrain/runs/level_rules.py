@@ -57,7 +57,9 @@ class RunTraits:
         for an unbounded range."""
         if self.bounds is None:
             return None
-        return (values.get("cases/mean_score", values.get("reward", 0.0)) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
+        return (values.get("cases/mean_score", values.get("reward", 0.0)) - self.bounds[0]) / (
+            self.bounds[1] - self.bounds[0]
+        )
 
     def is_solved(self, values: Values) -> bool:
         """Whether the mean reward is near the highest score."""

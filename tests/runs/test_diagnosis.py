@@ -206,7 +206,12 @@ def test_components_of_one_environment_are_not_compared_with_those_of_another() 
     weights = {f"score_weight/{name}": 0.5 for name in ("sums/format", "sums/right", "poems/rhyme", "poems/length")}
     for step in range(1, 121):
         learned = min(1.0, step / 40)
-        parts = {"env/sums/format": learned, "env/sums/right": learned, "env/poems/rhyme": 0.05, "env/poems/length": 0.5}
+        parts = {
+            "env/sums/format": learned,
+            "env/sums/right": learned,
+            "env/poems/rhyme": 0.05,
+            "env/poems/length": 0.5,
+        }
         scores = {"env/sums/score": learned, "env/poems/score": 0.275, "reward": (learned + 0.275) / 2}
         assert diagnosis.see(as_line(step, {**FINE, **weights, **parts, **scores})) == []
 
@@ -216,7 +221,11 @@ def test_the_advice_depends_on_how_cases_are_sampled() -> None:
     assert "--rl-sampling refill" in advice
     (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW, traits=traits_of({"rl_sampling": "refill"}))
     assert "--rl-sampling" not in advice
-    solved = {"frac_reward_zero_std": 0.9, "entropy": 0.01, "cases/mean_score": 0.97}  # the reward is of those that differ
+    solved = {
+        "frac_reward_zero_std": 0.9,
+        "entropy": 0.01,
+        "cases/mean_score": 0.97,
+    }  # the reward is of those that differ
     assert told({}, *[solved] * (2 * LINES_IN_A_ROW), traits=traits_of({"rl_sampling": "refill"})) == []
 
 
