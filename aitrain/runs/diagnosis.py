@@ -111,6 +111,7 @@ def traits_of(options: JsonObject) -> RunTraits:
         bounds=bounds_of(options.get("rl_score_range")),
         samples_uniformly=options.get("rl_sampling") in (None, "uniform") and not options.get("custom_sampler"),
         loss_type=as_text(options.get("rl_loss_type")) or "grpo",
+        is_ahead=bool(options.get("rl_ahead")),
     )
 
 

@@ -46,6 +46,8 @@ class RunTraits:
     loss_type: str = "grpo"
     ratio_by_sequence: bool = True
     """Whether the importance ratio is a product over the tokens of an episode."""
+    is_ahead: bool = False
+    """Whether completions are sampled with older weights (--rl-ahead)."""
     reshaped_sampling: str = ""
     """Options that change the sampling distribution, comma-separated; may be empty."""
 
@@ -134,6 +136,11 @@ def _ratio_advice(traits: RunTraits, now: Values, _: Values) -> str:
         return (
             f"{intro}, because it is a product over {length:.0f} tokens of an episode, each of which differs by"
             f" {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
+        )
+    if traits.is_ahead:
+        return (
+            f"{intro}, because log-probabilities of the same token differ by {gap:.2f} on average: a rollout that is"
+            " sampled ahead has older weights, which change too much in a step: lower --lr, or leave out --rl-ahead."
         )
     return (
         f"{intro}, because log-probabilities of the same token differ by {gap:.2f} on average, more than rounding"

@@ -58,6 +58,7 @@ def test_what_lasts_is_told_once_with_an_option_to_change(line: dict[str, float]
     [
         (RunTraits(), {GAP: 0.01, "completions/mean_length": 900.0}, "a product over 900 tokens", "token_truncate"),
         (RunTraits(), {GAP: 0.8}, "differ by 0.80 on average", "--dtype"),
+        (RunTraits(is_ahead=True), {GAP: 0.8}, "has older weights", "--lr"),
         (RunTraits(ratio_by_sequence=False), {GAP: 0.05}, "vLLM has other weights", "--dtype"),
         (
             RunTraits(reshaped_sampling="--rl-top-k 50"),
@@ -72,7 +73,7 @@ def test_what_lasts_is_told_once_with_an_option_to_change(line: dict[str, float]
             "--dtype",
         ),
     ],
-    ids=["long", "weights", "weights, by token", "truncation", "weights, not truncation"],
+    ids=["long", "weights", "older weights", "weights, by token", "truncation", "weights, not truncation"],
 )
 def test_a_small_importance_ratio_is_explained_by_what_is_known(
     cause: RunTraits, line: dict[str, float], meaning: str, to_do: str
