@@ -45,7 +45,9 @@ class PolicyRollouts:
     """Joins lists of all ranks in their order; every rank must call it. Code that plays and groups episodes uses this
     one, as it may run in a thread beside the training."""
     settle: Callable[[], None] = lambda: None
-    """Called before episodes are played: waits for those that a thread plays beside the training."""
+    """Called before weights are loaded to play episodes: waits for those that a thread plays beside the training."""
+    loads_weights: bool = True
+    """Whether `play` loads the present weights. A thread beside the training must not, as loading takes all ranks."""
 
     @property
     def server(self) -> VLLMServerEngine | None:
@@ -68,9 +70,9 @@ class PolicyRollouts:
         Raises:
             ServerFailed: on all ranks, if a vLLM server failed one of them.
         """
-
-        self.settle()
-        self.load_weights()
+        if self.loads_weights:
+            self.settle()
+            self.load_weights()
         if self.server is not None:
             with self.server.failing_together(self.gather):
                 return self.loop.run(self.server.settled(self.rollout.play(cases, seeds, sampling_seeds, decoding)))
