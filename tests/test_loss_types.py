@@ -225,6 +225,8 @@ def test_the_plan_says_what_is_off_policy() -> None:
         rollout(rl_updates_per_rollout=2, trl={"num_iterations": 2}) == f"4 prompts x 4 completions = 16, for 4 {later}"
     )
     assert rollout(trl={"steps_per_generation": 2}).endswith("= 4, several for each optimizer step; all on-policy")
+    several = check(TrainConfig(model="tiny", rl_updates_per_rollout=4), has_environment=True)
+    assert "1 x training cases / 2, rounded up to whole rollouts" in "\n".join(plan_lines(several))
 
 
 @pytest.mark.parametrize(

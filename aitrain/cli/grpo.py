@@ -148,10 +148,12 @@ def plan_lines(plan: RunPlan) -> list[str]:
     config, folder = plan.config, plan.folder
     updates = config.trl_integer("num_iterations", 1)
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
+    rollout = RolloutSize.of(config, plan.batch)
+    whole = "rounded up to whole rollouts" if rollout.steps > 1 else "rounded up"
     steps = (
         f"{config.max_steps}"
         if config.max_steps
-        else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
+        else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {whole}"
     )
     preset = list(described(config))
     where = folder.path if folder else Path(config.output_dir) / config.project_name
@@ -161,7 +163,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "environment": _environments(plan),
         **_judges(plan),
         "batch": str(plan.batch),
-        "rollout": str(RolloutSize.of(config, plan.batch)),
+        "rollout": str(rollout),
         **({"preset": "\n             ".join(preset)} if preset else {}),
         "loss": f"{config.custom_loss}, averaged as {config.rl_loss_type}" if config.custom_loss else str(config.loss),
         **_parts(config),
