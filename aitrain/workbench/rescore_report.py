@@ -53,8 +53,8 @@ class PhaseCount:
         compared = [(share, means) for share, means in compared if means[0] is not None]
         if compared:
             total = sum(share for share, _ in compared)
-            before, after = (sum(share * means[n] for share, means in compared) / total for n in (0, 1))  # type: ignore[operator]
-            return before, after
+            before = sum(share * (mean or 0.0) for share, (mean, _) in compared) / total
+            return before, sum(share * (mean or 0.0) for share, (_, mean) in compared) / total
         return (fmean(self.before), fmean(self.after)) if self.before else (None, None)
 
     def to_json(self, shares: Mapping[str, float]) -> JsonObject:
@@ -159,7 +159,7 @@ class RescoreReport:
 
     def show(self, console: Console) -> None:
         """Print the report."""
-        lines = [("", "episodes", "compared", "before", "after", "changed")]
+        lines: list[tuple[str, ...]] = [("", "episodes", "compared", "before", "after", "changed")]
         for phase, count in self.phases.items():
             name = f"held-out, {escape_controls(phase).replace('_', ', ')}" if phase else "training"
             lines.append(_line(name, count, self._shares_of(phase)))
