@@ -108,6 +108,11 @@ def test_the_plan_names_the_judges_of_the_rows() -> None:
     rubric = {"judge": "rubric", "url": "http://a/v1", "model": "m", "rubric": "r", "weight": 0.5, "max_calls": 9}
     config = TrainConfig(rl_env="rows:train.jsonl", rl_env_config={"judges": {"*": "exact", "chat": ["gsm8k", rubric]}})
     shown = next(line for line in plan_lines(preflight.check(config)) if line.startswith("judges"))
+    several = TrainConfig(
+        rl_env=["rows:train.jsonl", f"sums={Path(__file__).parents[1]}/environments/several.py:Early"]
+    )
+    lines = list(plan_lines(preflight.check(several)))
+    assert "environment  train.jsonl: 50.0% of the prompts, rows:train.jsonl" in lines[1]
     assert shown == "judges       exact; chat: gsm8k + 0.5 x rubric (m at http://a/v1, at most 9 calls)"
 
 
