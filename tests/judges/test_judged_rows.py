@@ -14,6 +14,7 @@ from aitrain import EnvironmentFailed, TrainConfig, judges
 from aitrain.batch import plan_batch
 from aitrain.cli.grpo import plan_lines
 from aitrain.environment.judges import asking
+from aitrain.environment.judges.judged_rows import JudgedRows
 from aitrain.environment.runner import start_runner
 from aitrain.launch import preflight
 from aitrain.workbench.worker import check
@@ -63,6 +64,15 @@ def test_batches_have_the_shapes_of_xtuners_documentation(
     plan = plan_batch(TrainConfig(**options), 8)  # type: ignore[arg-type]
     assert plan.completions_per_step == per_update
     assert plan.completions_per_step * updates == groups * completions
+
+
+def test_references_are_found_by_the_case_idx_of_the_rows(here: Path) -> None:
+    row = {"prompt": "?", "ground_truth": "a", "case_idx": "seven"}
+    write(here, {"named.jsonl": json.dumps(row), "held.jsonl": json.dumps({**row, "ground_truth": "b", "case_idx": 0})})
+    environment: Any = JudgedRows("named.jsonl", judges="exact", eval_data="held.jsonl")
+    environment.build_dataset()
+    environment.build_eval_dataset()
+    assert (environment.reference("seven"), environment.reference(0), environment.reference(1)) == ("a", "b", None)
 
 
 def test_several_files_and_held_out_rows_of_their_own(here: Path) -> None:
