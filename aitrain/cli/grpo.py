@@ -124,7 +124,11 @@ def _print_output(text: str) -> None:
 
 def _environments(plan: RunPlan) -> str:
     """Where the environment is; of several, the share of each in a batch, and in the held-out score."""
-    places = {name: str(source.file or source.module) for name, source in plan.sources.items()}
+    given = plan.config.environments if any(source.adapter for source in plan.sources.values()) else {}
+    places = {
+        name: given[name].env_place if source.adapter else str(source.file or source.module)
+        for name, source in plan.sources.items()
+    }
     if len(places) < 2:
         return places.get("", "from Python")
     shares = plan.config.env_shares

@@ -16,7 +16,8 @@ EnvOrder: TypeAlias = UniformOrder | DifficultyOrder
 @dataclass
 class MixedOrder:
     """Gives each environment its share of the groups: at any time, each has had its share of all groups so far, to
-    within a group. Which of its cases they are is decided by an order of its own."""
+    within a group (two with more than four environments). Which of its cases they are is decided by an order of its
+    own."""
 
     orders: Mapping[str, EnvOrder]
     weights: Sequence[float]
