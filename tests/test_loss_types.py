@@ -209,6 +209,11 @@ def test_the_plan_says_what_is_off_policy() -> None:
         rollout(rl_updates_per_rollout=2, trl={"num_iterations": 2}) == f"4 prompts x 4 completions = 16, for 4 {later}"
     )
     assert rollout(trl={"steps_per_generation": 2}).endswith("= 4, several for each optimizer step; all on-policy")
+    ahead = {"rl_ahead": 1, "use_vllm": True, "vllm_mode": "server", "peft": True}
+    assert rollout(**ahead).endswith("for one optimizer step; all off-policy, as it is sampled ahead")
+    assert rollout(**ahead, rl_updates_per_rollout=2).endswith(
+        "2 optimizer steps; all off-policy, as it is sampled ahead"
+    )
 
 
 @pytest.mark.parametrize(
