@@ -227,6 +227,11 @@ def test_the_plan_says_what_is_off_policy() -> None:
     assert rollout(trl={"steps_per_generation": 2}).endswith("= 4, several for each optimizer step; all on-policy")
     several = check(TrainConfig(model="tiny", rl_updates_per_rollout=4), has_environment=True)
     assert "1 x training cases / 2, rounded up to whole rollouts" in "\n".join(plan_lines(several))
+    ahead = {"rl_ahead": 1, "use_vllm": True, "vllm_mode": "server", "peft": True}
+    assert rollout(**ahead).endswith("for one optimizer step; all off-policy, as it is sampled ahead")
+    assert rollout(**ahead, rl_updates_per_rollout=2).endswith(
+        "2 optimizer steps; all off-policy, as it is sampled ahead"
+    )
 
 
 @pytest.mark.parametrize(

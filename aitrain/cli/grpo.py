@@ -175,6 +175,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "steps": f"{steps}{_early_end(config)}",
         **({"cases": " ".join(_cases(config))} if list(_cases(config)) else {}),
         **({"ahead": _ahead(config)} if config.rl_ahead else {}),
+        **({"callbacks": config.custom_callbacks} if config.custom_callbacks else {}),
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
         **_servers(plan),
         "run folder": str(where),

@@ -217,7 +217,7 @@ def test_processes_gather_equal_numbers_of_values_though_their_passes_differ_in_
     trainer.accelerator.pad_across_processes = lambda values, dim, pad_index: torch.nn.functional.pad(
         values, (0, 9 - len(values)), value=pad_index
     )
-    (step,) = in_passes([padded_batch(6, seed=2)], PassLimit(4), ProcessGather(1, 0, lambda rows, _: rows))
+    (step,) = in_passes([padded_batch(6, seed=2)], PassLimit(4), RankRows(1, 0, lambda rows, _: rows))
     trainer._compute_loss(policy(), step)
 
     assert len(step[PASSES]) > 1
