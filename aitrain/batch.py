@@ -92,22 +92,29 @@ class RolloutSize:
     generations: int
     steps: float
     """Optimizer steps on one rollout; below 1 if a step trains on several."""
+    is_ahead: bool = False
+    """Whether it is sampled while the one before is trained on."""
 
     @classmethod
     def of(cls, config: TrainConfig, plan: BatchPlan) -> RolloutSize:
         """The rollout of a run."""
         schedule = schedule_cases(config, plan, 1)
-        return cls(schedule.prompts, plan.generations, schedule.passes / schedule.accumulation)
+        steps = schedule.passes / schedule.accumulation
+        return cls(schedule.prompts, plan.generations, steps, config.rl_ahead > 0)
 
     def __str__(self) -> str:
         sampled = self.prompts * self.generations
         size = f"{_counted(self.prompts, 'prompt')} x {self.generations} completions = {sampled}"
         if self.steps < 1:
-            return f"{size}, several for each optimizer step; all on-policy"
-        if self.steps == 1:
-            return f"{size}, for one optimizer step; on-policy"
+            size += ", several for each optimizer step"
+        else:
+            size += ", for one optimizer step" if self.steps == 1 else f", for {self.steps:g} optimizer steps"
+        if self.is_ahead:
+            return f"{size}; all off-policy, as it is sampled ahead"
+        if self.steps <= 1:
+            return f"{size}; {'all ' if self.steps < 1 else ''}on-policy"
         later = "the later ones are" if self.steps != 2 else "the second is"
-        return f"{size}, for {self.steps:g} optimizer steps; the first is on-policy, {later} off-policy"
+        return f"{size}; the first is on-policy, {later} off-policy"
 
 
 @dataclass(frozen=True)

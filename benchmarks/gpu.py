@@ -54,7 +54,7 @@ def main() -> int:
     """Measure, show, judge."""
     wanted = _options()
     os.environ.update(SURROUNDINGS | {"CUDA_VISIBLE_DEVICES": _device(wanted.device)})
-    name = gpu_name()
+    name = gpu_name() if wanted.device == "cuda" else ""
     if wanted.device == "cuda" and not name:
         print(NO_GPU, file=sys.stderr)
         return 2

@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from aitrain.options.train import TrainConfig
-from benchmarks.measuring import ROOT, Bounds, Row, options, positive, run, script, show
+from benchmarks.measuring import ROOT, Bounds, Row, options, positive, run, show
 
 SECONDS, MEMORY = Bounds(ratio=1.03), Bounds(ratio=1.05)
 WARM_UP = 2  # steps that are not timed: the first ones allocate
@@ -130,9 +129,13 @@ def prepare(folder: Path, steps: int) -> tuple[Training, Training]:
 
 
 def in_new_process(work: Callable[[Any], None], argument: Any) -> None:
-    """What needs torch happens elsewhere: see `measuring.run`."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        pool.submit(work, argument).result()
+    """What needs torch happens elsewhere: see `measuring.run`. A process that has imported it already is forked."""
+    new: Any = multiprocessing.get_context("fork" if "torch" in sys.modules else "spawn")
+    process = new.Process(target=work, args=(argument,))
+    process.start()
+    process.join()
+    if process.exitcode != 0:
+        raise RuntimeError(f"what needs torch ended with exit code {process.exitcode}")
 
 
 def make_random_model(folder: Path) -> None:
@@ -210,7 +213,7 @@ def aitrain_command(training: Training, clock: Path) -> list[str]:
     """A training into a run folder of its own."""
     task = json.dumps(training.task | {"clock": str(clock)})
     where = ["--config", str(training.config), "--output-dir", str(training.folder / "runs")]
-    return [script("aitrain"), "grpo", *where, "--rl-env-config", task, "--debug"]
+    return [sys.executable, "-P", "-m", "aitrain", "grpo", *where, "--rl-env-config", task, "--debug"]
 
 
 def plain_trl(training: Training) -> Side:

@@ -35,6 +35,9 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama", "matplotlib.backends.backend_agg", "matplotlib.figure",
 )  # fmt: skip
 
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
+"""Variables that glibc reads when a program starts, with the parameter of mallopt that each stands for."""
+
 SCRIPT = """\
 #!{python} -ISE
 import json, os, signal, socket, sys
@@ -160,6 +163,8 @@ def _become(streams: list[int], variables: dict[str, str] | None) -> None:
     if variables is not None:
         os.environ.clear()
         os.environ.update(variables)
+        for name in ALLOCATOR.keys() & variables.keys():
+            ctypes.CDLL(None).mallopt(ALLOCATOR[name], int(variables[name]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 

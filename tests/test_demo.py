@@ -42,9 +42,10 @@ def test_a_wheel_brings_the_model_and_the_environments(tmp_path: Path) -> None:
     """Its dependencies are this interpreter's: a .pth file adds them without the checkout."""
     run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)], tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
-    venv.create(tmp_path / "venv", with_pip=True, symlinks=True)
+    venv.create(tmp_path / "venv", symlinks=True)
     python = str(tmp_path / "venv" / "bin" / "python")
-    run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], tmp_path)
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    run([*install, str(wheel)], tmp_path)
     packages = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
     (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, TrainConfig
+from aitrain import ConfigError, EnvRequirements, TrainConfig
 from aitrain.batch import RolloutSize, plan_batch
 from aitrain.cli.grpo import plan_lines
+from aitrain.environment.requirements import with_requirements
 from aitrain.launch.preflight import check
 from aitrain.options.loss_types import LOSS_TYPES, as_markdown, remarks
 from aitrain.options.presets import PRESETS
@@ -145,7 +146,7 @@ def test_the_table_of_the_page_is_fresh() -> None:
     [
         ("grpo", {"beta": 0.04, "loss_type": "grpo", "epsilon_high": 0.2, "steps_per_generation": 4}),
         ("dapo", {"beta": 0.0, "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "steps_per_generation": 64}),
-        ("dr-grpo", {"beta": 0.0, "loss_type": "dr_grpo", "scale_rewards": "none", "steps_per_generation": 4}),
+        ("dr-grpo", {"beta": 0.0, "loss_type": "dr_grpo", "scale_rewards": "none", "steps_per_generation": 32}),
         ("gspo", {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4,
                   "steps_per_generation": 16}),
         ("cispo", {"beta": 0.0, "loss_type": "cispo", "epsilon_high": 5.0, "steps_per_generation": 64}),
@@ -158,7 +159,7 @@ def test_a_preset_sets_a_papers_algorithm(name: str, expected: dict[str, Any]) -
     config = TrainConfig(rl_preset=name, mixed_precision="no")
     settings = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
     assert {field: settings[field] for field in expected} == expected
-    assert (config.rl_sampling, config.rl_overlong_buffer) == (
+    assert (config.rl_sampling, config.overlong_buffer) == (
         ("refill", 25) if name in ("dapo", "cispo") else ("uniform", None)
     )
 
@@ -174,7 +175,7 @@ def test_every_preset_of_the_option_is_in_the_table_and_on_the_page() -> None:
 
 def test_given_options_and_fields_win_over_a_preset_wherever_they_are_given(here: Path) -> None:
     config = TrainConfig(rl_preset="dapo", rl_kl_coef=0.02, rl_max_new_tokens="50", trl={"epsilon_high": 0.3})
-    assert (config.rl_kl_coef, config.loss.high, config.rl_overlong_buffer) == (0.02, 0.3, 10)
+    assert (config.rl_kl_coef, config.loss.high, config.overlong_buffer) == (0.02, 0.3, 10)
     assert config.loss.loss_type == "dapo"
     lines = [
         line.strip()
@@ -188,6 +189,21 @@ def test_given_options_and_fields_win_over_a_preset_wherever_they_are_given(here
     assert resolve(TrainConfig, here / "own.yaml").rl_kl_coef == 0.02
     other = resolve(TrainConfig, here / "own.yaml", {"rl_preset": "gspo"})
     assert (other.rl_kl_coef, other.loss.level, other.lr) == (0.0, "sequence", 1e-4)
+
+
+def test_the_overlong_buffer_of_a_preset_follows_the_length_that_an_environment_declares(here: Path) -> None:
+    """Also where that is shorter than a fifth of the default."""
+
+    class Declares:
+        requirements: EnvRequirements
+
+    for length, buffer in ((16, 3), (1000, 200)):
+        Declares.requirements = EnvRequirements(max_new_tokens=length)
+        config, _ = with_requirements(TrainConfig(rl_preset="dapo"), Declares())
+        assert (config.rl_max_new_tokens, config.overlong_buffer) == (length, buffer)
+        (here / "config.yaml").write_text(write_yaml(config.written()))
+        other = resolve(TrainConfig, here / "config.yaml", {"rl_preset": "gspo"})
+        assert (other.overlong_buffer, other.rl_updates_per_rollout) == (None, 4)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -209,6 +225,13 @@ def test_the_plan_says_what_is_off_policy() -> None:
         rollout(rl_updates_per_rollout=2, trl={"num_iterations": 2}) == f"4 prompts x 4 completions = 16, for 4 {later}"
     )
     assert rollout(trl={"steps_per_generation": 2}).endswith("= 4, several for each optimizer step; all on-policy")
+    several = check(TrainConfig(model="tiny", rl_updates_per_rollout=4), has_environment=True)
+    assert "1 x training cases / 2, rounded up to whole rollouts" in "\n".join(plan_lines(several))
+    ahead = {"rl_ahead": 1, "use_vllm": True, "vllm_mode": "server", "peft": True}
+    assert rollout(**ahead).endswith("for one optimizer step; all off-policy, as it is sampled ahead")
+    assert rollout(**ahead, rl_updates_per_rollout=2).endswith(
+        "2 optimizer steps; all off-policy, as it is sampled ahead"
+    )
 
 
 @pytest.mark.parametrize(

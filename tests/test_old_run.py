@@ -20,7 +20,7 @@ from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.result import Result
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.rollout_record import SCHEMA, RolloutRecord, read_rollouts
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.run_list import look
 from aitrain.ui.report_writer import ReportWriter, page_data
@@ -106,7 +106,7 @@ def test_aitrain_show_prints_its_records_in_the_present_format(run: RunFolder) -
     shown = json.loads(aitrain("show", "old_run", "--step", "2", "--json").stdout)
     wanted = [record for record in records(run) if record.step == 2 and not record.eval_phase]
     assert shown == [record.to_json() for record in wanted]
-    assert {(one["schema"], one["weight_version"]) for one in shown} == {(1, 1)}
+    assert {(one["schema"], one["weight_version"]) for one in shown} == {(SCHEMA, 1)}
 
 
 def test_aitrain_runs_lists_it(run: RunFolder) -> None:

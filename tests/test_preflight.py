@@ -282,7 +282,7 @@ def test_the_plan_says_what_a_reshaped_sampling_distribution_leaves_inexact() ->
 def test_the_plan_counts_the_steps_of_several_updates_with_each_batch() -> None:
     (steps,) = [line for line in plan_lines(plan(trl={"num_iterations": 2}, epochs=3)) if line.startswith("steps")]
 
-    assert steps.endswith("3 x training cases / 2 x 2 updates with each batch, rounded up")
+    assert steps.endswith("3 x training cases / 2 x 2 updates with each batch, rounded up to whole rollouts")
 
 
 def test_the_plan_says_when_a_run_may_end_early() -> None:

@@ -151,7 +151,11 @@ def _print_output(text: str) -> None:
 
 def _environments(plan: RunPlan) -> str:
     """Where the environment is; of several, the share of each in a batch, and in the held-out score."""
-    places = {name: str(source.file or source.module) for name, source in plan.sources.items()}
+    given = plan.config.environments if any(source.adapter for source in plan.sources.values()) else {}
+    places = {
+        name: given[name].env_place if source.adapter else str(source.file or source.module)
+        for name, source in plan.sources.items()
+    }
     if len(places) < 2:
         return places.get("", "from Python")
     shares = plan.config.env_shares
@@ -175,10 +179,12 @@ def plan_lines(plan: RunPlan) -> list[str]:
     config, folder = plan.config, plan.folder
     updates = config.trl_integer("num_iterations", 1)
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""
+    rollout = RolloutSize.of(config, plan.batch)
+    whole = "rounded up to whole rollouts" if rollout.steps > 1 else "rounded up"
     steps = (
         f"{config.max_steps}"
         if config.max_steps
-        else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
+        else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {whole}"
     )
     preset = list(described(config))
     where = folder.path if folder else Path(config.output_dir) / config.project_name
@@ -188,7 +194,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "environment": _environments(plan),
         **_judges(plan),
         "batch": str(plan.batch),
-        "rollout": str(RolloutSize.of(config, plan.batch)),
+        "rollout": str(rollout),
         **({"preset": "\n             ".join(preset)} if preset else {}),
         "loss": f"{config.custom_loss}, averaged as {config.rl_loss_type}" if config.custom_loss else str(config.loss),
         **_parts(config),
@@ -196,6 +202,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "steps": f"{steps}{_early_end(config)}",
         **({"cases": " ".join(_cases(config))} if list(_cases(config)) else {}),
         **({"ahead": _ahead(config)} if config.rl_ahead else {}),
+        **({"callbacks": config.custom_callbacks} if config.custom_callbacks else {}),
         "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
         **_servers(plan),
         "run folder": str(where),
@@ -215,8 +222,8 @@ def _parts(config: TrainConfig) -> dict[str, str]:
         parts["dual clip"] = f"ratio at most {config.rl_dual_clip:g} where the advantage is negative"
     if config.rl_entropy_coef:
         parts["entropy"] = f"bonus x {config.rl_entropy_coef:g}"
-    if config.rl_overlong_buffer is not None:
-        limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.rl_overlong_buffer
+    if config.overlong_buffer is not None:
+        limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.overlong_buffer
         parts["overlong"] = f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
     return parts
 

@@ -115,11 +115,13 @@ class VLLMServerEngine:
         max_tokens = room(request.prompt_ids, request.max_tokens, self.context)
         one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed, has_logprobs=self.has_logprobs)
         with self.clock.running("generate"):
-            async with self._slots:
-                (completion,) = await self.fleet.request(
-                    lambda server: self.gate.run(self._complete(server, one)),
-                    one.max_total_tokens, CURRENT_SECONDS, request.index,
-                )  # fmt: skip
+            return await self.gate.run(self._generate(one, request.index))
+
+    async def _generate(self, one: CompletionRequest, episode: int | None) -> Completion:
+        async with self._slots:
+            (completion,) = await self.fleet.request(
+                lambda server: self._complete(server, one), one.max_total_tokens, CURRENT_SECONDS, episode
+            )
         return completion
 
     @asynccontextmanager
@@ -216,7 +218,7 @@ class VLLMServerEngine:
         if self.weight_version == version:
             return
         new, start = WeightVersion(version, self.fleet.loads + 1), time.monotonic()
-        with activity.own.doing("weight sync"), self.failing_together(), self.together():
+        with activity.own.doing("weight sync"), self.failing_together(gather_object), self.together():
             self.last_bytes = self.fleet.sync.write(new)
             if self.is_main_process:
                 await self.settled(self.fleet.load(new))
@@ -234,7 +236,7 @@ class VLLMServerEngine:
             await self.fleet.settle()
 
     @contextmanager
-    def failing_together(self, gather: Gather = gather_object) -> Iterator[None]:
+    def failing_together(self, gather: Gather) -> Iterator[None]:
         """Context that ends on all ranks together, and raises a failure of one rank on all. Every rank must enter it.
 
         Raises:

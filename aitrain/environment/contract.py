@@ -70,6 +70,13 @@ class Case:
     number: int = 0
     env: str = ""
     """Name of its environment, in a run with several."""
+    first: int = 0
+    """Number of the environment's first row."""
+
+    @property
+    def own_number(self) -> int:
+        """The number that the case has if its environment is the only one."""
+        return self.number - self.first
 
     @property
     def is_chat(self) -> bool:

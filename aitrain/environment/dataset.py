@@ -47,7 +47,9 @@ class Cases(Sequence[Case]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, number = self.rows[self.numbers[index]], self.numbers[index] + self.offset
-        return Case(row.get("case_idx", number), row.get("prompt") or [], row, number + self.first, self.env)
+        return Case(
+            row.get("case_idx", number), row.get("prompt") or [], row, number + self.first, self.env, self.first
+        )
 
     @property
     def is_chat(self) -> bool:

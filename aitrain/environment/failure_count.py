@@ -28,6 +28,12 @@ class FailureCount:
     bad_batches: int = 0
     has_noted_abandoned: bool = False
     has_noted_dropped: bool = False
+    _parts: dict[str, FailureCount] = field(default_factory=dict)
+
+    def of(self, env: str) -> FailureCount:
+        """The failures of one environment of several, of which any share may fail but not all; itself without a
+        name."""
+        return self._parts.setdefault(env, FailureCount()) if env else self
 
     def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
         """Messages of the (kind, message) pairs whose kind has not been reported in this run."""

@@ -103,7 +103,9 @@ def errors_of(name: str) -> Iterator[None]:
     except AitrainError as error:
         if name:
             first, *rest = str(error).split("\n")
-            error.args = ("\n".join([f"{first} (environment {name})", *rest]), *error.args[1:])
+            end = "." if first.endswith(".") else ""
+            first = f"{first.removesuffix('.')} (environment {name}){end}"
+            error.args = ("\n".join([first, *rest]), *error.args[1:])
         raise
 
 

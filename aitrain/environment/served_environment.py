@@ -63,11 +63,12 @@ class ServedEnvironment:
         """The session of a new episode."""
         if case is None:
             raise ValueError("a session of a served environment needs its case")
-        return ServedSession(self.servers, EnvCall("", 0, self.servers.id, case.number, bounds=_json(bounds)))
+        return ServedSession(self.servers, EnvCall("", 0, self.servers.id, case.own_number, bounds=_json(bounds)))
 
     def score(self, group: Group, bounds: Bounds) -> list[ScoreResult]:
         """The results of `score_group`, always on the first server, as they may depend on earlier groups."""
-        first = EnvCall("", 0, self.servers.id, group.case.number, members=tuple(group.members), bounds=_json(bounds))
+        number, members = group.case.own_number, tuple(group.members)
+        first = EnvCall("", 0, self.servers.id, number, members=members, bounds=_json(bounds))
         return ServedSession(self.servers, first, self.servers.connections[0]).call(
             "/v1/score_group", list[ScoreResult]
         )

@@ -102,9 +102,9 @@ def _rescore(request: Request) -> Document:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    report = RescoreReport(wanted["most"])
+    report = RescoreReport(wanted["most"], config.env_shares)
     for name, (opened, own) in open_environments(config, tokenizer).items():
-        of_env = [index.record(entry) for entry in entries if name in ("", entry.environment)]
+        of_env = (index.record(entry) for entry in entries if name in ("", entry.environment))
         report.add_all(Rescorer(opened, own, tokenizer).rescore(of_env))
     report.check()
     if not wanted["as_json"]:

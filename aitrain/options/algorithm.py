@@ -58,7 +58,8 @@ class GRPOOptions(Options):
     (dual-clip PPO, arXiv 1912.09729)."""
     rl_overlong_buffer: PositiveInt | None = None
     """Tokens before the limit of a completion (--rl-max-new-tokens) over which the reward falls linearly, by
-    --rl-overlong-penalty at the limit (soft overlong punishment of DAPO, arXiv 2503.14476, section 3.4)."""
+    --rl-overlong-penalty at the limit (soft overlong punishment of DAPO, arXiv 2503.14476, section 3.4); unset: off, or
+    that of --rl-preset."""
     rl_overlong_penalty: PositiveFloat = 1.0
     """Reward subtracted from a completion that reaches the limit, with --rl-overlong-buffer."""
     rl_entropy_coef: NonNegativeFloat = 0.0
@@ -80,15 +81,6 @@ class GRPOOptions(Options):
     @classmethod
     def _fill_in_preset(cls, values: object) -> object:
         return with_preset(values, cls.model_fields) if isinstance(values, dict) else values
-
-    def rules(self) -> Iterable[Rule]:
-        """Options of a penalty that is off."""
-        return [
-            (
-                self.rl_overlong_buffer is None and self.rl_overlong_penalty != 1.0,
-                "rl_overlong_penalty: nothing is subtracted without --rl-overlong-buffer\nAdd it, or leave this out.",
-            )
-        ]
 
 
 class SamplingOptions(Options):

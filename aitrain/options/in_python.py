@@ -60,6 +60,11 @@ def _argument(part: re.Match[str], fields: Mapping[str, FieldInfo]) -> str:
     return name + rest
 
 
+def _types_in(annotation: object) -> set[object]:
+    """A type, and the types that it is made of."""
+    return {annotation, *(each for part in get_args(annotation) for each in _types_in(part))}
+
+
 def _written(word: str, field: FieldInfo) -> str:
     """A value as Python code; empty if the word is no value of the option but the next one of the sentence."""
     choices = {choice for each in (field.annotation, *get_args(field.annotation)) for choice in get_args(each)}
@@ -67,7 +72,7 @@ def _written(word: str, field: FieldInfo) -> str:
         return json.dumps(word)
     if _NUMBER.fullmatch(word):
         return word
-    is_text = str in (field.annotation, *get_args(field.annotation)) or word[0] in "'["
+    is_text = str in _types_in(field.annotation) or word[0] in "'["
     if not (is_text and _TEXT.match(word)):
         return ""
     return word.strip("'") if word[0] in "'[" else json.dumps(word)

@@ -108,7 +108,9 @@ class LossOptions(Protocol):
     @property
     def rl_max_new_tokens(self) -> int: ...
     @property
-    def rl_overlong_buffer(self) -> int | None: ...
+    def overlong_buffer(self) -> int | None: ...
+    @property
+    def rl_overlong_penalty(self) -> float: ...
     @property
     def custom_loss(self) -> str | None: ...
     @property
@@ -241,7 +243,11 @@ def _wrong_parts(options: LossOptions) -> Iterator[tuple[bool, str]]:
         dual is not None and _clips(options) and dual <= 1 + high,
         f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3.",
     )
-    buffer = options.rl_overlong_buffer
+    buffer = options.overlong_buffer
+    yield (
+        buffer is None and options.rl_overlong_penalty != 1.0,
+        "rl_overlong_penalty: nothing is subtracted without --rl-overlong-buffer\nAdd it, or leave this out.",
+    )
     yield (
         buffer is not None and buffer > options.rl_max_new_tokens,
         f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"

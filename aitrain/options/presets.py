@@ -21,6 +21,8 @@ class PresetOptions(Protocol):
     @property
     def rl_max_new_tokens(self) -> int: ...
     @property
+    def overlong_buffer(self) -> int | None: ...
+    @property
     def trl(self) -> Mapping[str, object]: ...
 
 
@@ -40,7 +42,7 @@ _NO_KL = {"rl_kl_coef": 0.0}
 
 PRESETS = {
     "grpo": Preset(
-        "DeepSeekMath, arXiv 2402.03300, section 4.1.2",
+        "DeepSeekMath, arXiv 2402.03300, section 4.2; its clip range is not stated: that of PPO",
         {
             "rl_loss_type": "grpo", "rl_importance_level": "token", **_CLIP, "rl_scale_rewards": "group",
             "rl_kl_coef": 0.04, "rl_kl_estimator": "k3", "rl_kl_in": "loss", "rl_updates_per_rollout": 1,
@@ -55,21 +57,21 @@ PRESETS = {
         overlong=True,
     ),
     "dr-grpo": Preset(
-        "Dr. GRPO, arXiv 2503.20783, section 3.2",
+        "Dr. GRPO, arXiv 2503.20783, section 3.2 and table 6; updates of the authors' training scripts",
         {
             "rl_loss_type": "dr_grpo", "rl_importance_level": "token", **_CLIP, "rl_scale_rewards": "none", **_NO_KL,
-            "rl_updates_per_rollout": 1,
+            "rl_updates_per_rollout": 8,  # 128 of 1,024 completions each
         },
     ),
     "gspo": Preset(
-        "GSPO, arXiv 2507.18071, section 5.1",
+        "GSPO, arXiv 2507.18071, section 5.1, whose formulas omit the KL term",
         {
             "rl_loss_type": "grpo", "rl_importance_level": "sequence", "rl_clip_range": 3e-4,
             "rl_clip_range_high": 4e-4, "rl_scale_rewards": "group", **_NO_KL, "rl_updates_per_rollout": 4,
         },
     ),
     "cispo": Preset(
-        "CISPO, arXiv 2506.13585 (MiniMax-M1), section 3; largest ratio of arXiv 2510.13786 (ScaleRL)",
+        "CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1; largest ratio of arXiv 2510.13786 (ScaleRL)",
         {
             "rl_loss_type": "cispo", "rl_importance_level": "token", "rl_clip_range_high": 5.0,
             "rl_scale_rewards": "group", **_NO_KL, "rl_sampling": "refill", "rl_updates_per_rollout": 16,
@@ -78,17 +80,13 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-MAX_NEW_TOKENS = 128
-"""Default of rl_max_new_tokens."""
-
 FIELD_OF = {option: field for field, option in OPTION_OF.items()}
 
 
-def preset_settings(name: str, max_new_tokens: int) -> dict[str, object]:
-    """The settings of a preset for a run with this limit of a completion."""
-    preset = PRESETS[name]
-    overlong = {"rl_overlong_buffer": max(1, max_new_tokens // 5)} if preset.overlong else {}
-    return {**preset.settings, **overlong}
+def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
+    """The overlong buffer of a preset for completions of up to this length; None if it has none. It is no default of
+    the option, as an environment may declare the length later."""
+    return max(1, max_new_tokens // 5) if name in PRESETS and PRESETS[name].overlong else None
 
 
 def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str, object]:
@@ -97,12 +95,7 @@ def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str
     name, trl = values.get("rl_preset"), values.get("trl")
     if not isinstance(name, str) or name not in PRESETS:
         return dict(values)
-    fields = trl if isinstance(trl, dict) else {}
-    try:
-        longest = int(str(values.get("rl_max_new_tokens", MAX_NEW_TOKENS)))
-    except ValueError:  # refused later, by the option itself
-        longest = MAX_NEW_TOKENS
-    settings = preset_settings(name, longest).items()
+    fields, settings = trl if isinstance(trl, dict) else {}, PRESETS[name].settings.items()
     return {**{key: value for key, value in settings if key in known and FIELD_OF.get(key) not in fields}, **values}
 
 
@@ -112,10 +105,16 @@ def described(config: PresetOptions) -> Iterator[str]:
     if name is None:
         return
     yield f"{name}, the settings of {PRESETS[name].source}; given options win:"
-    for key, value in preset_settings(name, config.rl_max_new_tokens).items():
-        field = FIELD_OF.get(key)
-        own = config.trl[field] if field is not None and field in config.trl else getattr(config, key)
+    found = [(key, _own(config, key), value) for key, value in PRESETS[name].settings.items()]
+    if (buffer := overlong_buffer(name, config.rl_max_new_tokens)) is not None:
+        found.append(("rl_overlong_buffer", config.overlong_buffer, buffer))
+    for key, own, value in found:
         yield f"{key} {_short(value)}" if own == value else f"{key} {own} (given; {name} has {_short(value)})"
+
+
+def _own(config: PresetOptions, key: str) -> object:
+    field = FIELD_OF.get(key)
+    return config.trl[field] if field is not None and field in config.trl else getattr(config, key)
 
 
 def as_markdown() -> str:

@@ -11,6 +11,7 @@ from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.loss_types import LossSettings, contradictions, settle
 from aitrain.options.model import LoRAOptions, ModelOptions
 from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions, default_rate
+from aitrain.options.presets import overlong_buffer
 from aitrain.options.run import (
     CheckpointOptions,
     EvaluationOptions,
@@ -64,6 +65,11 @@ class TrainConfig(
     def learning_rate(self) -> float:
         """The learning rate: the given one, else that for what is trained."""
         return self.lr or default_rate(self.peft)
+
+    @property
+    def overlong_buffer(self) -> int | None:
+        """Tokens of the overlong buffer: the given ones, else those of the preset; None: nothing is subtracted."""
+        return self.rl_overlong_buffer or overlong_buffer(self.rl_preset, self.rl_max_new_tokens)
 
     @property
     def weight_sync(self) -> str | None:
@@ -184,7 +190,7 @@ class TrainConfig(
             (
                 self.rl_ahead > 0 and self.weight_sync not in ("adapter", "disk"),
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
-                "Use --use-vllm --vllm-mode server, with --vllm-sync auto, adapter or disk.",
+                "Use --use-vllm and --vllm-mode server, with --vllm-sync auto, adapter or disk.",
             ),
             (
                 self.rl_ahead_turns and not self.rl_ahead,

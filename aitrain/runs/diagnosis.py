@@ -110,6 +110,8 @@ def traits_of(options: JsonObject) -> RunTraits:
     return RunTraits(
         bounds=bounds_of(options.get("rl_score_range")),
         samples_uniformly=options.get("rl_sampling") in (None, "uniform") and not options.get("custom_sampler"),
+        has_several_environments=isinstance(envs := options.get("rl_env"), list) and len(envs) > 1,
+        samples_ahead=bool(options.get("rl_ahead")),
         loss_type=as_text(options.get("rl_loss_type")) or "grpo",
     )
 

@@ -43,17 +43,23 @@ class RunTraits:
     samples_uniformly: bool = True
     """Whether rewards of different steps are of alike cases; --rl-sampling refill and difficulty choose them by their
     scores."""
+    has_several_environments: bool = False
     loss_type: str = "grpo"
     ratio_by_sequence: bool = True
     """Whether the importance ratio is a product over the tokens of an episode."""
+    samples_ahead: bool = False
+    """Whether the weights that sample are older than those that are trained (--rl-ahead)."""
     reshaped_sampling: str = ""
     """Options that change the sampling distribution, comma-separated; may be empty."""
 
     def level(self, values: Values) -> float | None:
-        """Mean reward as a fraction of the score range, 0 to 1; None for an unbounded range."""
+        """Mean score of all that was played, discarded groups included, as a fraction of the score range, 0 to 1; None
+        for an unbounded range."""
         if self.bounds is None:
             return None
-        return (values.get("reward", 0.0) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
+        return (values.get("cases/mean_score", values.get("reward", 0.0)) - self.bounds[0]) / (
+            self.bounds[1] - self.bounds[0]
+        )
 
     def is_solved(self, values: Values) -> bool:
         """Whether the mean reward is near the highest score."""
@@ -88,9 +94,10 @@ def _same_scores(traits: RunTraits, now: Values, first: Values) -> str:
         where = f"at {bounds[0]:g}: the cases are too hard"
     if now.get("unscored", 0.0) > 0:
         where += ", or fewer than two have a score"
+    refill = " --rl-sampling refill replaces such groups;" if traits.samples_uniformly else ""
     return (
         f"In {share:.0%} of the groups all completions score the same, {where}. Such groups give no gradient: raise"
-        " --rl-num-generations or --rl-temperature, give partial credit, or use easier cases;"
+        f" --rl-num-generations or --rl-temperature, give partial credit, or use easier cases;{refill}"
         " --stop-when-flat ends such a run."
     )
 
@@ -112,7 +119,8 @@ def _unscored(now: Values, _: Values) -> str:
 def _low_entropy(now: Values, _: Values) -> str:
     return (
         f"The policy's entropy has collapsed to {now['entropy']:.3f}: its completions are nearly identical, with"
-        f" reward {now.get('reward', 0.0):.2f}. Lower --lr, or raise --rl-temperature or --rl-kl-coef."
+        f" reward {now.get('reward', 0.0):.2f}. Lower --lr, or raise --rl-temperature,"
+        " --rl-kl-coef or --rl-entropy-coef."
     )
 
 
@@ -134,6 +142,12 @@ def _ratio_advice(traits: RunTraits, now: Values, _: Values) -> str:
         return (
             f"{intro}, because it is a product over {length:.0f} tokens of an episode, each of which differs by"
             f" {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
+        )
+    if traits.samples_ahead:
+        return (
+            f"{intro}, because log-probabilities of the same token differ by {gap:.2f} on average: the weights that"
+            " sampled it are a rollout old, and have changed much since. Lower --lr or --rl-updates-per-rollout, or"
+            " leave out --rl-ahead."
         )
     return (
         f"{intro}, because log-probabilities of the same token differ by {gap:.2f} on average, more than rounding"

@@ -101,12 +101,12 @@ def _scores_that_stay(past: Past) -> str | None:
 def one_component(past: Past) -> str | None:
     """One component of the score accounts for its rise, at the cost of another one, or without one that never came."""
     each = [name for name in past.names("env/") if name.endswith("/score")]
-    texts = (_dominant(past, name) for name in ("reward", *each))
+    texts = (_dominant(past, name) for name in (each if past.traits.has_several_environments else ["reward"]))
     return next((text for text in texts if text is not None), None)
 
 
 def _dominant(past: Past, score: str) -> str | None:
-    """The same for the mean score of all, or of one of several environments."""
+    """The same for the mean score, or that of one of several environments."""
     reward, scale = past.change(score), past.scale
     if reward is None or scale == 0.0 or reward.mean < RISES * scale or reward.low < RISES / 2 * scale:
         return None

@@ -58,7 +58,7 @@ class Algorithm:
             ConfigError: the custom loss asks for an argument that there is not.
             EnvironmentFailed: the module of the custom loss cannot be imported.
         """
-        buffer = config.rl_overlong_buffer
+        buffer = config.overlong_buffer
         return cls(
             config.rl_kl_estimator,
             config.rl_kl_in == "reward",

@@ -31,7 +31,7 @@ from typing import Any, cast
 import torch
 from trl.trainer.utils import nanstd
 
-from aitrain.engines.scopes import replaced
+from aitrain.engines.scopes import evaluation_mode, replaced
 from aitrain.training.algorithm import PLAIN, Algorithm, Average, estimate_kl, leave_one_out_factor
 from aitrain.training.kept_rows import MicroBatch
 from aitrain.training.logprobs import LogProbTrainer
@@ -103,16 +103,15 @@ class AlgorithmTrainer(LogProbTrainer):
         if before:  # TRL has computed it for importance ratios
             logps = before[-1].logps
         else:
-            with torch.no_grad():
-                logps = self._get_per_token_logps_and_entropies(self.model, *reference.arguments, **reference.keywords)[
-                    0
-                ]
+            with evaluation_mode(self.model):  # without dropout, whose noise would count as KL
+                output = self._get_per_token_logps_and_entropies(self.model, *reference.arguments, **reference.keywords)
+                logps = output[0]
         kl = estimate_kl(self.algorithm.kl_estimator, logps, reference.logps)
-        mask = torch.zeros_like(kl)
+        mask = torch.zeros_like(kl, dtype=torch.bool)
         for row, episode in enumerate(self._batch.episodes):
             own = episode.trajectory.mask
-            mask[row, : len(own)] = torch.tensor(own, dtype=kl.dtype, device=kl.device)
-        return (kl * mask).sum(1)
+            mask[row, : len(own)] = torch.tensor(own, device=kl.device).bool()
+        return kl.masked_fill(~mask, 0.0).sum(1)  # padding may have infinite values
 
     def _log_scores(self) -> None:
         """Log the mean and the deviation of the scores where TRL has logged those of the rewards."""

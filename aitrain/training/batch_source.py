@@ -121,8 +121,9 @@ class BatchSource:
 class AheadSource(BatchSource):
     """Plays each batch in a thread while the one before trains (--rl-ahead), with the weights before that training.
 
-    Weights are written and loaded by the calling thread, while no batch is played or none of its completions runs. So
-    a model that trains is never read by another thread, and the training's process group is used by one at a time.
+    Weights are written and loaded while the calling thread waits for it, and no batch is played or none of its
+    completions runs. So a model is not read while it trains, and one thread at a time uses the
+    training's process group.
     """
 
     places: BatchPlaces
@@ -183,10 +184,12 @@ class AheadSource(BatchSource):
         return future.result()
 
     def _begun(self, place: BatchPlace) -> tuple[tuple[int, int], Future[TrainingBatch]]:
+        rollouts = self._beside
+
         def play() -> TrainingBatch:
             clock = self.rollouts.rollout.clock
             clock.take()  # held-out cases may have been played since the last batch
-            batch = self.play(place, self._beside)
+            batch = self.play(place, rollouts)
             parts = clock.take()
             batch.seconds = {"generate": parts["generate"], "environment": parts["environment"]}
             return batch
@@ -195,9 +198,9 @@ class AheadSource(BatchSource):
 
     @property
     def _beside(self) -> PolicyRollouts:
-        """The rollouts as the thread uses them: with the weights that the engine has."""
-        version = self.rollouts.server_version
-        return replace(self.rollouts, settle=lambda: None, weight_version=version)
+        """The rollouts as the thread uses them: with the weights that the engine has, and loading none."""
+        version = self.rollouts.server_version()
+        return replace(self.rollouts, loads_weights=False, weight_version=lambda: version)
 
     def _load_between_turns(self, is_done: bool) -> None:
         """Load the present weights, if any rank still plays. The completions in flight end with the ones before."""
@@ -208,6 +211,7 @@ class AheadSource(BatchSource):
             return
         rollouts.loop.run(server.gate.close())
         try:
+            rollouts.loop.run(server.fleet.settle())  # no server that returns gets files that are removed
             accelerator.wait_for_everyone()  # the completions of all ranks have ended
             rollouts.load_weights()
         finally:

@@ -63,8 +63,9 @@ class CaseOrder(Protocol):
 class RefillingOrder(CaseOrder, Protocol):
     """An order for `--rl-sampling refill`."""
 
-    def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int]:
-        """A case that is not in `used` for each of the `replaced` ones of the last batch; fewer if none is left."""
+    def others(self, replaced: Sequence[int], used: Collection[int]) -> Sequence[int | None]:
+        """A case that is not in `used` for each of the `replaced` ones of the last batch, in their order; None, or
+        fewer, if none is left."""
         ...
 
 

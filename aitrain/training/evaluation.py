@@ -15,6 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.environment.contract import Case
+from aitrain.environment.locator import errors_of
 from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
@@ -123,20 +124,32 @@ def evaluate(
         if is_grouped:
             recorded = _whole_groups(recorded, plan.numbers(name))
         scores = [(str(row), score) for (row, _), score in recorded.items() if score is not None]
-        failures: list[str] = []
+        failures: list[tuple[str, str]] = []
         for batch in eval_batches(plan, name, size, is_grouped, recorded):
             with isolated_random_state(plan.seed + plan.position(batch[0], name)), rollouts.evaluating():
                 played = _play(rollouts, plan, batch, decoding)
             write([_record(episode, here, sample) for sample, episode in played])
             scores += _gather_scores(rollouts, played, failures)
-        if failures and not scores:
+        scorings[name] = by_case(scores)
+        _check_each(plan, failures, scorings[name])
+    return EvalScores(**scorings, mixture=plan.mixture)
+
+
+def _check_each(plan: EvalPlan, failures: Sequence[tuple[str, str]], scoring: Scoring) -> None:
+    """Check that no environment failed on all of its cases: without it, the mean score would be that of the others.
+
+    Raises:
+        EnvironmentFailed: one did.
+    """
+    scored = {case.env for case in plan.cases if str(case.number) in scoring}
+    for env in sorted({env for env, _ in failures} - scored):
+        kinds = [kind for name, kind in failures if name == env]
+        with errors_of(env):
             raise EnvironmentFailed(
-                f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"
+                f"The environment failed on all {len(kinds)} held-out cases ({', '.join(sorted(set(kinds)))}).\n"
                 "The first failure is shown above; --debug shows all that the run printed. aitrain env check"
                 " finds such failures without a model."
             )
-        scorings[name] = by_case(scores)
-    return EvalScores(**scorings, mixture=plan.mixture)
 
 
 def eval_batches(
@@ -190,13 +203,14 @@ def _record(episode: Episode, phase: EvalPhase, sample: EvalSample) -> RolloutRe
 
 
 def _gather_scores(
-    rollouts: PolicyRollouts, played: list[tuple[EvalSample, Episode]], failures: list[str]
+    rollouts: PolicyRollouts, played: list[tuple[EvalSample, Episode]], failures: list[tuple[str, str]]
 ) -> list[tuple[str, float]]:
-    """(row, score) of all ranks, in the order of the plan; adds the kinds of the failures of all ranks."""
+    """(row, score) of all ranks, in the order of the plan; adds environment and kind of the failures of all ranks."""
     results = [(sample, episode.result) for sample, episode in played]
     own = [(one.case, one.number, one.row, result.score) for one, result in results if result.score is not None]
     scores = gather_object(own)
-    kinds = gather_object([result.failure.kind for _, result in results if result.failure is not None])
+    own_failures = [(one.case.env, one.result.failure.kind) for _, one in played if one.result.failure is not None]
+    kinds = gather_object(own_failures)
     if kinds:
         rollouts.report_failures([episode for _, episode in played])
     failures += kinds

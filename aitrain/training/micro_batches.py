@@ -38,7 +38,7 @@ OF_PROMPT = ("prompt_ids", "prompt_mask")
 
 
 @dataclass(frozen=True)
-class ProcessGather:
+class RankRows:
     """The processes of a run, for what is done with the rows of all of them."""
 
     count: int
@@ -47,16 +47,16 @@ class ProcessGather:
     """The rows of all processes, padded to the longest one: on the left if the second argument is true."""
 
 
-def in_passes(pieces: Pieces, limit: PassLimit, processes: ProcessGather) -> Pieces:
+def in_passes(pieces: Pieces, limit: PassLimit, ranks: RankRows) -> Pieces:
     """The steps of a new generation batch, `pieces` as TRL made them, each with this process's rows of all forward
     passes. Every process must call this."""
-    steps = [_of_all(piece, processes) for piece in pieces]
+    steps = [_of_all(piece, ranks) for piece in pieces]
     kept = [step[KEPT] for step in steps]
     tokens = [_loss_tokens(step) for step in steps]
     rows = max(1, sum(int(one.sum()) for one in kept))
     tokens_of_a_row = sum(float(one.sum()) for one in tokens) / rows
     return [
-        _share(step, count, limit, processes, tokens_of_a_row * len(steps))
+        _share(step, count, limit, ranks, tokens_of_a_row * len(steps))
         for step, count in zip(steps, tokens, strict=True)
     ]
 
@@ -106,27 +106,27 @@ def trimmed(rows: MicroBatch) -> MicroBatch:
     return {name: cut(name, value) for name, value in rows.items()}
 
 
-def _of_all(piece: MicroBatch, processes: ProcessGather) -> MicroBatch:
-    if processes.count == 1:
+def _of_all(piece: MicroBatch, ranks: RankRows) -> MicroBatch:
+    if ranks.count == 1:
         return piece
-    return {name: processes.gather(value, name in OF_PROMPT) if value.dim() else value for name, value in piece.items()}
+    return {name: ranks.gather(value, name in OF_PROMPT) if value.dim() else value for name, value in piece.items()}
 
 
 def _share(
-    step: MicroBatch, tokens: torch.Tensor, limit: PassLimit, processes: ProcessGather, tokens_of_rows: float
+    step: MicroBatch, tokens: torch.Tensor, limit: PassLimit, ranks: RankRows, tokens_of_rows: float
 ) -> MicroBatch:
     """This process's rows of a step, pass by pass, and the numbers of each pass."""
     lengths = (step["prompt_mask"].sum(1) + step["completion_mask"].sum(1)).tolist()
-    chosen = _in_the_loss(step[KEPT].tolist(), lengths, processes.count)
-    shares = share_passes([lengths[row] for row in chosen], limit, processes.count)
+    chosen = _in_the_loss(step[KEPT].tolist(), lengths, ranks.count)
+    shares = share_passes([lengths[row] for row in chosen], limit, ranks.count)
     passes: list[list[Rows]] = [[[chosen[row] for row in one] for one in share] for share in shares]
-    own, kept = passes[processes.index], int(step[KEPT].sum())
+    own, kept = passes[ranks.index], int(step[KEPT].sum())
     device = step[KEPT].device
 
     def numbers(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64, device=device)
 
-    divisors = [kept / (len(rows) * processes.count) if kept else math.inf for rows in own]
+    divisors = [kept / (len(rows) * ranks.count) if kept else math.inf for rows in own]
     items = [tokens_of_rows * kept / divisor if kept else 1.0 for divisor in divisors]
     everywhere = [[row for share in passes for row in share[number]] for number in range(len(own))]
     in_means = torch.stack([_weights(one, everywhere) for one in (tokens, step[KEPT])])

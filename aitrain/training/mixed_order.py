@@ -16,7 +16,8 @@ EnvOrder: TypeAlias = UniformOrder | DifficultyOrder
 @dataclass
 class MixedOrder:
     """Gives each environment its share of the groups: at any time, each has had its share of all groups so far, to
-    within a group. Which of its cases they are is decided by an order of its own."""
+    within a group (two with more than four environments). Which of its cases they are is decided by an order of its
+    own."""
 
     orders: Mapping[str, EnvOrder]
     weights: Sequence[float]
@@ -58,15 +59,16 @@ class MixedOrder:
             self._counts[place] += 1
         return self._turns[:end]
 
-    def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int]:
-        """Other cases of the same environments for the `replaced` ones, without those that are in use."""
+    def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int | None]:
+        """Another case of the same environment for each of the `replaced` ones, without those that are in use; None if
+        that environment has none left."""
         found = dict[int, list[int]]()
         for place, order in enumerate(self._own):
             own = [case - self._starts[place] for case in replaced if self._place_of(case) == place]
             if own and isinstance(order, UniformOrder):
                 in_use = {case - self._starts[place] for case in used if self._place_of(case) == place}
                 found[place] = [case + self._starts[place] for case in order.others(own, in_use)]
-        return [found[place].pop(0) for place in map(self._place_of, replaced) if found.get(place)]
+        return [found[place].pop(0) if found.get(place) else None for place in map(self._place_of, replaced)]
 
     def see(self, groups: Sequence[PlayedGroup]) -> None:
         """Give each order the groups of its environment."""

@@ -11,6 +11,8 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
                                                             inputs["tool_mask"] and
                                                             .current_gradient_accumulation_steps
     accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
+    accelerator.gather(values)                              replaced meanwhile: the loss gathers values of rows, and
+                                                            takes their minimum and maximum without NaN
     GRPOTrainer._metrics["train"]                           the means that the loss appends are weighted
     GRPOTrainer.importance_sampling_level                   read: whether clip ratios are means over rows
     accelerator.sync_gradients                              true in the last forward pass of an optimizer step
@@ -35,7 +37,7 @@ from aitrain.training.algorithm_trainer import AlgorithmTrainer
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.micro_batches import (
     PASSES,
-    ProcessGather,
+    RankRows,
     has_kept_rows,
     in_passes,
     micro_batches,
@@ -83,12 +85,12 @@ class OptimizingTrainer(AlgorithmTrainer):
             if self.pass_limit is None:
                 self.rows.begin_window(self._buffered_inputs)
             else:
-                self._buffered_inputs = in_passes(self._buffered_inputs, self.pass_limit, self._processes())
+                self._buffered_inputs = in_passes(self._buffered_inputs, self.pass_limit, self._ranks())
                 piece = self._buffered_inputs[self._step % len(self._buffered_inputs)]
         self._piece = piece
         return piece
 
-    def _processes(self) -> ProcessGather:
+    def _ranks(self) -> RankRows:
         accelerator = self.accelerator
 
         def gather(rows: torch.Tensor, pads_left: bool) -> torch.Tensor:
@@ -96,7 +98,7 @@ class OptimizingTrainer(AlgorithmTrainer):
             everywhere: torch.Tensor = accelerator.gather(padded)
             return everywhere
 
-        return ProcessGather(accelerator.num_processes, accelerator.process_index, gather)
+        return RankRows(accelerator.num_processes, accelerator.process_index, gather)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of a micro-batch, computed as if the optimizer step had the kept rows only."""
@@ -138,7 +140,18 @@ class OptimizingTrainer(AlgorithmTrainer):
         return loss + total
 
     def _loss_of_pass(self, model: torch.nn.Module, micro_batch: MicroBatch, divisor: float) -> torch.Tensor:
-        with replaced(self, {"current_gradient_accumulation_steps": divisor}):
+        accelerator = self.accelerator
+        gather = accelerator.gather
+
+        def gathered(values: torch.Tensor) -> torch.Tensor:
+            """For TRL's metrics, which gather a value of each row: the passes of processes differ in their rows."""
+            if values.dim():
+                values = accelerator.pad_across_processes(values, dim=0, pad_index=math.nan)
+            everywhere: torch.Tensor = gather(values)
+            return everywhere
+
+        settings = {"current_gradient_accumulation_steps": divisor}
+        with replaced(self, settings), replaced(accelerator, {"gather": gathered}):
             return super()._compute_loss(model, micro_batch)
 
     def _end_pass(self, piece: MicroBatch, is_last: bool) -> None:

@@ -17,6 +17,7 @@ from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
+from aitrain.environment.locator import errors_of
 from aitrain.environment.seeds import derived_seed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode, Rollout
@@ -45,7 +46,9 @@ class PolicyRollouts:
     """Joins lists of all ranks in their order; every rank must call it. Code that plays and groups episodes uses this
     one, as it may run in a thread beside the training."""
     settle: Callable[[], None] = lambda: None
-    """Called before episodes are played: waits for those that a thread plays beside the training."""
+    """Called before weights are loaded to play episodes: waits for those that a thread plays beside the training."""
+    loads_weights: bool = True
+    """Whether `play` loads the present weights. A thread beside the training must not, as loading takes all ranks."""
 
     @property
     def server(self) -> VLLMServerEngine | None:
@@ -68,9 +71,9 @@ class PolicyRollouts:
         Raises:
             ServerFailed: on all ranks, if a vLLM server failed one of them.
         """
-
-        self.settle()
-        self.load_weights()
+        if self.loads_weights:
+            self.settle()
+            self.load_weights()
         if self.server is not None:
             with self.server.failing_together(self.gather):
                 return self.loop.run(self.server.settled(self.rollout.play(cases, seeds, sampling_seeds, decoding)))
@@ -106,14 +109,26 @@ class PolicyRollouts:
         played = sum(not episode.is_dropped for episode in episodes)
         tokens = sum(episode.trajectory.sampled_tokens for episode in episodes)
         own = [scores, failures, played, tokens, self.abandoned_threads]
+        each = [name for name in self.rollout.runner.parts if name]
+        for name in each:
+            part = [episode for episode in episodes if episode.case.env == name]
+            own.append(sum(episode.result.score is not None for episode in part))
+            own.append(sum(episode.result.failure is not None for episode in part))
+            own.append(sum(not episode.is_dropped for episode in part))
         counts = torch.tensor(own, device=self.accelerator.device)
-        scores, failures, total, tokens, abandoned = self.accelerator.reduce(counts, reduction="sum").tolist()
+        summed = self.accelerator.reduce(counts, reduction="sum").tolist()
+        scores, failures, total, tokens, abandoned = summed[:5]
         self.sampled_tokens += tokens
         self.trained_tokens += tokens
         if failures:
             self.report_failures(episodes)
         self.check_abandoned(abandoned)
         self.failures.after_batch(scores, failures, total)
+        for place, name in enumerate(each):
+            scores, failures, played = summed[5 + 3 * place : 8 + 3 * place]
+            if played:
+                with errors_of(name):
+                    self.failures.of(name).after_batch(scores, failures, played)
 
     def note_dropped(self, case_idx: object, tokens: int) -> None:
         """Note the first case of the run that was dropped."""
@@ -126,10 +141,13 @@ class PolicyRollouts:
         )
 
     def report_failures(self, episodes: list[Episode]) -> None:
-        """Show the first failure of each kind on any rank. Every rank must call this."""
-        failed = [(e.result.failure.kind, e.failure_message) for e in episodes if e.result.failure is not None]
-        for message in self.failures.first_of_each(gather_object(failed)):
-            self.notify(message)
+        """Show the first failure of each kind, of each environment, on any rank. Every rank must call this."""
+        failed = [(e.case.env, e.result.failure.kind, e.failure_message) for e in episodes if e.result.failure]
+        everywhere = gather_object(failed)
+        for env in dict.fromkeys(env for env, _, _ in everywhere):
+            of_env = [(kind, message) for name, kind, message in everywhere if name == env]
+            for message in self.failures.of(env).first_of_each(of_env):
+                self.notify(f"{env}: {message}" if env else message)
 
     @property
     def abandoned_threads(self) -> int:

@@ -96,15 +96,16 @@ class _BatchGroups:
         while rounds < refill.limit:
             flat = [first for first, group in self.places.items() if not self.table[group].has_advantages]
             replaced = [self.table[self.places[first]].case for first in flat]
-            numbers = refill.order.others(replaced, {group.case for group in self.table.values()}) if flat else []
-            if not numbers:
+            others = refill.order.others(replaced, {group.case for group in self.table.values()}) if flat else []
+            found = [(first, case) for first, case in zip(flat, others, strict=False) if case is not None]
+            if not found:
                 break
             rounds += 1
-            groups, free = range(free, free + len(numbers)), free + len(numbers)
-            played = self._play(list(zip(groups, numbers, strict=True)))
+            groups, free = range(free, free + len(found)), free + len(found)
+            played = self._play([(group, case) for group, (_, case) in zip(groups, found, strict=True)])
             self.own |= {key: episode for key, _, episode in played}
             self._enter(played, rounds)
-            self.places |= dict(zip(flat, groups, strict=False))
+            self.places |= {first: group for group, (first, _) in zip(groups, found, strict=True)}
         if rounds:
             self._replace()
         self.batch.metrics = self._metrics(rounds)

@@ -40,6 +40,7 @@ from aitrain.runs.checkpoint import (
     seal,
     step_of,
 )
+from aitrain.runs.json_values import as_object
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.callbacks import EvalState
@@ -164,15 +165,15 @@ def write_case_order(trainer: EpisodeTrainer, folder: Path) -> None:
     """Write what the order of the cases has learned, and how many cases it is about."""
     state = trainer.batches.order_state()
     if state and trainer.accelerator.is_main_process:
-        values = {"cases": len(trainer.cases), **state}
+        values = {"cases": len(trainer.cases), "state": state}
         (folder / CASE_ORDER).write_text(json.dumps(values), encoding="utf-8")
 
 
 def read_case_order(trainer: EpisodeTrainer, folder: Path) -> None:
     """Restore what `write_case_order` wrote, unless the number of cases has changed."""
     values = read_object(folder / CASE_ORDER)
-    if values.pop("cases", None) == len(trainer.cases):
-        trainer.batches.order.restore(values)
+    if values.get("cases") == len(trainer.cases):
+        trainer.batches.order.restore(as_object(values.get("state")))
 
 
 REFERENCE = "reference.safetensors"

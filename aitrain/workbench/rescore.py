@@ -13,6 +13,7 @@ from aitrain.environment.group_scoring import score_groups
 from aitrain.environment.remote_session import NoModel
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.runs.json_values import as_text
@@ -48,6 +49,8 @@ class RescoredEpisode:
     """Whether its case is not in today's dataset, so that it was scored with the saved row."""
     prompt: str = ""
     answer: str = ""
+    environment: str = ""
+    """Name of its environment, in a run with several."""
 
     @property
     def change(self) -> float | None:
@@ -106,6 +109,7 @@ class Rescorer:
             known is None and not problem,
             _last_text(record.prompt)[:EXCERPT],
             record.completion[:EXCERPT],
+            record.environment,
         )
 
     def _known(self, record: RolloutRecord) -> Case | None:
@@ -122,6 +126,8 @@ class Rescorer:
         known = self._known(record)
         if known is not None:
             return known
+        if isinstance(self.opened.environment, ServedEnvironment):
+            return "its row is not in the dataset of the environment's server, which scores no other rows"
         if record.schema == 0:
             return "an old record without its row, and the row is not in today's dataset"
         if any(as_text(value).startswith("(left out: ") for value in record.row.values() if isinstance(value, str)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -31,6 +31,8 @@ class PhaseCount:
     before: list[float] = field(default_factory=list)
     """Scores of the episodes that have one before and after."""
     after: list[float] = field(default_factory=list)
+    parts: dict[str, PhaseCount] = field(default_factory=dict)
+    """Of each environment, in a run with several."""
 
     def add(self, episode: RescoredEpisode) -> None:
         """Count an episode."""
@@ -45,17 +47,29 @@ class PhaseCount:
             self.before.append(episode.before)
             self.after.append(episode.after)
 
-    def to_json(self) -> JsonObject:
+    def means(self, shares: Mapping[str, float]) -> tuple[float | None, float | None]:
+        """Mean score before and after; with `shares`, of the means of the environments, weighted with them."""
+        compared = [(shares[name], part.means({})) for name, part in self.parts.items() if name in shares]
+        compared = [(share, means) for share, means in compared if means[0] is not None]
+        if compared:
+            total = sum(share for share, _ in compared)
+            before = sum(share * (mean or 0.0) for share, (mean, _) in compared) / total
+            return before, sum(share * (mean or 0.0) for share, (_, mean) in compared) / total
+        return (fmean(self.before), fmean(self.after)) if self.before else (None, None)
+
+    def to_json(self, shares: Mapping[str, float]) -> JsonObject:
         """The counts and means."""
-        means = [fmean(scores) if scores else None for scores in (self.before, self.after)]
+        before, after = self.means(shares)
+        parts = {name: part.to_json({}) for name, part in self.parts.items()}
         return {
             "episodes": self.episodes,
             "compared": len(self.before),
-            "mean_before": means[0],
-            "mean_after": means[1],
+            "mean_before": before,
+            "mean_after": after,
             "changed": self.changed,
             "unscored_before": self.unscored_before,
             "unscored_after": self.unscored_after,
+            **({"environments": parts} if parts else {}),
         }
 
 
@@ -65,6 +79,8 @@ class RescoreReport:
 
     most: int
     """How many of the most changed episodes are kept."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """The share of each environment in the held-out scores, if there are several."""
     phases: dict[str, PhaseCount] = field(default_factory=dict)
     """By evaluation phase; training is empty."""
     problems: Counter[str] = field(default_factory=Counter)
@@ -77,7 +93,10 @@ class RescoreReport:
     def add_all(self, episodes: Iterable[RescoredEpisode]) -> RescoreReport:
         """Count the episodes; returns the report itself."""
         for episode in episodes:
-            self.phases.setdefault(episode.eval_phase, PhaseCount()).add(episode)
+            phase = self.phases.setdefault(episode.eval_phase, PhaseCount())
+            phase.add(episode)
+            if episode.environment and episode.environment in self.shares:
+                phase.parts.setdefault(episode.environment, PhaseCount()).add(episode)
             self.problems.update([episode.problem] if episode.problem else [])
             self.failures.update([episode.failure] if episode.failure else [])
             self.from_record += episode.is_from_record
@@ -119,11 +138,14 @@ class RescoreReport:
             "not_rescored": dict(self.problems),
             "failed": dict(self.failures),
             "scored_with_saved_rows": self.from_record,
-            "phases": {phase or "training": count.to_json() for phase, count in self.phases.items()},
+            "phases": {
+                phase or "training": count.to_json(self._shares_of(phase)) for phase, count in self.phases.items()
+            },
             "most_changed": [
                 {
                     "step": one.step,
                     "eval_phase": one.eval_phase or None,
+                    **({"environment": one.environment} if one.environment else {}),
                     "case": one.case,
                     "case_idx": to_jsonable(one.case_idx),
                     "before": one.before,
@@ -137,7 +159,11 @@ class RescoreReport:
 
     def show(self, console: Console) -> None:
         """Print the report."""
-        lines = [("", "episodes", "compared", "before", "after", "changed"), *map(_line, self.phases.items())]
+        lines: list[tuple[str, ...]] = [("", "episodes", "compared", "before", "after", "changed")]
+        for phase, count in self.phases.items():
+            name = f"held-out, {escape_controls(phase).replace('_', ', ')}" if phase else "training"
+            lines.append(_line(name, count, self._shares_of(phase)))
+            lines += [_line(f"{name}, {escape_controls(env)}", part, {}) for env, part in count.parts.items()]
         width = max(len(line[0]) for line in lines)
         for name, *numbers in lines:
             text = f"{name:{width}}" + "".join(f"{number:>10}" for number in numbers)
@@ -148,6 +174,10 @@ class RescoreReport:
             console.print(Text("\nmost changed", style="bold"))
         for one in self.most_changed:
             _show_changed(console, one)
+
+    def _shares_of(self, phase: str) -> Mapping[str, float]:
+        """The shares for a mean score: that of training is the mean of all episodes."""
+        return self.shares if phase else {}
 
     def _notes(self) -> Sequence[str]:
         unscored = [sum(getattr(phase, name) for phase in self.phases.values()) for name in _UNSCORED]
@@ -180,18 +210,17 @@ def _size_of_change(episode: RescoredEpisode) -> float:
     return float("inf") if episode.change is None else abs(episode.change)
 
 
-def _line(item: tuple[str, PhaseCount]) -> tuple[str, ...]:
-    phase, count = item
-    means = [f"{fmean(scores):.3f}" if scores else "-" for scores in (count.before, count.after)]
-    name = f"held-out, {escape_controls(phase).replace('_', ', ')}" if phase else "training"
+def _line(name: str, count: PhaseCount, shares: Mapping[str, float]) -> tuple[str, ...]:
+    means = ["-" if mean is None else f"{mean:.3f}" for mean in count.means(shares)]
     return (name, f"{count.episodes:,}", f"{len(count.before):,}", *means, f"{count.changed:,}")
 
 
 def _show_changed(console: Console, one: RescoredEpisode) -> None:
     named = f" (case_idx {one.case_idx})" if str(one.case_idx) != str(one.case) else ""
     phase = f" {one.eval_phase.replace('_', ', ')}" if one.eval_phase else ""
+    env = f", {one.environment}" if one.environment else ""
     show_heading(
-        console, f"step {one.step}{phase}, case {one.case}{named}: {_number(one.before)} -> {_number(one.after)}"
+        console, f"step {one.step}{phase}{env}, case {one.case}{named}: {_number(one.before)} -> {_number(one.after)}"
     )
     for name, text in (("prompt", one.prompt), ("answer", one.answer), ("failed", one.failure)):
         if text:

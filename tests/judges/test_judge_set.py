@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 from pathlib import Path
@@ -165,6 +166,13 @@ def test_the_range_of_the_sum_follows_from_the_judges() -> None:
 def test_a_judge_that_fails_leaves_the_answer_without_a_score(judge: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         judged(["exact", judge], "72")
+
+
+def test_a_judge_that_waits_is_not_left_waiting_when_another_one_fails(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(ValueError, match="no idea"):
+        judged(["own.py:polite", "own.py:broken"], "72")
+    gc.collect()
+    assert not recwarn.list
 
 
 # -- by data_source

@@ -14,6 +14,7 @@ from aitrain import EnvironmentFailed, TrainConfig, judges
 from aitrain.batch import plan_batch
 from aitrain.cli.grpo import plan_lines
 from aitrain.environment.judges import asking
+from aitrain.environment.judges.judged_rows import JudgedRows
 from aitrain.environment.runner import start_runner
 from aitrain.launch import preflight
 from aitrain.workbench.worker import check
@@ -65,6 +66,15 @@ def test_batches_have_the_shapes_of_xtuners_documentation(
     assert plan.completions_per_step * updates == groups * completions
 
 
+def test_references_are_found_by_the_case_idx_of_the_rows(here: Path) -> None:
+    row = {"prompt": "?", "ground_truth": "a", "case_idx": "seven"}
+    write(here, {"named.jsonl": json.dumps(row), "held.jsonl": json.dumps({**row, "ground_truth": "b", "case_idx": 0})})
+    environment: Any = JudgedRows("named.jsonl", judges="exact", eval_data="held.jsonl")
+    environment.build_dataset()
+    environment.build_eval_dataset()
+    assert (environment.reference("seven"), environment.reference(0), environment.reference(1)) == ("a", "b", None)
+
+
 def test_several_files_and_held_out_rows_of_their_own(here: Path) -> None:
     write(here, {"more.jsonl": lines(ROWS), "test.jsonl": lines([{**ROWS[0], "reward_model": {"ground_truth": "8"}}])})
     env = made("rows:train.jsonl,more.jsonl", eval_data="test.jsonl")
@@ -108,6 +118,11 @@ def test_the_plan_names_the_judges_of_the_rows() -> None:
     rubric = {"judge": "rubric", "url": "http://a/v1", "model": "m", "rubric": "r", "weight": 0.5, "max_calls": 9}
     config = TrainConfig(rl_env="rows:train.jsonl", rl_env_config={"judges": {"*": "exact", "chat": ["gsm8k", rubric]}})
     shown = next(line for line in plan_lines(preflight.check(config)) if line.startswith("judges"))
+    several = TrainConfig(
+        rl_env=["rows:train.jsonl", f"sums={Path(__file__).parents[1]}/environments/several.py:Early"]
+    )
+    lines = list(plan_lines(preflight.check(several)))
+    assert "environment  train.jsonl: 50.0% of the prompts, rows:train.jsonl" in lines[1]
     assert shown == "judges       exact; chat: gsm8k + 0.5 x rubric (m at http://a/v1, at most 9 calls)"
 
 

@@ -188,6 +188,8 @@ def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel
     assert len(model.asked) == 3
     scored(rubric(model, cache=False))
     assert len(model.asked) == 4
+    scored(rubric(model, url=model.url.replace("127.0.0.1", "localhost")))  # may be another model of this name
+    assert len(model.asked) == 5
 
 
 def test_the_cache_holds_no_text_of_the_policy(model: JudgeModel, here: Path) -> None:

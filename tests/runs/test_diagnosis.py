@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.runs.diagnosis import Diagnosis, RunFinding, findings_of
+from aitrain.runs.diagnosis import Diagnosis, RunFinding, findings_of, traits_of
 from aitrain.runs.level_rules import LINES_IN_A_ROW, RunTraits
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json, write_text
@@ -58,6 +58,7 @@ def test_what_lasts_is_told_once_with_an_option_to_change(line: dict[str, float]
     [
         (RunTraits(), {GAP: 0.01, "completions/mean_length": 900.0}, "a product over 900 tokens", "token_truncate"),
         (RunTraits(), {GAP: 0.8}, "differ by 0.80 on average", "--dtype"),
+        (traits_of({"rl_ahead": 1}), {GAP: 0.3}, "are a rollout old", "--rl-ahead"),
         (RunTraits(ratio_by_sequence=False), {GAP: 0.05}, "vLLM has other weights", "--dtype"),
         (
             RunTraits(reshaped_sampling="--rl-top-k 50"),
@@ -72,7 +73,7 @@ def test_what_lasts_is_told_once_with_an_option_to_change(line: dict[str, float]
             "--dtype",
         ),
     ],
-    ids=["long", "weights", "weights, by token", "truncation", "weights, not truncation"],
+    ids=["long", "weights", "ahead", "weights, by token", "truncation", "weights, not truncation"],
 )
 def test_a_small_importance_ratio_is_explained_by_what_is_known(
     cause: RunTraits, line: dict[str, float], meaning: str, to_do: str
@@ -194,10 +195,38 @@ def of_environment(line: MetricsLine, name: str) -> MetricsLine:
 def test_a_condition_of_one_of_several_environments_is_found_and_named(name: str) -> None:
     kind = next(kind for kind in PLANTED if kind.finding == name)
     traits, lines = simulate(kind, 1)
-    diagnosis = Diagnosis(traits)
+    diagnosis = Diagnosis(replace(traits, has_several_environments=True))
     found = [one for line in lines if not line.is_scoring for one in diagnosis.see(of_environment(line, "poems"))]
 
     assert [("poems" in one.text) for one in found if one.name == name] == [True]
+
+
+def test_components_of_one_environment_are_not_compared_with_those_of_another() -> None:
+    diagnosis = Diagnosis(traits_of({"rl_env": ["sums.py", "poems.py"]}))
+    weights = {f"score_weight/{name}": 0.5 for name in ("sums/format", "sums/right", "poems/rhyme", "poems/length")}
+    for step in range(1, 121):
+        learned = min(1.0, step / 40)
+        parts = {
+            "env/sums/format": learned,
+            "env/sums/right": learned,
+            "env/poems/rhyme": 0.05,
+            "env/poems/length": 0.5,
+        }
+        scores = {"env/sums/score": learned, "env/poems/score": 0.275, "reward": (learned + 0.275) / 2}
+        assert diagnosis.see(as_line(step, {**FINE, **weights, **parts, **scores})) == []
+
+
+def test_the_advice_depends_on_how_cases_are_sampled() -> None:
+    (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW)
+    assert "--rl-sampling refill" in advice
+    (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW, traits=traits_of({"rl_sampling": "refill"}))
+    assert "--rl-sampling" not in advice
+    solved = {
+        "frac_reward_zero_std": 0.9,
+        "entropy": 0.01,
+        "cases/mean_score": 0.97,
+    }  # the reward is of those that differ
+    assert told({}, *[solved] * (2 * LINES_IN_A_ROW), traits=traits_of({"rl_sampling": "refill"})) == []
 
 
 def test_equal_lines_give_equal_findings_whenever_they_are_read_again() -> None:

@@ -79,6 +79,17 @@ def test_episodes_on_a_server_are_those_of_the_environment_itself(kind: Any, iso
     assert notes == []  # those about the environment's state are the server's
 
 
+def test_a_server_is_asked_for_its_own_cases_in_a_run_with_several_environments() -> None:
+    for kind in (Single, Speaks):
+        local = build_cases(kind(), None)[0]
+        expected, _ = play(kind(), Scripted(answer), of=[local[1], local[0]])
+        with served(kind()) as client:
+            rows = replace(build_cases(client, None)[0], env="far", first=1)
+            assert (rows[0].number, rows[0].own_number) == (1, 0)
+            played, _ = play(client, Scripted(answer), of=[rows[1], rows[0]])
+        assert [shown(one) for one in played] == [shown(one) for one in expected]
+
+
 def test_a_served_environment_says_of_itself_what_the_environment_does() -> None:
     for local in (kind() for kind in KINDS):
         with served(local) as client:
@@ -113,7 +124,7 @@ def test_references_are_found_by_the_case_idx_that_clients_see() -> None:
 
 def test_groups_are_scored_on_the_server() -> None:
     def scored(environment: Any) -> object:
-        cases = build_cases(environment, None)[0]
+        cases = replace(build_cases(environment, None)[0], first=1)
         with closing(Player(environment, TrainConfig())) as player:
             played = player.play([Play(cases[1], JUNK), Play(cases[1], JUNK, 1)])
             failed = replace(played[1], score=None)

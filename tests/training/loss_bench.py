@@ -90,6 +90,7 @@ class LossTrainer(EpisodeTrainer):
         accelerator = SimpleNamespace(
             num_processes=layout.processes,
             gather=lambda x: x,
+            pad_across_processes=lambda x, dim, pad_index: x,
             reduce=lambda x, reduction: x,
             sync_gradients=False,
             device=torch.device("cpu"),

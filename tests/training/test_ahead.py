@@ -26,10 +26,11 @@ from aitrain.events import SERVER_VARIABLE
 from aitrain.execution.failure import Failure
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.event_loop import ThreadLoop
+from aitrain.rollout.event_loop import EventLoop, ThreadLoop
 from aitrain.rollout.trajectory import Trajectory, TurnTokens
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.training.batch_source import AheadSource, BatchPlaces
+from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch
 from aitrain.training.waiting_batch import read_batch, write_batch
 from tests.training.small_server import SmallServer
@@ -84,6 +85,14 @@ class Engine:
     weight_version: int = 0
     loads: list[int] = field(default_factory=list)
     gate: CompletionGate = field(default_factory=CompletionGate)
+    settled: int = 0
+
+    @property
+    def fleet(self) -> Engine:
+        return self
+
+    async def settle(self) -> None:
+        self.settled += 1
 
 
 @dataclass
@@ -94,6 +103,7 @@ class Rollouts:
     loop: ThreadLoop
     weight_version: Any = None
     settle: Any = None
+    loads_weights: bool = True
     rollout: Any = field(default_factory=lambda: SimpleNamespace(clock=RolloutClock()))
     accelerator: Any = field(
         default_factory=lambda: SimpleNamespace(
@@ -101,8 +111,7 @@ class Rollouts:
         )
     )
 
-    def server_version(self) -> int:
-        return self.server.weight_version
+    server_version = PolicyRollouts.server_version
 
     def load_weights(self) -> None:
         if self.server.weight_version != self.server.step:
@@ -188,9 +197,11 @@ def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded
     may_end = threading.Event()
     source.turns = [None, None, may_end]
     train(source, range(1))
+    before = source.rollouts.server.settled  # type: ignore[union-attr]
     threading.Timer(0.05, may_end.set).start()
     (second,) = train(source, range(1, 2))
     assert (second.weight_version, second.metrics) == (0, {0: 0, 1: 1})
+    assert source.rollouts.server.settled == before + 1  # type: ignore[union-attr]
     assert train(source, range(2, 3))[0].weight_version == 1
 
 
@@ -210,6 +221,29 @@ def test_a_batch_is_kept_for_a_checkpoint_if_the_weights_for_the_next_one_cannot
     with pytest.raises(ServerFailed):
         train(source, range(1, 2))
     assert source.waiting() is before is not None
+
+
+def test_no_weights_are_loaded_by_the_thread_also_if_they_change_in_the_middle_of_a_batch() -> None:
+    """With --rl-ahead-turns and several rounds of replacements; a thread that loads would wait for the other ranks."""
+    loads: list[int] = []
+
+    class Loading(PolicyRollouts):
+        def load_weights(self) -> None:
+            loads.append(self.weight_version())
+
+    async def play(*_: Any) -> list[Episode]:
+        return []
+
+    engine, loop = Engine(weight_version=3), EventLoop()
+    rollout = SimpleNamespace(engine=engine, play=play)
+    rollouts = Loading(rollout, *[None] * 5, weight_version=lambda: 4, loop=loop)  # type: ignore[arg-type]
+    source = AheadSource(rollouts, [], Completion(), 2, BatchPlaces(SCHEDULE, 4, 1, 0))  # type: ignore[arg-type]
+    beside = source._beside
+    engine.weight_version = 4
+    assert (beside.play([], [], []), beside.weight_version(), loads) == ([], 0, [])
+    rollouts.play([], [], [])
+    assert loads == [4]
+    loop.close()
 
 
 def test_held_out_cases_wait_for_the_thread(source: Source) -> None:

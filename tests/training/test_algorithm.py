@@ -82,6 +82,23 @@ def test_a_kl_estimator_is_its_formula(name: str, expected: list[float]) -> None
     assert estimate_kl(name, logps, ref).tolist() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "has_ratio", "is_exact"),
+    [("k1", True, True), ("k3", True, True), ("k2", False, True), ("k2", True, False), ("k3", False, False)],
+)
+def test_the_mean_gradient_of_an_estimator_is_that_of_the_kl_divergence_where_the_docs_say_so(
+    name: str, has_ratio: bool, is_exact: bool
+) -> None:
+    logits = torch.tensor([0.3, -0.8, 1.1], dtype=torch.float64, requires_grad=True)
+    logps, ref = logits.log_softmax(0), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+    (wanted,) = torch.autograd.grad((logps.exp() * (logps - ref)).sum(), logits, retain_graph=True)
+    ratio = torch.exp(logps - logps.detach()) if has_ratio else 1.0
+    mean = (logps.exp().detach() * estimate_kl(name, logps, ref) * ratio).sum()
+
+    (gradient,) = torch.autograd.grad(mean, logits)
+    assert torch.allclose(gradient, wanted) == is_exact
+
+
 def test_the_leave_one_out_baseline_is_the_mean_of_the_others_with_a_score() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, NONE, 1.0, 0.0, 0.5, NONE, NONE, NONE, 1.0], dtype=torch.float64)
     mean = rewards.view(-1, 4).nanmean(1).repeat_interleave(4)
@@ -210,20 +227,28 @@ def test_the_kl_term_in_the_reward_is_not_in_the_loss(here: Path) -> None:
 class Rewarded(AlgorithmTrainer):
     """The rewards and advantages of the first of two ranks; the other one has the same episodes."""
 
+    has_weights: bool
+    passes: list[tuple[str, bool]]
+
     def __init__(self, algorithm: Algorithm, episodes: list[Any]) -> None:
         accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0)
         vars(self).update(
             algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, beta=0.5,
-            _batch=SimpleNamespace(episodes=episodes), num_generations=2, model=None,
+            _batch=SimpleNamespace(episodes=episodes), num_generations=2, passes=[],
         )  # fmt: skip
+        self.model = torch.nn.Identity()
 
     def _get_per_token_logps_and_entropies(self, model: Any, ids: Tensor, *_: Any, **__: Any) -> Any:
+        self.passes.append(("reference", False) if model == "reference" else ("policy", self.model.training))
         return ids * (-0.25 if model == "reference" else -0.5), None, None
 
 
 def scored(self: Any, inputs: Any) -> dict[str, Any]:
-    """TRL's method, as far as rewards need it: the last forward pass is the reference model's."""
-    ids = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, 9.0]])
+    """TRL's method, as far as rewards need it: the last forward pass is the reference model's. Where there are
+    importance weights, it computes the policy's log-probabilities first."""
+    ids = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, math.inf]])
+    if self.has_weights:
+        self._get_per_token_logps_and_entropies(self.model, ids, None, 3)
     self._get_per_token_logps_and_entropies("reference", ids, None, 3)
     rewards = self._calculate_rewards()[:, 0].view(-1, 2)
     for name in ("reward", "reward_std"):
@@ -231,7 +256,11 @@ def scored(self: Any, inputs: Any) -> dict[str, Any]:
     return {"advantages": (rewards - rewards.mean(1, keepdim=True)).view(-1)[:2]}
 
 
-def test_penalties_are_subtracted_from_rewards_before_the_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_penalties_are_subtracted_from_rewards_before_the_advantages(
+    has_weights: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without dropout, and whatever the values of tokens that the policy did not sample."""
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", scored)
     monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self: torch.tensor([[1.0], [0.0]] * 2))
     long, short = Trajectory(), Trajectory()
@@ -240,9 +269,13 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages(monkeypatch
     short.append_env_tokens([7, 8])
     episodes = [SimpleNamespace(trajectory=long), SimpleNamespace(trajectory=short)]
     trainer = Rewarded(Algorithm("k1", True, True, Overlong(4, 2, 1.0)), episodes)
+    trainer.has_weights = has_weights
 
     output = trainer._generate_and_score_completions([{}, {}])
 
+    assert trainer.passes == ([("policy", True), ("reference", False)] if has_weights else
+                              [("reference", False), ("policy", False)])  # fmt: skip
+    assert trainer.model.training
     # d is -0.25 per unit of the ids: -1.75 over the three tokens of the first, -0.25 over the one of the second
     rewards = [1 - 0.5 - 0.5 * -1.75, 0 - 0 - 0.5 * -0.25]
     assert trainer.rewards is not None

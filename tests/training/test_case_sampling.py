@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -176,6 +176,19 @@ def test_a_batch_keeps_what_it_has_when_the_limit_is_reached_or_no_other_case_is
     (small,) = played(lambda: UniformOrder(10, 4, 1), cases=10, groups=4)[0]
     assert len(small.played) == 10 * SIZE, "each case once"
     assert sum(map(teaches, small.numbers)) == 2 * SIZE
+
+
+def test_a_group_without_a_replacement_keeps_its_place_beside_replaced_ones() -> None:
+    """As where one of several environments has no other case left: the shares of the others stay theirs."""
+
+    class OnlyEven(UniformOrder):
+        def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int | None]:  # type: ignore[override]
+            return [case + 30 if case % 2 == 0 and case < 30 else None for case in replaced]
+
+    (batch,) = played(lambda: OnlyEven(60, 6, None))[0]
+    assert batch.numbers[::SIZE] == [0, 1, 32, 3, 34, 5]
+    assert [one.episode.case.number for one in batch.discarded[::SIZE]] == [2, 4]
+    assert batch.metrics["cases/refill_rounds"] == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

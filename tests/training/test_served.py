@@ -455,6 +455,29 @@ def test_a_server_that_dies_while_it_takes_the_weights(fake: Fake, sync: Any) ->
     assert engine.restarts == 0
 
 
+def test_a_completion_that_is_held_back_looks_for_the_weights_that_are_loaded_meanwhile(fake: Fake, sync: Any) -> None:
+    """On a rank that does not load them. One that looked before would have the server load files that are removed."""
+    loading, engine = by(fake, sync), by(fake, type(sync)(sync.model, sync.folder, writes=False), is_main_process=False)
+    for each in (loading, engine):
+        load(each, 1)
+
+    async def hold_back() -> int:
+        await engine.gate.close()
+        waiting = asyncio.create_task(engine.generate(GenerationRequest([1], 16)))
+        asked = len(fake.asked)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        asked = len(fake.asked) - asked
+        for each in (loading, engine):
+            await each.load_weights(2)
+        await engine.gate.open()
+        assert (await waiting).weight_version == 2
+        return asked
+
+    assert run(hold_back()) == 0
+    assert engine.restarts == 0
+
+
 def test_a_server_that_is_gone_for_good_ends_the_run(fake: Fake) -> None:
     engine = by(fake, restart_timeout=0.3)
     fake.stop()
@@ -540,7 +563,11 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = [(2, None)]
-    monkeypatch.setattr(server_engine, "gather_object", lambda own: [*told, *own])
+
+    def gather(own: list[Any]) -> list[Any]:
+        return [*told, *own]
+
+    monkeypatch.setattr(server_engine, "gather_object", gather)
     sync.writes = False
     engine = by(fake, sync, is_main_process=False)
     load(engine, 1)
@@ -551,7 +578,7 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
     with pytest.raises(ServerFailed, match="is gone"):
         load(engine, 2)
     told = [(2, None)]
-    with pytest.raises(ServerFailed, match="my own"), engine.failing_together():
+    with pytest.raises(ServerFailed, match="my own"), engine.failing_together(gather):
         raise RunFailed("my own")
 
 

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from aitrain import Result, RunFailed, activity, notebook
 from aitrain.activity import SLOT, Activity
-from aitrain.engines import colocated
 from aitrain.engines.hf import HFEngine
+from aitrain.engines.local_vllm import counting_tokens
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.jobs import grpo
@@ -208,9 +208,9 @@ def test_a_server_that_accepts_the_weights_and_never_answers(monkeypatch: pytest
 
 def test_a_token_of_a_colocated_engine_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))
-    step = colocated._ticking(lambda: "outputs")
+    step = counting_tokens(list)
     before = activity.total()
-    assert step() == "outputs"
+    assert step() == []
     assert activity.total() == before + 1
 
 

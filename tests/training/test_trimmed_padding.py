@@ -18,7 +18,7 @@ from aitrain.batch import PassLimit
 from aitrain.options.loss_types import LOSS_TYPES
 from aitrain.training import warm_up
 from aitrain.training.kept_rows import KEPT
-from aitrain.training.micro_batches import PASSES, ProcessGather, in_passes, micro_batches, padding_share
+from aitrain.training.micro_batches import PASSES, RankRows, in_passes, micro_batches, padding_share
 from aitrain.training.padding import RightAligned
 from aitrain.training.pass_plan import padded_tokens, plan_passes, share_passes
 from tests.training.loss_bench import (
@@ -125,7 +125,7 @@ def gradients_in_passes(
             for name, value in pieces[0][step].items()
             if value.dim()
         )
-        steps = in_passes(pieces[process], limit, ProcessGather(layout.processes, process, lambda *_: next(wholes)))  # noqa: B023
+        steps = in_passes(pieces[process], limit, RankRows(layout.processes, process, lambda *_: next(wholes)))  # noqa: B023
         trainer = LossTrainer(args, replace(layout, passes=1), None)
         trainer.pass_limit = limit
         of_steps = []
@@ -203,6 +203,30 @@ def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, t
         assert metrics[name] == pytest.approx(wanted[name], rel=1e-6), name
 
 
+def test_processes_gather_equal_numbers_of_values_though_their_passes_differ_in_rows(tmp_path: Path) -> None:
+    """TRL's metrics gather a value of each row; gloo ends a process that gets more than it has room for."""
+    layout, gathered = Layout(rows=6), list[int]()
+    trainer = LossTrainer(arguments(tmp_path, layout), layout, None)
+    trainer.pass_limit = PassLimit(4)
+
+    def gather(values: torch.Tensor) -> torch.Tensor:
+        gathered.append(len(values))
+        return values
+
+    trainer.accelerator.gather = gather
+    trainer.accelerator.pad_across_processes = lambda values, dim, pad_index: torch.nn.functional.pad(
+        values, (0, 9 - len(values)), value=pad_index
+    )
+    (step,) = in_passes([padded_batch(6, seed=2)], PassLimit(4), RankRows(1, 0, lambda rows, _: rows))
+    trainer._compute_loss(policy(), step)
+
+    assert len(step[PASSES]) > 1
+    assert set(gathered) == {9}
+    (low,), (high,) = (trainer._metrics["train"][f"clip_ratio/{name}"] for name in ("low_min", "high_max"))
+    assert 0 <= low <= 1, "what is padded is no value"
+    assert 0 <= high <= 1
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_step_without_any_kept_row_has_no_gradient_when_trimmed(processes: int, tmp_path: Path) -> None:
     layout = Layout(rows=4, processes=processes)
@@ -217,7 +241,7 @@ def test_a_step_without_any_kept_row_has_no_gradient_when_trimmed(processes: int
 
 def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
     batch = padded_batch(8, seed=2)
-    (step,) = in_passes([batch], PassLimit(2), ProcessGather(1, 0, lambda rows, _: rows))
+    (step,) = in_passes([batch], PassLimit(2), RankRows(1, 0, lambda rows, _: rows))
 
     widths = 0
     for rows, _ in micro_batches(step):
@@ -266,6 +290,7 @@ def test_the_warm_up_has_the_shapes_of_the_largest_pass(limit: PassLimit, shapes
 OPTIONS = {
     "rl_prompts_per_step": 2, "rl_num_generations": 4, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0,
     "eval_cases": 0, "rl_kl_coef": 0.1, "rl_max_new_tokens": 12, "max_steps": 4, "scheduler": "constant",
+    "rl_check": False,
 }  # fmt: skip
 
 

@@ -305,6 +305,24 @@ def test_the_report_compares_what_was_scored_both_times_and_counts_the_rest() ->
     report.check()
 
 
+def test_held_out_scores_of_several_environments_are_weighted_as_those_of_the_run_are() -> None:
+    scores = [("easy", 1.0, 0.0), ("easy", 1.0, 0.0), ("hard", 0.0, 0.5), ("hard", 0.0, None)]
+    episodes = [episode(before, after, eval_phase=phase, environment=env)
+                for phase in ("", "after_greedy") for env, before, after in scores]  # fmt: skip
+    report = RescoreReport(1, {"easy": 0.25, "hard": 0.75}).add_all(episodes)
+    phases: Any = report.to_json()["phases"]
+    held_out, training = phases["after_greedy"], phases["training"]
+    assert (held_out["mean_before"], held_out["mean_after"]) == (0.25, 0.375)
+    assert (training["mean_before"], training["mean_after"]) == pytest.approx((2 / 3, 1 / 6))
+    assert {name: part["mean_after"] for name, part in held_out["environments"].items()} == {"easy": 0.0, "hard": 0.5}
+    text = text_of(report)
+    assert "held-out, after, greedy               4         3     0.250     0.375         4" in text
+    assert "held-out, after, greedy, hard         2         1     0.000     0.500         2" in text
+    assert "-- step 3, hard, case 7 (case_idx seven): 0.000 -> none ---" in text
+    alone = RescoreReport(1, {"": 1.0}).add_all(episodes).to_json()["phases"]
+    assert "environments" not in alone["training"]  # type: ignore[index,operator]
+
+
 def test_the_most_changed_episodes_are_found_among_many() -> None:
     changes = [episode(0.0, number / 1000, answer=str(number)) for number in range(1000)]
     report = RescoreReport(most=3).add_all(changes)

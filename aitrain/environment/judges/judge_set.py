@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,7 +174,13 @@ def _called(judges: Sequence[Judge], arguments: Mapping[str, Any]) -> list[Any]:
     """What the judges return; those that are `async def` wait at the same time."""
     if is_on_shared_loop():
         raise RuntimeError("judges wait for each other: call them in a method that is `def`, not `async def`")
-    results = [judge.function(**arguments_for(judge.function, arguments)) for judge in judges]
+    results: list[Any] = []
+    with ExitStack() as not_awaited:  # those before a judge that raises
+        for judge in judges:
+            results.append(judge.function(**arguments_for(judge.function, arguments)))
+            if inspect.iscoroutine(results[-1]):
+                not_awaited.callback(results[-1].close)
+        not_awaited.pop_all()
     waiting = [result for result in results if inspect.isawaitable(result)]
     if waiting:
         arrived = iter(run_async(_all(waiting)))

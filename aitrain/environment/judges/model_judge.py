@@ -84,7 +84,7 @@ class ModelJudge(JudgeServer):
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.cache is False:
             return await self._asked(body, question)
-        key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
         async with _lock_of(key):  # equal answers of a group are judged once
             found = self.store.find(key)
             return self.store.keep(key, await self._asked(body, question)) if found is None else found
