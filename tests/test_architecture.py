@@ -124,7 +124,7 @@ def test_the_picture_is_that_of_its_text_and_names_what_exists() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for source in module.SOURCES:
+    for source in reversed(module.SOURCES):
         drawn = source.with_suffix(".svg").read_text(encoding="utf-8")
         assert f"{source.name} {module.digest(source)} " in drawn, "run `make docs`"
     assert "](data_flow.svg)" in PAGE

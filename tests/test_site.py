@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,12 +13,13 @@ import pytest
 import yaml
 
 from aitrain.cli.main import main
-from aitrain.options.other_names import ADVICE, SAME_AS
+from aitrain.options.other_names import SAME_AS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MOVING = (DOCS / "moving.md").read_text(encoding="utf-8")
 COMMANDS = [text for _, text in re.findall(r"^```(sh)\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL)]
+ENVIRONMENT = "class HotelEnv:\n    def build_dataset(self): ...\n    def score_episode(self): ...\n"
 LONGEST_SENTENCE, MEAN_SENTENCE = 35, 20
 
 sys.path.insert(0, str(DOCS))
@@ -53,6 +53,17 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_claim_has_a_benchmark_and_the_figures_of_its_section() -> None:
+    measured = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    sections = {part.split(":")[0]: part for part in measured.split("\n## ")[1:]}
+    claims = (DOCS / "claims.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| .* \| (.*) \| `(\w+)` \|$", claims, re.MULTILINE)
+    assert len(rows) >= 20
+    for figure, benchmark in rows:
+        for number in re.findall(r"[\d.,]*\d", figure):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", sections[benchmark]), (benchmark, number)
+
+
 # -- moving from other tools
 
 
@@ -65,10 +76,12 @@ def test_a_command_that_replaces_one_of_another_tool_is_valid(
     for file, lines in re.findall(r"cat > (\S+) <<END\n(.*?)^END", text, re.MULTILINE | re.DOTALL):
         (here / file).write_text(lines)
     (here / "my_envs").mkdir()
-    (here / "my_envs" / "hotel_env.py").write_text("class HotelEnv:\n    def build_dataset(self): ...\n    def score_episode(self): ...\n")
+    (here / "my_envs" / "hotel_env.py").write_text(ENVIRONMENT)
     (here / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
-    (here / "train.jsonl").write_text('{"prompt": "a", "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "1"}}\n')
-    words = shlex.split(text[text.index("aitrain grpo") :])
+    (here / "train.jsonl").write_text(
+        '{"prompt": "a", "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "1"}}\n'
+    )
+    words = shlex.split(text[text.index("aitrain grpo") :].replace("\\\n", " "))
 
     monkeypatch.setattr(sys, "argv", [*words, "--dry-run", "--options-only", "--num-processes", "1"])
     with pytest.raises(SystemExit) as ended:
@@ -76,18 +89,11 @@ def test_a_command_that_replaces_one_of_another_tool_is_valid(
     assert ended.value.code == 0
 
 
-def other_names() -> Iterator[str]:
-    """The names in the first columns of the page's table for TRL."""
+def test_names_of_trl_are_answered_with_the_options_of_the_page() -> None:
     trl = MOVING[MOVING.index("## From TRL") : MOVING.index("## From AITraining")]
-    yield from re.findall(r"^\| `(\w+)` \|", trl, re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", other_names())
-def test_a_name_of_trl_is_answered_with_the_option_of_the_page(name: str) -> None:
-    option = re.search(rf"^\| `{name}` \| `--([\w-]+)` \|", MOVING, re.MULTILINE)
-    assert option is not None
-    assert SAME_AS[name] == option[1].replace("-", "_")
-    assert name not in ADVICE
+    named = re.findall(r"^\| `(\w+)` \| `--([\w-]+)` \|", trl, re.MULTILINE)
+    assert len(named) >= 13
+    assert {name: SAME_AS.get(name) for name, _ in named} == {name: flag.replace("-", "_") for name, flag in named}
 
 
 # -- sentences
