@@ -1,5 +1,4 @@
-"""A hook of mkdocs: code blocks say more about themselves than their language, for the tests that run them; and each page is
-also there as Markdown, for the links of llms.txt."""
+"""A hook of mkdocs: removes what code blocks say for the tests that run them, and copies the pages for llms.txt."""
 
 import re
 import shutil

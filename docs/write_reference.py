@@ -1,4 +1,4 @@
-"""Writes what follows from other files: events.md, from aitrain/events.py, and llms.txt, from mkdocs.yml and the pages."""
+"""Writes events.md, which follows from aitrain/events.py, and llms.txt, from mkdocs.yml and the pages."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EVENTS_HEAD = """\
 With `--json` a run writes its events to standard output, one JSON object a line:
 
 ```bash
-aitrain grpo --model tiny --rl-env envs.arithmetic --max-steps 1 --rl-max-new-tokens 8 --eval-cases 2 --json > events.jsonl
+aitrain grpo --model tiny --rl-env envs.arithmetic --max-steps 1 --rl-max-new-tokens 8 --eval-cases 2 --json > run.jsonl
 aitrain schema events > events.schema.json
 ```
 
-The first line is `RunStarted`, with the run folder. The last line is `RunResult`, with result.json, or `Failed`. The second
-command writes the JSON schema (draft 2020-12) of a line. A reader should ignore events and fields that it does not know:
-later versions may add some. When a field changes its meaning, `schema` in `RunStarted` changes.
+The first line is `RunStarted`, with the run folder. The last line is `RunResult`, with result.json, or `Failed`. The
+second command writes the JSON schema (draft 2020-12) of a line. A reader should ignore events and fields that it does
+not know: later versions may add some. When a field changes its meaning, `schema` in `RunStarted` changes.
 
 Each object has `event`, the name below, and these fields:
 """
@@ -84,9 +84,9 @@ def llms_text() -> str:
 
 
 INTRODUCTION = """\
-One class asks questions and scores answers; `aitrain grpo` trains, and compares held-out scores before and after. Links lead to
-Markdown, beside this file. Begin with For coding agents: `--json`, exit codes, and the order of work. `aitrain COMMAND --help`,
-`aitrain options WORD` and `aitrain schema` are the reference of the installed version."""
+One class asks questions and scores answers; `aitrain grpo` trains, and compares held-out scores before and after. Links
+lead to Markdown, beside this file. Begin with For coding agents: `--json`, exit codes, and the order of work. `aitrain
+COMMAND --help`, `aitrain options WORD` and `aitrain schema` are the reference of the installed version."""
 
 
 def pages_of(entry: dict[str, Any]) -> Iterator[tuple[str, str]]:

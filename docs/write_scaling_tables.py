@@ -1,4 +1,4 @@
-"""Writes the tables of scaling.md and memory.md: what fits where, by `aitrain plan`, and the simulated plan on paper."""
+"""Writes the tables of scaling.md and memory.md: estimates of `aitrain plan`, and the simulated plan on paper."""
 
 from __future__ import annotations
 
@@ -135,9 +135,7 @@ def one_gpu_table() -> str:
     lines = ["| model | " + " | ".join(SMALL_WAYS) + " |", "|---" * (len(SMALL_WAYS) + 1) + "|"]
     for model in SMALL_MODELS:
         configs = [TrainConfig(**SMALL_BATCH, **way) for way in SMALL_WAYS.values()]
-        needs = [
-            estimate_memory(model.shape, each, plan_batch(each, 1), DeviceMemory("GPU")).peak for each in configs
-        ]
+        needs = [estimate_memory(model.shape, each, plan_batch(each, 1), DeviceMemory("GPU")).peak for each in configs]
         lines.append(f"| {model.name} | " + " | ".join(map(gib, needs)) + " |")
     return "\n".join(lines)
 

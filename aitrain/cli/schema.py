@@ -12,7 +12,9 @@ from aitrain.errors import ConfigError
 WHAT = "config, the files of --config; events, the lines of --json; rollouts and metrics, the lines of a run folder."
 
 
-def schema(what: Annotated[str, typer.Argument(metavar="[config|events|rollouts|metrics]", help=WHAT)] = "config") -> int:
+def schema(
+    what: Annotated[str, typer.Argument(metavar="[config|events|rollouts|metrics]", help=WHAT)] = "config",
+) -> int:
     """Print a JSON schema: of the files that --config takes, of the events that --json writes, or of a run's records.
 
     For an editor, save the first one beside the file, with `aitrain schema > config.schema.json`, and begin the file
