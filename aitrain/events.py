@@ -15,7 +15,9 @@ class Started:
     """A training process is up."""
 
     rank: int
+    """Its number among the training processes."""
     pid: int
+    """Its process id."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class RunStarted:
     """The run has a folder. The first event for programs (`--json`); the parent makes it."""
 
     folder: str
+    """The run folder."""
     schema: int = 1
     """Version of the events' form."""
 
@@ -32,6 +35,7 @@ class RunResult:
     """The run has ended; the last event for programs, unless it is Failed. The parent makes it."""
 
     folder: str
+    """The run folder."""
     result: dict[str, object]
     """result.json."""
 
@@ -41,6 +45,7 @@ class Phase:
     """What the run is doing now; the next event replaces it on the screen."""
 
     text: str
+    """What it does, in a few words."""
 
 
 NoteLevel: TypeAlias = Literal["info", "warning"]
@@ -51,6 +56,7 @@ class Note:
     """A note for the user, which stays on the screen."""
 
     text: str
+    """What was noticed, and what to do about it."""
     level: NoteLevel = "warning"
     """`warning`: something may be wrong; `info`: nothing is."""
 
@@ -65,16 +71,21 @@ class NotChecked:
     """Something that a dry run does not check."""
 
     text: str
+    """What was not checked, and why."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Optimizer steps were done. `reward` is their mean score, None if nothing was scored; unknown values are None."""
+    """Optimizer steps were done. Unknown values are None."""
 
     step: int
+    """Optimizer steps done."""
     steps: int
+    """Optimizer steps of the whole run."""
     reward: float | None
+    """Mean score of the episodes; None if nothing was scored."""
     seconds_left: float
+    """Estimated seconds until the last step."""
     flat_groups: float | None = None
     """Share of the groups in which all scores are equal."""
     truncated: float | None = None
@@ -82,41 +93,51 @@ class Step:
     failed: float | None = None
     """Share of the episodes that the environment failed on."""
     tokens_per_second: float | None = None
+    """Tokens sampled per second of the step."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of a step and of its parts: `step`, `generate`, `environment`, `optimize`."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The held-out cases were scored: the mean score of sampled and of greedy completions."""
+    """The held-out cases were scored."""
 
     when: str
+    """The scoring, such as before, step 50 or after."""
     sampled: float | None
+    """Mean score of sampled completions."""
     greedy: float | None
+    """Mean score of greedy completions."""
     environments: dict[str, float | None] = field(default_factory=dict)
     """The sampled score of each of several environments."""
 
 
 @dataclass(frozen=True)
 class Evaluating:
-    """Episodes of an eval were played and scored: `done` of `episodes`; `score` is the mean of the present decoding."""
+    """Episodes of an eval were played and scored."""
 
     done: int
+    """Episodes that are over."""
     episodes: int
+    """Episodes of the eval."""
     decoding: str
+    """The present decoding: sampled or greedy."""
     score: float | None
+    """Mean score of the present decoding until now."""
     seconds_left: float
+    """Estimated seconds until the last episode."""
     failed: float
     """Share of the episodes that the environment failed on."""
 
 
 @dataclass(frozen=True)
 class Playing:
-    """Progress of a rollout that takes seconds: conversations that are over, of all that are played at the same time.
-    `episodes` is 0 when it is over."""
+    """Progress of a rollout that takes seconds."""
 
     done: int
+    """Episodes that are over."""
     episodes: int
+    """Episodes that are played at the same time; 0 when the rollout is over."""
     tokens_per_second: float | None
     """Tokens sampled per second since it began; None before the first ones."""
 
@@ -126,21 +147,23 @@ class Failed:
     """The run has failed."""
 
     message: str
+    """What happened, where, and what to do next."""
     exit_code: int
+    """The exit code of the command."""
     status: str = "failed"
     """Status of the run for status.json: failed or stalled."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The run has ended and result.json is written; `status` is finished or stopped.
-
-    `because` is the reason if the run stopped by itself; None after a stop request.
-    """
+    """The run has ended and result.json is written."""
 
     status: str
+    """finished or stopped."""
     step: int
+    """Optimizer steps done."""
     because: str | None = None
+    """The reason if the run stopped by itself; None after a stop request."""
 
 
 SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"

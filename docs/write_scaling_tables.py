@@ -1,4 +1,4 @@
-"""Writes the tables of scaling.md: what fits where, as `aitrain plan` estimates it, and the simulated plan on paper."""
+"""Writes the tables of scaling.md and memory.md: estimates of `aitrain plan`, and the simulated plan on paper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.fleet_simulation import (  # noqa: E402
     simulate_step,
 )
 
-PAGE = ROOT / "docs" / "scaling.md"
+PAGE, MEMORY_PAGE = ROOT / "docs" / "scaling.md", ROOT / "docs" / "memory.md"
 GIB = 1 << 30
 
 
@@ -110,6 +110,34 @@ def memory_cell(shape: ModelShape, processes: int, changed: dict[str, Any]) -> s
 def gib(size: float) -> str:
     """Whole GiB; one decimal below ten."""
     return f"{size / GIB:.0f}" if size >= 9.95 * GIB else f"{size / GIB:.1f}"
+
+
+SMALL_MODELS = (
+    Dense("Qwen2.5-0.5B", 896, 4864, 24, 14, 2, is_tied=True, head_dim=64),
+    Dense("Qwen2.5-1.5B", 1536, 8960, 28, 12, 2, is_tied=True),
+    Dense("Qwen2.5-3B", 2048, 11008, 36, 16, 2, is_tied=True),
+    Dense("Qwen2.5-7B", 3584, 18944, 28, 28, 4, vocabulary=152_064),
+)
+SMALL_WAYS: dict[str, dict[str, Any]] = {
+    "`--peft --quantization int4`": {"peft": True, "quantization": "int4"},
+    "`--peft`": {"peft": True},
+    "all weights, `--rl-kl-coef 0`": {"rl_kl_coef": 0},
+    "all weights": {},
+}
+SMALL_BATCH = {
+    "use_vllm": True, "vllm_mode": "server", "rl_max_prompt_length": 512, "rl_max_new_tokens": 1024,
+    "batch_size": 4, "rl_prompts_per_step": 16, "rl_num_generations": 8,
+}  # fmt: skip
+
+
+def one_gpu_table() -> str:
+    """Memory of one GPU for the training, without what vLLM takes."""
+    lines = ["| model | " + " | ".join(SMALL_WAYS) + " |", "|---" * (len(SMALL_WAYS) + 1) + "|"]
+    for model in SMALL_MODELS:
+        configs = [TrainConfig(**SMALL_BATCH, **way) for way in SMALL_WAYS.values()]
+        needs = [estimate_memory(model.shape, each, plan_batch(each, 1), DeviceMemory("GPU")).peak for each in configs]
+        lines.append(f"| {model.name} | " + " | ".join(map(gib, needs)) + " |")
+    return "\n".join(lines)
 
 
 # -- the plan on paper
@@ -207,20 +235,22 @@ def reasoning(episodes: int) -> Sequence[SimulatedEpisode]:
     return [(SimulatedTurn(max(16, length), 0.1),) for length in lengths]
 
 
-# -- the page
+# -- the pages
 
-TABLES = {"fits": fits_table, "paper": paper_table}
+TABLES = {PAGE: {"fits": fits_table, "paper": paper_table}, MEMORY_PAGE: {"one-gpu": one_gpu_table}}
 
 
-def with_tables(page: str) -> str:
+def with_tables(file: Path) -> str:
     """The page with the present tables, each between its two comments."""
-    for name, table in TABLES.items():
-        begin, end = f"<!-- {name}: make docs -->\n", f"\n<!-- end of {name} -->"
+    page = file.read_text(encoding="utf-8")
+    for name, table in TABLES[file].items():
+        begin, end = f"<!-- {name}: make docs -->\n", f"<!-- end of {name} -->"
         before, rest = page.split(begin)
         _, after = rest.split(end)
-        page = before + begin + table() + end + after
+        page = before + begin + table() + "\n" + end + after
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for file in TABLES:
+        file.write_text(with_tables(file), encoding="utf-8")

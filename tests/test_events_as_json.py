@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from aitrain import events
 from aitrain.events import Evaluated, Failed, Note, RunResult, Step, encode, events_schema
+from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
 from tests.conftest import Run
 
 ARITHMETIC = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--rl-kl-coef", "0"]
@@ -30,6 +31,13 @@ def test_every_line_of_a_run_follows_the_schema_and_the_last_one_is_the_result(a
     folder = here / lines[0]["folder"]
     assert lines[-1]["result"] == json.loads((folder / "result.json").read_text())
     assert (folder / "report.html").exists()
+
+    for schema, pattern in ((rollouts_schema(), "rollouts/*.jsonl"), (metrics_schema(), "metrics.jsonl")):
+        files = folder.glob(pattern)
+        records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        assert records
+        for record in records:
+            Draft202012Validator(schema).validate(record)
 
 
 def test_a_refused_command_is_one_event_with_its_exit_code(aitrain_grpo: Run) -> None:
