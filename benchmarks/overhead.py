@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from aitrain.options.train import TrainConfig
-from benchmarks.measuring import ROOT, Bounds, Row, options, positive, run, script, show
+from benchmarks.measuring import ROOT, Bounds, Row, options, positive, run, show
 
 SECONDS, MEMORY = Bounds(ratio=1.03), Bounds(ratio=1.05)
 WARM_UP = 2  # steps that are not timed: the first ones allocate
@@ -210,7 +210,7 @@ def aitrain_command(training: Training, clock: Path) -> list[str]:
     """A training into a run folder of its own."""
     task = json.dumps(training.task | {"clock": str(clock)})
     where = ["--config", str(training.config), "--output-dir", str(training.folder / "runs")]
-    return [script("aitrain"), "grpo", *where, "--rl-env-config", task, "--debug"]
+    return [sys.executable, "-m", "aitrain", "grpo", *where, "--rl-env-config", task, "--debug"]
 
 
 def plain_trl(training: Training) -> Side:
