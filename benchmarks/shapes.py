@@ -53,9 +53,8 @@ def make_model(shape: Shape, folder: Path) -> None:
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.key_heads,
         max_position_embeddings=CONTEXT, tie_word_embeddings=True, **ends,
     )  # fmt: skip
-    with torch.device(
-        "cuda" if torch.cuda.is_available() else "cpu"
-    ):  # billions of random numbers take minutes on a CPU
+    where = "cuda" if torch.cuda.is_available() else "cpu"  # billions of random numbers take minutes on a CPU
+    with torch.device(where):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config = GenerationConfig(**ends)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Real trainings on a GPU: `make gpu` runs them all. `AITRAIN_GPU=rehearse` runs what needs no CUDA, on the CPU with the
+"""Real trainings on a GPU: `make gpu` runs them all. `AITRAIN_GPU=rehearse` runs what needs no CUDA, on the CPU with a
 tiny model; without the variable they are skipped."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -141,8 +142,6 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
     def make(name: str) -> str:
         if not (folder / name).exists():
-            from functools import partial
-
             in_new_process(partial(make_model, SHAPES[name]), folder / name)
         return str(folder / name)
 

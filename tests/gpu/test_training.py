@@ -1,4 +1,4 @@
-"""Training on a GPU with transformers' generate: number formats, LoRA, quantization, resume, memory against the plan."""
+"""Training on a GPU, without vLLM: number formats, LoRA, quantization, resuming, memory against the plan."""
 
 from __future__ import annotations
 
