@@ -47,6 +47,8 @@ Results = dict[str, dict[str, Any]]
 def main() -> int:
     """Run, keep, write."""
     wanted = _options()
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # so that aitrain need not be installed
     if wanted.rehearse:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     gpu = "CPU, a rehearsal" if wanted.rehearse else gpu_name() if visible_gpus() else ""

@@ -121,7 +121,7 @@ def train(tmp_path: Path) -> Iterator[Train]:
         settings, probe = tmp_path / "settings.yaml", tmp_path / "probe.json"
         settings.write_text(json.dumps(config.changed()), encoding="utf-8")  # JSON is YAML, too
         visible = "" if IS_REHEARSAL else ",".join(visible_gpus()[:gpus])
-        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT), FILE: str(probe)}
+        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, FILE: str(probe)}
         command = [sys.executable, "-m", "aitrain", "grpo", "--config", str(settings), "--debug"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
         assert done.returncode == 0, (done.stderr or done.stdout).strip()[-2000:]
