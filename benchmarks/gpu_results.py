@@ -119,6 +119,7 @@ def run_checks(wanted: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="aitrain-gpu-") as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "tests/gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command += ["-o", "junit_family=xunit1"]  # with properties
         command += [f"--basetemp={folder}/tmp", *(["-k", wanted.only] if wanted.only else [])]
         variables = {**os.environ, "AITRAIN_GPU": "rehearse" if wanted.rehearse else "1"}
         subprocess.run(command, cwd=ROOT, env=variables, check=False)
