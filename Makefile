@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm adapters machines ray deepspeed install
+.PHONY: demo test lint bench bench-gpu bench-vllm gpu docs tiny-model vllm adapters machines ray deepspeed install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -44,6 +44,10 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sampling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.padding
+
+# On a machine with a CUDA GPU: trains in every way that needs one, and writes docs/gpu-results.md.
+gpu: install
+	$(BIN)/python -m benchmarks.gpu_results
 
 # On a machine with a CUDA GPU.
 bench-gpu: install

@@ -32,9 +32,9 @@ from benchmarks.overhead import (
     row,
     write_settings,
 )
-from benchmarks.shapes import QWEN_HALF_B, QWEN_ONE_AND_A_HALF_B, TINY, Shape, make_model
+from benchmarks.shapes import QWEN_HALF_B, QWEN_ONE_AND_A_HALF_B, QWEN_THREE_B, TINY, Shape, make_model
 
-SHAPES = {shape.name: shape for shape in (TINY, QWEN_HALF_B, QWEN_ONE_AND_A_HALF_B)}
+SHAPES = {shape.name: shape for shape in (TINY, QWEN_HALF_B, QWEN_ONE_AND_A_HALF_B, QWEN_THREE_B)}
 WEIGHTS: dict[str, dict[str, Any]] = {"lora": {"peft": True, "merge_adapter": False}, "full": {}}
 PROMPTS, GENERATIONS, ANSWER = 8, 8, 128
 TOKENS = PROMPTS * GENERATIONS * ANSWER

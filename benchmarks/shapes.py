@@ -28,7 +28,8 @@ SMALL = Shape("26M", layers=8, hidden=512, heads=8, key_heads=2, intermediate=13
 
 QWEN_HALF_B = Shape("0.5B", layers=24, hidden=896, heads=14, key_heads=2, intermediate=4864)
 QWEN_ONE_AND_A_HALF_B = Shape("1.5B", layers=28, hidden=1536, heads=12, key_heads=2, intermediate=8960)
-"""Qwen2.5-0.5B and -1.5B."""
+QWEN_THREE_B = Shape("3B", layers=36, hidden=2048, heads=16, key_heads=2, intermediate=11_008)
+"""Qwen2.5-0.5B, -1.5B and -3B."""
 
 
 def make_model(shape: Shape, folder: Path) -> None:
@@ -52,7 +53,9 @@ def make_model(shape: Shape, folder: Path) -> None:
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.key_heads,
         max_position_embeddings=CONTEXT, tie_word_embeddings=True, **ends,
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    where = "cuda" if torch.cuda.is_available() else "cpu"  # billions of random numbers take minutes on a CPU
+    with torch.device(where):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config = GenerationConfig(**ends)
     with torch.no_grad():
         model.get_input_embeddings().weight[tokenizer.eos_token_id] = 0

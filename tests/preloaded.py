@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 MODULES = (
     "aitrain", "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat",
-    "torch.distributed.run", "benchmarks.plain_trl", "tests.training.scripted_run",
+    "torch.distributed.run", "benchmarks.plain_trl", "benchmarks.gpu", "pytest", "tests.training.scripted_run",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 

@@ -152,6 +152,7 @@ def test_a_server_on_this_machine_keeps_its_gpus(server: dict[str, Any]) -> None
     assert plan(**server).gpus == ("0", "1", "2")
     assert plan(**server, vllm_server_gpus=3).gpus == ("0",)
     assert "vllm_server_gpus: 4 GPUs are visible" in refusal(**server, vllm_server_gpus=4)
+    assert plan(**server, vllm_server_gpus=0).gpus == ("0", "1", "2", "3")
     two = {**server, "vllm_server_url": "http://127.0.0.1:8000,http://localhost:8001,http://10.1.2.3:8000"}
     assert plan(**two).gpus == ("0", "1")
 
@@ -165,6 +166,7 @@ def test_a_server_of_our_own_gets_the_last_gpus() -> None:
     assert (two.gpus, two.server_gpus) == (("0", "1"), ("2", "3"))
     assert "vllm_server_gpus: 4 GPUs are visible" in refusal(**ours, vllm_server_gpus=4)
     assert "2 GPUs for a server that has 1" in refusal(**ours, vllm_tensor_parallel_size=2)
+    assert "vllm_server_gpus: a server that aitrain starts has GPUs" in refusal(**ours, vllm_server_gpus=0)
     three = plan(**ours, vllm_servers=3)
     assert (three.gpus, three.server_gpus) == (("0",), ("1", "2", "3"))
     assert "vLLM servers hold 4: none is left to train on" in refusal(**ours, vllm_servers=2, vllm_server_gpus=2)

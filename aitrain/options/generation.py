@@ -109,8 +109,9 @@ class VLLMOptions(Options):
     with several machines, else 127.0.0.1. The key is VLLM_API_KEY."""
     vllm_tensor_parallel_size: ResumeSafe[PositiveInt] = 1
     """GPUs that one vLLM engine is split over."""
-    vllm_server_gpus: ResumeSafe[PositiveInt] = 1
-    """GPUs of this machine, the last ones, that each vLLM server on it uses: training leaves them alone."""
+    vllm_server_gpus: ResumeSafe[NonNegativeInt] = 1
+    """GPUs of this machine, the last ones, that each vLLM server on it uses: training leaves them alone; 0: a server of
+    yours shares the GPUs of the training."""
     vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk", "nccl"]] = "auto"
     """How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL."""
     vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
@@ -153,6 +154,11 @@ class VLLMOptions(Options):
                 bool(of_ours) and not self.starts_vllm_servers,
                 f"{', '.join(of_ours)}: for vLLM servers that aitrain starts only\n"
                 "Add --use-vllm and --vllm-mode server, and leave --vllm-server-url out.",
+            ),
+            (
+                self.vllm_server_gpus == 0 and self.starts_vllm_servers,
+                "vllm_server_gpus: a server that aitrain starts has GPUs of its own\n"
+                "To share one GPU, use --vllm-mode colocate, or start the server yourself (--vllm-server-url).",
             ),
             (
                 self.vllm_sync == "nccl" and len(self.vllm_server_urls) > 1,

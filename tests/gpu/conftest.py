@@ -1,0 +1,162 @@
+"""Real trainings on a GPU: `make gpu` runs them all. `AITRAIN_GPU=rehearse` runs what needs no CUDA, on the CPU with a
+tiny model; without the variable they are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from aitrain.batch import plan_batch
+from aitrain.launch.model_shape import read_model_shape
+from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.resource_check import device_memory, format_bytes
+from aitrain.launch.resource_estimate import LIBRARIES, MIB, estimate_memory
+from aitrain.options.train import TrainConfig
+from aitrain.runs.run_folder import read_lines
+from benchmarks.gpu import SHAPES
+from benchmarks.overhead import in_new_process
+from benchmarks.shapes import make_model
+from tests.gpu.probe import FILE
+
+ROOT = Path(__file__).parents[2]
+MODE = os.environ.get("AITRAIN_GPU", "")
+IS_REHEARSAL = MODE != "1"
+PROMPTS, GENERATIONS = 4, 8
+SETTINGS: dict[str, Any] = {
+    "rl_env": f"{ROOT / 'benchmarks' / 'equal_prompts.py'}:EqualPrompts",
+    "rl_prompts_per_step": PROMPTS,
+    "rl_num_generations": GENERATIONS,
+    "batch_size": 8,
+    "rl_max_prompt_length": 32,
+    "rl_max_new_tokens": 8 if IS_REHEARSAL else 128,
+    "rl_kl_coef": 0.0,
+    "lr": 1e-4,
+    "max_steps": 2 if IS_REHEARSAL else 4,
+    "eval_cases": 0,
+    "save_strategy": "no",
+    "merge_adapter": False,
+    "num_processes": 1,
+    "project_name": "run",
+    "custom_callbacks": f"{ROOT / 'tests' / 'gpu' / 'probe.py'}:Probe",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip these tests in `make test`."""
+    if not MODE:
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="trains on a GPU for minutes: `make gpu` runs it"))
+
+
+def need_cuda(reason: str) -> None:
+    """Skip a test in a rehearsal."""
+    if IS_REHEARSAL:
+        pytest.skip(f"{reason} needs CUDA")
+
+
+def need_package(name: str, advice: str) -> None:
+    """Skip a test where a package is not installed."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: {advice}")
+
+
+def need_gpus(count: int) -> None:
+    """Skip a test on a machine with fewer GPUs; the CPU stands for any number in a rehearsal."""
+    if not IS_REHEARSAL and len(visible_gpus()) < count:
+        pytest.skip(f"needs {count} GPUs, and {len(visible_gpus())} are visible")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that ended well."""
+
+    folder: Path
+    config: TrainConfig
+    probe: Mapping[str, Any]
+    lines: list[dict[str, Any]]
+    """Those of its steps."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean seconds of a step, without the first one."""
+        return fmean(line["time/step"] for line in self.lines[1:])
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens by the seconds of whole steps."""
+        completions = self.config.rl_prompts_per_step or PROMPTS
+        tokens = fmean(line["completions/mean_length"] for line in self.lines[1:])
+        return completions * self.config.rl_num_generations * tokens / self.step_seconds
+
+    @property
+    def logprob_difference(self) -> float:
+        """Mean difference between vLLM's log-probabilities and the trainer's, in the worst step."""
+        return max(float(line["sampling/sampling_logp_difference/mean"]) for line in self.lines)
+
+
+Train = Callable[..., Trained]
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Train]:
+    """`train(peft=True, gpus=1)`: `aitrain grpo` with SETTINGS and these options on the first GPUs."""
+
+    def run(gpus: int = 1, **options: Any) -> Trained:
+        config = TrainConfig(**{**SETTINGS, "output_dir": str(tmp_path / "runs"), **options})
+        settings, probe = tmp_path / "settings.yaml", tmp_path / "probe.json"
+        settings.write_text(json.dumps(config.changed()), encoding="utf-8")  # JSON is YAML, too
+        visible = "" if IS_REHEARSAL else ",".join(visible_gpus()[:gpus])
+        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, FILE: str(probe)}
+        command = [sys.executable, "-m", "aitrain", "grpo", "--config", str(settings), "--debug"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
+        assert done.returncode == 0, (done.stderr or done.stdout).strip()[-2000:]
+        folder = Path(config.output_dir) / config.project_name
+        lines = [line for line in read_lines(folder / "metrics.jsonl") if "reward" in line]
+        assert [line["step"] for line in lines] == list(range(1, (config.max_steps or 0) + 1))
+        assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
+        return Trained(folder, config, json.loads(probe.read_text(encoding="utf-8")), lines)
+
+    yield run
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # models of billions of weights
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """`model_of("0.5B")`: the folder of a random model in that shape, made once."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def make(name: str) -> str:
+        if not (folder / name).exists():
+            in_new_process(partial(make_model, SHAPES[name]), folder / name)
+        return str(folder / name)
+
+    yield make
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def planned_mib(config: TrainConfig) -> float:
+    """What `aitrain plan` says that a process takes of the GPU beyond the libraries.
+
+    Skips the test if that is more than is free.
+    """
+    shape, device = read_model_shape(config.model), device_memory(() if IS_REHEARSAL else visible_gpus()[:1])
+    assert shape is not None
+    peak = estimate_memory(shape, config, plan_batch(config, 1), device).peak
+    if device.free is not None and peak > device.free:
+        pytest.skip(f"needs about {format_bytes(peak)}, and {format_bytes(device.free)} are free")
+    return (peak - LIBRARIES[device.kind]) / MIB

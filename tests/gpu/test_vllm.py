@@ -1,0 +1,113 @@
+"""vLLM on a GPU: colocated, asleep while the model trains, and as a server that gets the weights in three ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.resource_check import device_memory
+from aitrain.launch.resource_estimate import MIB
+from aitrain.vllm.server_process import ServerConfig, VLLMServer
+from tests.gpu.conftest import IS_REHEARSAL, Record, Train, Trained, need_cuda, need_gpus, need_package
+
+SHAPE = "tiny" if IS_REHEARSAL else "0.5B"
+SHARE = 0.3
+"""Of the GPU's memory, vLLM's."""
+WEIGHTS: dict[str, dict[str, Any]] = {"full": {}, "LoRA": {"peft": True}}
+AGREES = 1e-3 if IS_REHEARSAL else 0.1
+"""Most difference of log-probabilities: float32 on the CPU, bfloat16 on a GPU."""
+
+Models = Callable[[str], str]
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips where it is not installed."""
+    need_package("vllm", 'pip install "aitrain[vllm]"')
+    if IS_REHEARSAL:
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+def check(done: Trained, record: Record) -> None:
+    """The weights of each step have arrived: vLLM says the trainer's log-probabilities."""
+    record("seconds per step", done.step_seconds)
+    record("tokens per second", done.tokens_per_second)
+    record("difference of log-probabilities", done.logprob_difference)
+    if "sync/seconds" in done.lines[-1]:
+        record("MiB sent", done.lines[-1]["sync/bytes"] / MIB)
+        record("seconds of sending", done.lines[-1]["sync/seconds"])
+    assert done.logprob_difference < AGREES
+    assert all(abs(line["sampling/importance_sampling_ratio/mean"] - 1) < 0.1 for line in done.lines)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_colocated_vllm_samples_with_the_weights_of_each_step(
+    weights: str, train: Train, model_of: Models, record_property: Record
+) -> None:
+    check(train(model=model_of(SHAPE), use_vllm=True, **WEIGHTS[weights]), record_property)
+
+
+def test_a_colocated_vllm_that_sleeps_frees_its_memory_for_training(
+    train: Train, model_of: Models, record_property: Record
+) -> None:
+    need_cuda("sleep mode")
+    options = {"model": model_of(SHAPE), "use_vllm": True, "vllm_gpu_memory_utilization": SHARE}
+    awake = train(**options, project_name="awake")
+    asleep = train(**options, vllm_sleep_mode=True)
+
+    total = device_memory(visible_gpus()[:1]).total
+    assert total is not None
+    record_property("GPU memory in use while training, MiB", asleep.probe["in_use_mib"])
+    record_property("without sleep mode", awake.probe["in_use_mib"])
+    check(asleep, record_property)
+    assert asleep.probe["in_use_mib"] < awake.probe["in_use_mib"] - SHARE * total / MIB / 2
+
+
+@contextmanager
+def server(model: str, folder: Path, gpu: str, **more: Any) -> Iterator[str]:
+    """Address of a server of the user's, on one GPU or on the CPU."""
+    gpus, dtype = ((), "float32") if IS_REHEARSAL else ((gpu,), "bfloat16")
+    plan = ServerConfig(model, folder / "vllm-server.log", gpus, context=256, dtype=dtype, memory=SHARE, **more)
+    with VLLMServer.start(plan, lambda text: None) as started:
+        yield started.url
+
+
+def first_gpu() -> str:
+    return "" if IS_REHEARSAL else visible_gpus()[0]
+
+
+@pytest.mark.parametrize("sync", ["adapter", "disk"])
+def test_a_server_on_the_gpu_of_the_training_gets_the_weights_of_each_step(
+    sync: str, tmp_path: Path, train: Train, model_of: Models, record_property: Record
+) -> None:
+    options: dict[str, Any] = {"model": model_of(SHAPE), "peft": sync == "adapter", "vllm_sync": sync}
+    rank = {"lora_rank": 16} if sync == "adapter" else {}
+    with server(options["model"], tmp_path, first_gpu(), **rank) as url:
+        done = train(**options, use_vllm=True, vllm_mode="server", vllm_server_url=url, vllm_server_gpus=0)
+
+    check(done, record_property)
+
+
+def test_a_server_that_the_run_starts_has_a_gpu_of_its_own(
+    train: Train, model_of: Models, record_property: Record
+) -> None:
+    need_gpus(2)
+    check(train(gpus=2, model=model_of(SHAPE), peft=True, use_vllm=True, vllm_mode="server"), record_property)
+
+
+def test_a_server_gets_the_weights_of_each_step_by_nccl(
+    tmp_path: Path, train: Train, model_of: Models, record_property: Record
+) -> None:
+    need_cuda("NCCL")
+    need_gpus(2)
+    model = model_of(SHAPE)
+    by_nccl = {"weight_transfer_config": {"backend": "nccl"}}
+    with server(model, tmp_path, visible_gpus()[1], more=by_nccl) as url:
+        done = train(gpus=2, model=model, use_vllm=True, vllm_mode="server", vllm_sync="nccl", vllm_server_url=url)
+
+    check(done, record_property)
