@@ -126,14 +126,12 @@ class VLLMServerEngine:
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Context of episodes that are played together: each stays on its server. Requests are independent of each
-        other."""
+        """Context of episodes that are played together: each stays on its server."""
         with activity.own.waiting("generating", 0.0), self.fleet.episodes():
             yield lambda: None
 
     async def generate_batch(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt, all with the same weights. If a server restarts meanwhile, all of its share
-        are sampled again, as keeping the finished ones would favor short completions.
+        """One completion for each prompt. The share of a server that restarts is sampled again, also finished ones.
 
         Raises:
             RunFailed: as for `generate`.

@@ -100,7 +100,7 @@ class TrainConfig(
             self._vllm_rules(),
             self._padding_rules(),
             self._ahead_rules(),
-            self._best_rules(),
+            _best_rules(self),
             self._ray_rules(),
             self._case_rules(),
             fsdp_rules(self),
@@ -227,13 +227,14 @@ class TrainConfig(
             ),
         ]
 
-    def _best_rules(self) -> list[Rule]:
-        return [
-            *(
-                (
-                    getattr(self, name) not in (None, False) and (self.eval_strategy == "no" or self.eval_cases == 0),
-                    f"{name}: nothing is scored during training\nSet --eval-strategy, and --eval-cases above 0.",
-                )
-                for name in ("save_best", "until", "patience")
-            ),
-        ]
+
+def _best_rules(config: TrainConfig) -> list[Rule]:
+    return [
+        *(
+            (
+                getattr(config, name) not in (None, False) and (config.eval_strategy == "no" or config.eval_cases == 0),
+                f"{name}: nothing is scored during training\nSet --eval-strategy, and --eval-cases above 0.",
+            )
+            for name in ("save_best", "until", "patience")
+        ),
+    ]
