@@ -49,12 +49,11 @@ class PhaseCount:
 
     def means(self, shares: Mapping[str, float]) -> tuple[float | None, float | None]:
         """Mean score before and after; with `shares`, of the means of the environments, weighted with them."""
-        compared = [(shares[name], part.means({})) for name, part in self.parts.items() if name in shares]
-        compared = [(share, means) for share, means in compared if means[0] is not None]
+        compared = [(shares[name], part) for name, part in self.parts.items() if name in shares and part.before]
         if compared:
             total = sum(share for share, _ in compared)
-            before, after = (sum(share * means[n] for share, means in compared) / total for n in (0, 1))  # type: ignore[operator]
-            return before, after
+            before = sum(share * fmean(part.before) for share, part in compared) / total
+            return before, sum(share * fmean(part.after) for share, part in compared) / total
         return (fmean(self.before), fmean(self.after)) if self.before else (None, None)
 
     def to_json(self, shares: Mapping[str, float]) -> JsonObject:
@@ -159,7 +158,7 @@ class RescoreReport:
 
     def show(self, console: Console) -> None:
         """Print the report."""
-        lines = [("", "episodes", "compared", "before", "after", "changed")]
+        lines: list[tuple[str, ...]] = [("", "episodes", "compared", "before", "after", "changed")]
         for phase, count in self.phases.items():
             name = f"held-out, {escape_controls(phase).replace('_', ', ')}" if phase else "training"
             lines.append(_line(name, count, self._shares_of(phase)))
