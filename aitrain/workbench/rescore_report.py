@@ -49,12 +49,11 @@ class PhaseCount:
 
     def means(self, shares: Mapping[str, float]) -> tuple[float | None, float | None]:
         """Mean score before and after; with `shares`, of the means of the environments, weighted with them."""
-        compared = [(shares[name], part.means({})) for name, part in self.parts.items() if name in shares]
-        compared = [(share, means) for share, means in compared if means[0] is not None]
+        compared = [(shares[name], part) for name, part in self.parts.items() if name in shares and part.before]
         if compared:
             total = sum(share for share, _ in compared)
-            before = sum(share * (mean or 0.0) for share, (mean, _) in compared) / total
-            return before, sum(share * (mean or 0.0) for share, (_, mean) in compared) / total
+            before = sum(share * fmean(part.before) for share, part in compared) / total
+            return before, sum(share * fmean(part.after) for share, part in compared) / total
         return (fmean(self.before), fmean(self.after)) if self.before else (None, None)
 
     def to_json(self, shares: Mapping[str, float]) -> JsonObject:
