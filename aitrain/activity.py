@@ -114,7 +114,7 @@ class Activity:
 
     @contextmanager
     def rollout(self, episodes: int) -> Iterator[PlayedEpisodes]:
-        """A rollout of so many episodes, which counts those that are over."""
+        """A rollout of this number of episodes, which counts those that are over."""
         if not self._rollouts:
             self._tokens, self._since = 0, time.time()
         played = PlayedEpisodes(episodes, self._write_rollout)

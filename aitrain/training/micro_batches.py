@@ -31,7 +31,7 @@ PASSES = "rows_of_passes"
 DIVISORS = "divisors"
 """Key of a step: for each pass, the number of passes that its loss is divided by."""
 ITEMS = "items"
-"""Key of a step: for each pass, the number of tokens that TRL is told the generation batch has."""
+"""Key of a step: for each pass, the number of tokens that TRL takes the generation batch to have."""
 WEIGHTS = "weights"
 """Key of a step: weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
 OF_PROMPT = ("prompt_ids", "prompt_mask")
