@@ -1,4 +1,4 @@
-"""Whether judges behind an address are asked; `aitrain env check` asks them only with --ask-judges, as they may cost."""
+"""Whether judges behind an address are asked; `aitrain env check` asks them with --ask-judges only: they may cost."""
 
 from __future__ import annotations
 
