@@ -142,7 +142,11 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
     def make(name: str) -> str:
         if not (folder / name).exists():
-            in_new_process(partial(make_model, SHAPES[name]), folder / name)
+            make_shape = partial(make_model, SHAPES[name])
+            if IS_REHEARSAL:
+                make_shape(folder / name)
+            else:  # this process is to take no memory of the GPU
+                in_new_process(make_shape, folder / name)
         return str(folder / name)
 
     yield make

@@ -13,12 +13,14 @@ from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import device_memory
 from aitrain.launch.resource_estimate import MIB
 from aitrain.vllm.server_process import ServerConfig, VLLMServer
-from tests.gpu.conftest import IS_REHEARSAL, Record, Train, Trained, need_cuda, need_gpus, need_package
+from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, Trained, need_cuda, need_gpus, need_package
 
 SHAPE = "tiny" if IS_REHEARSAL else "0.5B"
 SHARE = 0.3
 """Of the GPU's memory, vLLM's."""
 WEIGHTS: dict[str, dict[str, Any]] = {"full": {}, "LoRA": {"peft": True}}
+STEPS = 4
+"""The learning rate of the first one is 0, so that other weights arrive from the third one on."""
 AGREES = 1e-3 if IS_REHEARSAL else 0.1
 """Most difference of log-probabilities: float32 on the CPU, bfloat16 on a GPU."""
 
@@ -29,6 +31,7 @@ Models = Callable[[str], str]
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips where it is not installed."""
     need_package("vllm", 'pip install "aitrain[vllm]"')
+    monkeypatch.setitem(SETTINGS, "max_steps", STEPS)
     if IS_REHEARSAL:
         monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
