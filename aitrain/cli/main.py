@@ -14,7 +14,7 @@ import typer
 import aitrain
 from aitrain.cli import completion
 from aitrain.cli.lazy_group import LazyGroup
-from aitrain.errors import AitrainError, did_you_mean
+from aitrain.errors import AitrainError, WorseError, did_you_mean
 
 if TYPE_CHECKING:
     from typer.models import OptionInfo
@@ -155,7 +155,7 @@ def _print_error(message: str, code: int, error: BaseException) -> int:
     from aitrain.redaction import redact
     from aitrain.ui.error_line import show_error
 
-    show_error(message, code, "--json" in sys.argv)
+    show_error(message, code, "--json" in sys.argv and code != WorseError.exit_code)  # after compare's own JSON
     if "--debug" in sys.argv:
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     return code

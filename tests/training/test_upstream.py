@@ -45,6 +45,7 @@ from typer._click.shell_completion import CompletionItem, add_completion_class
 from typer._completion_classes import BashComplete, FishComplete, ZshComplete
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from aitrain.cli.main import app
 from aitrain.launch.resource_estimate import TILE
 from aitrain.options.trl_fields import trl_fields
 from aitrain.training.trainer import EpisodeTrainer
@@ -100,6 +101,10 @@ def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
         "_last_lr", "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_logits_processor", "_generate",
         "_buffered_inputs",
     }  # fmt: skip
+
+
+def test_a_group_of_typer_has_its_commands_by_name() -> None:
+    assert set(typer.main.get_group(app).commands) >= {"grpo", "demo"}
 
 
 @pytest.mark.parametrize("name", ["_entropy_bonus_enabled", "reward_func_names", "aux_loss_enabled"])
