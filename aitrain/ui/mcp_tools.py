@@ -56,6 +56,7 @@ async def start(options: dict[str, Any]) -> Answer:
         if first or code is not None:
             break
         await asyncio.sleep(0.05)
+    file.unlink()  # read by now: the run folder has the options
     return {"pid": process.pid, "events": str(events), **_parsed(first)}
 
 

@@ -129,7 +129,7 @@ class Completion:
 
 
 class Source(AheadSource):
-    """Plays a batch when it is told to, with two turns."""
+    """Plays a batch of two turns, each when the test lets it."""
 
     started: Any
     turns: Any
