@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-gpu bench-vllm gpu docs tiny-model vllm adapters machines ray deepspeed install
+.PHONY: demo test lint bench bench-gpu bench-vllm gpu docs tiny-model vllm adapters machines ray deepspeed release install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -44,6 +44,8 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sampling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.padding
+	$(BIN)/python -m benchmarks.repair
+	$(BIN)/python -m benchmarks.busy
 
 # On a machine with a CUDA GPU: trains in every way that needs one, and writes docs/gpu-results.md.
 gpu: install
@@ -88,6 +90,10 @@ ray: install
 
 deepspeed: install
 	.ci/deepspeed
+
+# Checks, builds and tries a release; TAG=yes also writes its tag. Nothing is uploaded.
+release: install
+	.ci/release "$(VERSION)" $(if $(TAG),--tag)
 
 install: $(VENV)/.installed
 

@@ -140,6 +140,11 @@ class CaseSchedule:
         return self.max_steps or math.ceil(batches * self.passes / self.accumulation)
 
     @property
+    def window(self) -> int:
+        """Optimizer steps after which a step begins with a new generation batch again."""
+        return self.passes // math.gcd(self.passes, self.accumulation)
+
+    @property
     def batches(self) -> int:
         """Generation batches of the run, the last of which may be used in part."""
         return math.ceil(self.steps * self.accumulation / self.passes)
@@ -196,7 +201,7 @@ def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
         accumulation = config.gradient_accumulation
     else:
         accumulation = _derived_accumulation(config, processes)
-    plan = BatchPlan(processes, accumulation, config.batch_size, config.rl_num_generations)
+    plan = BatchPlan(processes, accumulation, config.completions_per_pass, config.rl_num_generations)
     if plan.completions_per_step % plan.generations:
         raise ConfigError(_does_not_divide(plan))
     if not config.rl_trim_padding:
@@ -218,18 +223,18 @@ def _plan_of_tokens(config: TrainConfig, processes: int) -> BatchPlan:
 
 def _derived_accumulation(config: TrainConfig, processes: int) -> int:
     completions = (config.rl_prompts_per_step or 0) * config.rl_num_generations
-    accumulation, rest = divmod(completions, processes * config.batch_size)
+    accumulation, rest = divmod(completions, processes * config.completions_per_pass)
     if rest or accumulation == 0:
         raise ConfigError(
             f"rl_prompts_per_step: {config.rl_prompts_per_step} prompts x {config.rl_num_generations} completions ="
             f" {completions} cannot be divided among {_counted(processes, 'process')} in micro-batches of"
-            f" {config.batch_size}.\n{_way_out(config, processes)}"
+            f" {config.completions_per_pass}.\n{_way_out(config, processes)}"
         )
     if "gradient_accumulation" in config.model_fields_set and config.gradient_accumulation != accumulation:
         raise ConfigError(
             f"gradient_accumulation: {config.gradient_accumulation} contradicts rl_prompts_per_step, which makes it"
             f" {accumulation} ({completions} completions / {_counted(processes, 'process')} /"
-            f" {config.batch_size} a pass)\nLeave one of the two out."
+            f" {config.completions_per_pass} a pass)\nLeave one of the two out."
         )
     return accumulation
 
@@ -238,10 +243,15 @@ def _way_out(config: TrainConfig, processes: int) -> str:
     """Advice: the largest smaller batch_size that divides the completions, and the smallest prompt count that does."""
     share, rest = divmod((config.rl_prompts_per_step or 0) * config.rl_num_generations, processes)
     fitting = next(
-        (size for size in range(min(config.batch_size, share, MAX_PROPOSED), 0, -1) if rest + share % size == 0), None
+        (
+            size
+            for size in range(min(config.completions_per_pass, share, MAX_PROPOSED), 0, -1)
+            if rest + share % size == 0
+        ),
+        None,
     )
     smaller = f"--batch-size {fitting}, or " if fitting else ""
-    prompts = _fewest_prompts(processes * config.batch_size, config.rl_num_generations)
+    prompts = _fewest_prompts(processes * config.completions_per_pass, config.rl_num_generations)
     return f"Use {smaller}--rl-prompts-per-step {prompts} or a multiple of it."
 
 

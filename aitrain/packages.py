@@ -7,8 +7,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-BUNDLED = next((folder for folder in (PACKAGE / "envs", PACKAGE.parent / "envs") if folder.is_dir()), PACKAGE / "envs")
-"""The example environments: beside the package in a checkout, inside it in a wheel."""
+BUNDLED = PACKAGE / "envs"
+"""The example environments: `envs.NAME` for --rl-env, `aitrain.envs.NAME` in Python."""
 
 CONSTRAINTS = next(
     (file for file in (PACKAGE / "constraints.txt", PACKAGE.parent / "constraints.txt") if file.is_file()), PACKAGE

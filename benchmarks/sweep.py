@@ -21,7 +21,7 @@ from benchmarks.measuring import ROOT, options, positive
 
 GOOD, BAD = 6e-4, 1e-7
 OPTIONS = {
-    "model": "tiny", "rl_env": str(ROOT / "envs" / "arithmetic.py"), "rl_prompts_per_step": 16,
+    "model": "tiny", "rl_env": str(ROOT / "aitrain" / "envs" / "arithmetic.py"), "rl_prompts_per_step": 16,
     "rl_num_generations": 8, "batch_size": 128, "rl_max_new_tokens": 8, "rl_kl_coef": 0.0, "rl_loss_type": "dapo",
     "max_steps": 20, "eval_cases": 100, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps",
     "save_steps": 5,

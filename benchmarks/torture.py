@@ -57,7 +57,7 @@ class Torture:
     def start(self, name: str, *more: str) -> subprocess.Popen[bytes]:
         """The command: a checkpoint a step, windows of two steps, each of them in two iterations."""
         settings = {
-            "model": "tiny", "rl-env": str(ROOT / "envs" / "arithmetic.py"), "project-name": name,
+            "model": "tiny", "rl-env": str(ROOT / "aitrain" / "envs" / "arithmetic.py"), "project-name": name,
             "max-steps": self.steps,
             "rl-max-new-tokens": 4, "lr": 1e-3, "rl-kl-coef": 0, "eval-cases": 4, "eval-strategy": "steps",
             "eval-steps": 3, "save-strategy": "steps", "save-steps": 1, "num-processes": self.processes,

@@ -26,7 +26,8 @@ from typing import Any, NoReturn
 
 MODULES = (
     "aitrain", "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat",
-    "torch.distributed.run", "benchmarks.plain_trl", "benchmarks.gpu", "pytest", "tests.training.scripted_run",
+    "aitrain.jobs.env_terminal", "aitrain.jobs.env_model", "torch.distributed.run", "benchmarks.plain_trl",
+    "benchmarks.gpu", "pytest", "tests.training.scripted_run", "tests.training.server_run",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
@@ -34,6 +35,9 @@ PRELOADED = (
     "aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil",
     "transformers.models.llama.modeling_llama", "matplotlib.backends.backend_agg", "matplotlib.figure",
 )  # fmt: skip
+
+TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+"""The module in which torchrun starts processes, by a name of its own for `subprocess.Popen`."""
 
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Variables that glibc reads when a program starts, with the parameter of mallopt that each stands for."""
@@ -68,6 +72,7 @@ def serving(folder: Path) -> Iterator[Path]:
         (scripts / name).write_text(SCRIPT.format(python=sys.executable, address=str(address)))
         (scripts / name).chmod(0o755)
     variables = {**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+    variables["OMP_WAIT_POLICY"] = "passive"  # read when torch is imported; a run sets it for its own processes
     command = [sys.executable, "-P", __file__, str(address)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as server:
         assert server.stdout is not None
@@ -107,6 +112,7 @@ def _attend(client: socket.socket) -> NoReturn:
         os.chdir(request["folder"])
         _become(streams, request["variables"])
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
+        sys.modules[TORCHRUN].Popen = ForkingPopen  # type: ignore[attr-defined]
         name, *arguments = request["arguments"]
         _run(*arguments[2:] if name == "preloaded-python" else ("aitrain", *arguments))
     client.sendall(f"{pid}\n".encode())
@@ -179,6 +185,7 @@ def _run(module: str, *arguments: str) -> NoReturn:
     code: object = 0
     try:
         if module.endswith(".py"):
+            sys.path.insert(0, str(Path(module).absolute().parent))
             runpy.run_path(module, run_name="__main__")
         else:
             runpy.run_module(module, run_name="__main__", alter_sys=False)

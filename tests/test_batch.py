@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.batch import BatchPlan, plan_batch
+from aitrain.batch import BatchPlan, plan_batch, schedule_cases
+
+DEFAULTS = TrainConfig()
 
 
 def plan(processes: int, **options: int) -> BatchPlan:
-    return plan_batch(TrainConfig(**options), processes)  # type: ignore[arg-type]
+    """With options that are valid: thousands of plans would take half a minute if each had its own validated."""
+    return plan_batch(DEFAULTS.model_copy(update=options), processes)
 
 
 @pytest.mark.parametrize(
@@ -130,3 +133,15 @@ def test_with_trimmed_padding_a_process_sorts_its_completions_into_passes_of_up_
 def test_trimmed_padding_is_refused_where_it_would_train_something_else(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig.read(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "window"),
+    [
+        ({}, 1), ({"rl_updates_per_rollout": 3}, 3), ({"trl": {"num_iterations": 2}}, 2),
+        ({"trl": {"steps_per_generation": 2}}, 1), ({"trl": {"steps_per_generation": 6}}, 3),
+    ],
+)  # fmt: skip
+def test_a_window_ends_where_a_step_begins_with_a_new_rollout(options: dict[str, Any], window: int) -> None:
+    config = TrainConfig(**options)
+    assert schedule_cases(config, plan_batch(config, 1), 10).window == window

@@ -74,7 +74,7 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(aitrain_grpo: Run, here: Pat
 
     assert done.returncode == 0, done.stderr
     plan = {line[:12].strip(): line[13:] for line in done.stdout.splitlines()}
-    assert plan["batch"] == "6 prompts x 4 completions = 24 a step = 3 processes x 4 forward passes of 2"
+    assert plan["batch"] == "6 prompts x 4 completions = 24 a step = 3 processes x 1 forward pass of 8"
     assert plan["steps"] == "7"
     assert plan["processes"] == "3 on CPU"
     assert plan["run folder"] == "runs/mine"
@@ -109,5 +109,5 @@ def test_a_model_that_was_exported_already_is_uploaded_from_there(here: Path) ->
 
 
 def test_a_sweep_that_is_not_there_says_what_to_name(here: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^cannot read none\.yaml: No such file or directory\nName the YAML file"):
+    with pytest.raises(ConfigError, match=r"^there is no file none\.yaml \(looked from .*\)\.\nName the YAML file"):
         sweep(Path("none.yaml"))

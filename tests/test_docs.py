@@ -37,7 +37,7 @@ def run_block(language: str, info: str, text: str, folder: Path, *paths: Path) -
     assert name, f"a block of Python without a file name: {text[:60]}"
     (folder / name.group(1)).write_text(text)
     if " run" in info:
-        execute([sys.executable, name.group(1)], folder)
+        execute(["preloaded-python", "-P", "-m", name.group(1)], folder, *paths)
 
 
 def execute(command: list[str], folder: Path, *paths: Path) -> None:
@@ -74,7 +74,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_the_example_of_several_turns_is_the_bundled_one() -> None:
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     blocks = {info.strip(): text for _, info, text in BLOCK.findall(page)}
-    assert blocks["file=guess_number.py"] == (ROOT / "envs" / "guess_number.py").read_text()
+    assert blocks["file=guess_number.py"] == (ROOT / "aitrain" / "envs" / "guess_number.py").read_text()
 
 
 def test_what_benchmarks_import_from_tests_and_from_each_other_is_there() -> None:

@@ -6,11 +6,16 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from aitrain import events
-from aitrain.events import Evaluated, Failed, Note, RunResult, Step, encode, events_schema
+from aitrain.cli import running
+from aitrain.cli.main import main
+from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, Step, encode, events_schema
+from aitrain.launch.preflight import RunPlan
 from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
+from aitrain.runs.run_folder import RunFolder
 from tests.conftest import Run
 
 ARITHMETIC = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--rl-kl-coef", "0"]
@@ -48,6 +53,29 @@ def test_a_refused_command_is_one_event_with_its_exit_code(aitrain_grpo: Run) ->
     assert line["event"] == "Failed"
     assert line["exit_code"] == 2
     assert "no file nowhere.py" in line["message"]
+
+
+def test_a_failure_has_the_warnings_before_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fails:
+        def __init__(self, plan: RunPlan, folder: RunFolder, announce: Announce) -> None:
+            self.announce = announce
+
+        def run(self) -> Failed:
+            self.announce(Note("7 checks passed", "info"))
+            self.announce(Note("score_episode raised: KeyError: 'x'\nat env.py, line 3"))
+            return Failed("Nothing was scored.\nThe first failure is shown above.", 3)
+
+    monkeypatch.setattr(running, "launcher_of", lambda plan: Fails)
+    monkeypatch.setattr("sys.argv", ["aitrain", "grpo", *ARITHMETIC, "--json"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    *_, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert ended.value.code == last["exit_code"] == 3
+    assert last["message"].startswith("Nothing was scored.")
+    assert last["warnings"] == "score_episode raised: KeyError: 'x'\nat env.py, line 3"
 
 
 def test_the_schema_has_every_event_and_refuses_others() -> None:

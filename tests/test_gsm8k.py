@@ -1,4 +1,4 @@
-"""envs/gsm8k.py, its two judges, and `aitrain data gsm8k`, which makes its files."""
+"""aitrain/envs/gsm8k.py, its two judges, and `aitrain data gsm8k`, which makes its files."""
 
 import json
 import shutil

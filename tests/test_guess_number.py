@@ -1,4 +1,4 @@
-"""envs/guess_number.py, played by hand."""
+"""aitrain/envs/guess_number.py, played by hand."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""envs/hotel_booking.py: its world, its tools and its score, also for those who book without care."""
+"""aitrain/envs/hotel_booking.py: its world, its tools and its score, also for those who book without care."""
 
 import json
 import random

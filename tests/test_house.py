@@ -9,7 +9,7 @@ import sys
 import tomllib
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,18 +27,19 @@ HEAVY = {"torch", "transformers", "peft", "datasets", "trl", "accelerate", "vllm
 NO_NAMES = {"utils", "util", "common", "helpers", "helper", "core", "base", "manager", "misc"}
 
 
+@cache
 def sources() -> list[Path]:
     return [file for file in sorted(PACKAGE.rglob("*.py")) if "__pycache__" not in file.parts]
 
 
-def classes() -> Iterator[ast.ClassDef]:
-    for _, tree in trees():
-        yield from (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+@cache
+def classes() -> list[ast.ClassDef]:
+    return [node for _, tree in trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for file in sources():
-        yield file, ast.parse(file.read_text(encoding="utf-8"))
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in sources()]
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
@@ -61,9 +62,12 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
     ids=" ".join,
 )  # fmt: skip
-def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
+def test_light_commands_load_nothing_heavy(arguments: list[str], preloaded_aitrain: Path) -> None:
+    """In the process of the command; one that it starts to load the environment with TRL is forked."""
+    python = str(preloaded_aitrain / "preloaded-python")
+    forks = f"from aitrain.launch import local_processes\nlocal_processes.PYTHON[0] = {python!r}\n"
     code = (
-        f"import sys; sys.argv[1:] = {arguments!r}\n"
+        (forks if "--dry-run" in arguments else "") + f"import sys; sys.argv[1:] = {arguments!r}\n"
         "from aitrain.cli.main import _run\n"
         "_run()\n"
         f"print('HEAVY', *sorted({HEAVY!r} & set(sys.modules)))"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import pickle
 import sys
@@ -185,6 +185,9 @@ def test_every_bundled_environment_has_a_file_with_one_class() -> None:
         file = find_env(TrainConfig(rl_env=name)).file
         assert file is not None
         assert file.read_text(encoding="utf-8").count("def build_dataset(") == 1
+        spec = importlib.util.find_spec(f"aitrain.{name}")  # the name in Python, in a checkout as in a wheel
+        assert spec is not None
+        assert spec.origin == str(file)
 
 
 # -- reading

@@ -26,7 +26,7 @@ AITRAINING = {
     "rl_env_module": None, "rl_env_class": None, "rl_env_config": None,
     "use_vllm": False, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": None, "vllm_server_url": None,
     "vllm_tensor_parallel_size": 1, "vllm_server_gpus": 1,
-    "model": "google/gemma-3-270m", "project_name": "project-name", "batch_size": 2, "gradient_accumulation": 4,
+    "model": "google/gemma-3-270m", "project_name": "project-name", "gradient_accumulation": 4,
     "epochs": 1, "warmup_ratio": 0.1, "optimizer": "adamw_torch", "scheduler": "linear", "weight_decay": 0.0,
     "max_grad_norm": 1.0, "logging_steps": -1, "save_strategy": "epoch", "save_steps": 500, "save_total_limit": 1,
     "eval_strategy": "epoch", "mixed_precision": None, "disable_gradient_checkpointing": False,
@@ -37,6 +37,7 @@ AITRAINING = {
 }  # fmt: skip
 DIFFERENT = {
     "lr": None,
+    "batch_size": None,
     "rl_top_k": 0,
     "log": "none",
     "lora_dropout": 0.0,

@@ -85,6 +85,7 @@ def test_a_name_of_another_library_is_recognised_on_the_command_line_and_in_a_fi
 
 def test_a_name_that_implies_a_value_is_answered_with_option_and_value() -> None:
     assert unknown_option("--load-in-4bit", OPTIONS).endswith("Use --quantization int4.")
+    assert unknown_option("--bf16", OPTIONS).endswith("Use --mixed-precision bf16.")
     assert unknown_option("load_in_8bit", OPTIONS).endswith("Use quantization: int8.")
     assert unknown_option("--use_flash_attention_2", OPTIONS).endswith("--attn-implementation flash_attention_2.")
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "aitrain").rglob("*.py"))
 TEXTS = [
     *sorted((ROOT / "aitrain").rglob("*.js")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.ipynb")), *sorted((ROOT / "envs").rglob("*.py")),
+    *sorted((ROOT / "docs").glob("*.ipynb")), *sorted((ROOT / "aitrain" / "envs").rglob("*.py")),
 ]  # fmt: skip
 COMMAND = re.compile(r"(?<![\w./-])aitrain ((?:env )?[a-z][a-z-]*)(?![\w.(=])((?:[^\n`\"]|\\\n)*)")
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*(?![\w*])")
@@ -53,7 +53,8 @@ def named(text: str) -> Iterator[tuple[str, list[str]]]:
 @cache
 def flags_of(name: str) -> frozenset[str]:
     command = load_command(name.replace(" ", "_"))
-    return frozenset(flag for one in command.params for flag in (*one.opts, *one.secondary_opts)) | {"--help", "-h"}
+    own = frozenset(flag for one in command.params for flag in (*one.opts, *one.secondary_opts)) | {"--help", "-h"}
+    return own | flags_of("grpo") | {"--tiny"} if name == "recipe" else own  # `aitrain recipe run` takes those of grpo
 
 
 def wrong(text: str) -> list[str]:

@@ -90,7 +90,10 @@ CONFIG = """
 strict = true
 follow_imports = "silent"
 [[tool.mypy.overrides]]
-module = ["torch.*", "transformers.*", "datasets.*", "numpy.*", "pydantic.*", "httpx.*", "rich.*", "typer.*"]
+module = [
+    "torch.*", "transformers.*", "datasets.*", "numpy.*", "pydantic.*", "httpx.*", "rich.*", "typer.*",
+    "aitrain.notebook.*", "aitrain.options.*", "aitrain.runs.*", "aitrain.judges.*",
+]
 follow_imports = "skip"  # no part of an environment's types, and most of the time
 """
 

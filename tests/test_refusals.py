@@ -59,7 +59,9 @@ COMMANDS = {
     "field of trl with an option": Refused("--trl beta=0.1", 2, ["--trl beta", "--rl-kl-coef"]),
     "field of trl of another type": Refused("--trl num_iterations=two", 2, ["--trl num_iterations: must be int"]),
     # --config
-    "config not there": Refused("--config none.yaml", 2, ["--config: cannot read none.yaml: No such file"]),
+    "config not there": Refused("--config none.yaml", 2, ["--config: there is no file none.yaml (looked from"]),
+    "config elsewhere": Refused("--config c.yaml", 2, ["no file c.yaml (looked from", "There is more/c.yaml."],
+                                {"more/c.yaml": "lr: 1"}),
     "config is a folder": Refused("--config .", 2, ["--config: . is a folder", "It holds no config.yaml either."]),
     "config is a run folder": Refused(
         "--config runs/a", 2, ["--config: runs/a is a folder", "Name the file in it: runs/a/config.yaml"],
@@ -122,6 +124,14 @@ COMMANDS = {
     "module that stops in the debugger": Refused(
         "", 3, ["BdbQuit", "breakpoint() needs a terminal", "aitrain env play"],
         {"env.py": "breakpoint()\nx = 1\n" + GOOD},
+    ),
+    "data file that is elsewhere": Refused(
+        "", 3, ["No such file or directory: 'rows.txt'", "Looked for it from", "There is data/rows.txt."],
+        {"env.py": "open('rows.txt')\n" + GOOD, "data/rows.txt": ""},
+    ),
+    "misspelt name in the module": Refused(
+        "", 3, ["NameError", "env.py, line 1, in <module>: prnt(1)", "Did you mean print?"],
+        {"env.py": "prnt(1)\n" + GOOD},
     ),
     "constructor that raises": Refused(
         """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3,
@@ -274,7 +284,7 @@ IN_PROCESS: dict[str, tuple[Any, dict[str, Any], type[AitrainError], list[str]]]
                                         ["unknown parameter, answer", "columns that every row has: none but prompt"]),
     "too many held out": (Good(), {"eval_cases": 20}, ConfigError, ["eval_cases: cannot hold out 20 of 20"]),
     "one prompt too few": (building(Good.rows[:1]), {}, ConfigError,
-                           ["One step needs 2 prompts and there are 1", "rl_prompts_per_step=1"]),
+                           ["One step needs 2 prompts and there is 1", "rl_prompts_per_step=1"]),
     "prompts too long": (Good(), {"rl_max_prompt_length": 2}, ConfigError,
                          ["there are 0 to train on (20 had a prompt of more than 2 tokens)", "shorter prompts"]),
     "no room for a prompt": (Good(), {"rl_max_new_tokens": 2048}, ConfigError, ["rl_max_new_tokens: 2048"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -12,8 +13,10 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
+from aitrain.cli.grpo import plan_lines
 from aitrain.launch import resource_check
 from aitrain.launch.model_shape import Linear, ModelShape, read_model_shape
+from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.resource_check import check_resources, device_memory, free_disk
 from aitrain.launch.resource_estimate import (
     MIB,
@@ -23,8 +26,10 @@ from aitrain.launch.resource_estimate import (
     estimate_memory,
     memory_savers,
 )
+from aitrain.runs.run_folder import RunFolder
 from tests.conftest import Run, write
 
+plan_command = importlib.import_module("aitrain.cli.plan")  # the package has the command by this name
 CPU, GPU = DeviceMemory("CPU", 8 << 30, 16 << 30), DeviceMemory("GPU", 80 << 30, 80 << 30)
 TINY_SHAPE = read_model_shape("tiny")
 assert TINY_SHAPE is not None
@@ -210,7 +215,7 @@ def test_the_plan_shows_batch_memory_disk_and_time(here: Path, preloaded_aitrain
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
     assert done.returncode == 0, done.stderr
     lines = {line[:12].strip(): line[13:] for line in done.stdout.splitlines() if line[:12].strip()}
-    assert lines["batch"] == "6 prompts x 4 completions = 24 a step = 1 process x 12 forward passes of 2"
+    assert lines["batch"] == "6 prompts x 4 completions = 24 a step = 1 process x 1 forward pass of 24"
     assert lines["shape"] == "0.4 million weights: 2 layers of 128, 259 tokens"
     assert re.match(r"about \d+ MiB of the CPU's, [\d.]+ GiB free; prompts of 256 ", lines["memory"])
     assert lines["disk"].startswith("model 1 MiB + checkpoints 8 MiB + rollouts at most")
@@ -223,6 +228,25 @@ def test_a_model_that_is_not_here_has_an_unknown_shape(here: Path, preloaded_ait
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
     assert done.returncode == 0, done.stderr
     assert "memory       unknown: this model's files are not on this machine" in done.stdout
+
+
+def test_measured_steps_are_those_of_whole_rollouts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(short: RunPlan, debug: bool) -> RunFolder:
+        folder, seconds = RunFolder(Path("measured")), 0.0
+        lines = []
+        for step in range(1, (short.config.max_steps or 0) + 1):
+            seconds += 9.0 if step % 4 == 1 else 1.0  # every fourth step samples
+            lines.append(json.dumps({"step": step, "seconds": seconds}))
+        write(folder.path, {"metrics.jsonl": "\n".join(lines) + "\n", "result.json": '{"train_cases": 64}'})
+        return folder
+
+    monkeypatch.setattr(plan_command, "_train", train)
+    wanted = check(TrainConfig(model="tiny", rl_env="envs.arithmetic", rl_updates_per_rollout=4))
+    for count, done in ((2, 5), (5, 5), (6, 9)):
+        time, _ = plan_command._measured(wanted, count, debug=False)
+        whole = f"3.00s a step, 1m 36s for 32 steps, without scoring held-out cases, measured in {done} steps"
+        assert time == f"time         {whole}, with a rollout every 4"
+    assert "rounded up to whole rollouts" in "\n".join(plan_lines(wanted))
 
 
 def test_measured_steps_tell_how_long_the_run_takes(here: Path, aitrain_grpo: Run, preloaded_aitrain: Path) -> None:

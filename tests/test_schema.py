@@ -140,7 +140,7 @@ SHOWN = [
 ]
 SHIPPED = [
     file.read_text(encoding="utf-8")
-    for folder in ("docs", "envs")  # recipes have schemas of their own: tests/test_recipes.py
+    for folder in ("docs", "aitrain/envs")  # recipes have schemas of their own: tests/test_recipes.py
     for file in (ROOT / folder).rglob("*.yaml")
     if file.parent.name != "examples"  # of other programs: Kubernetes, SkyPilot
 ]

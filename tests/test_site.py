@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -23,6 +24,8 @@ ENVIRONMENT = "class HotelEnv:\n    def build_dataset(self): ...\n    def score_
 LONGEST_SENTENCE, MEAN_SENTENCE = 35, 20
 
 sys.path.insert(0, str(DOCS))
+import draw_report  # noqa: E402
+import write_first_session  # noqa: E402
 import write_reference  # noqa: E402
 
 
@@ -62,6 +65,29 @@ def test_every_claim_has_a_benchmark_and_the_figures_of_its_section() -> None:
     for figure, benchmark in rows:
         for number in re.findall(r"[\d.,]*\d", figure):
             assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", sections[benchmark]), (benchmark, number)
+
+
+# -- the picture of the report
+
+
+def test_the_pictures_of_the_report_show_its_page_and_run_of_today() -> None:
+    kept = json.loads(draw_report.DATA.read_text(encoding="utf-8"))
+    redraw = "run `python docs/draw_report.py`, which needs Chromium"
+    assert draw_report.digest(draw_report.page_of(kept["data"])) == kept["page"], f"page or run changed: {redraw}"
+    for picture in draw_report.PICTURES.values():
+        assert draw_report.digest(picture.read_bytes()) == kept["pictures"][picture.name], f"{picture.name}: {redraw}"
+
+
+def test_readme_and_home_page_show_the_report_in_light_and_dark() -> None:
+    for page in ("README.md", "docs/index.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert all(picture.name in text for picture in draw_report.PICTURES.values()), page
+
+
+def test_the_page_of_a_first_session_has_the_commands_that_its_script_runs() -> None:
+    page = write_first_session.PAGE.read_text(encoding="utf-8")
+    shown = re.findall(r"^\$ ((?:.*\\\n)*.*)$", page, re.MULTILINE)
+    assert shown == write_first_session.commands(), "run docs/write_first_session.py"
 
 
 # -- moving from other tools

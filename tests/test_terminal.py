@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
@@ -412,3 +413,21 @@ def test_good_news_is_no_warning() -> None:
     assert shown.shown[:2] == ["10 passed.", "! 1 failed."]
     assert shown.written.count("\x1b[33m") == 1
     assert piped(events).splitlines() == ["10 passed.", "! 1 failed."]
+
+
+def test_a_dry_run_shows_what_it_does_and_removes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("aitrain.ui.terminal.on_standard_error", screen.console)
+    grpo_command = importlib.import_module("aitrain.cli.grpo")  # the package has the command by this name
+    with grpo_command._phases_on_screen() as show:
+        assert screen.shown == ["checking: starting"]
+        show("importing torch")
+        assert screen.shown == ["checking: importing torch"]
+    assert screen.shown == []
+
+
+def test_a_dry_run_in_a_pipe_shows_results_only(capsys: pytest.CaptureFixture[str]) -> None:
+    grpo_command = importlib.import_module("aitrain.cli.grpo")
+    with grpo_command._phases_on_screen() as show:
+        assert show is None
+    assert capsys.readouterr() == ("", "")

@@ -361,3 +361,21 @@ def test_progress_may_be_counted_from_many_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert read(own.memory, 0).count > 0
+
+
+def test_the_main_thread_is_in_the_log_of_a_process_with_more_threads_than_are_written(tmp_path: Path) -> None:
+    over = threading.Event()
+    threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(watchdog.DUMPED_THREADS + 20)]
+    for thread in threads:
+        thread.start()
+    try:
+        watcher = threading.Thread(target=watchdog.write_stacks, args=[tmp_path / "train.log", "Stalled"])
+        watcher.start()
+        watcher.join()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    log = (tmp_path / "train.log").read_text()
+    assert log.endswith("...\n")
+    assert "test_the_main_thread_is_in_the_log" in log

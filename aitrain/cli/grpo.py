@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,9 +141,34 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
     from aitrain.launch.dry_run import dry_run  # here, because --options-only needs none of it
 
     sys.stdout.flush()  # the process takes seconds
-    found = dry_run(plan, _print_output if debug else None)
+    with _phases_on_screen() as show_phase:
+        found = dry_run(plan, _print_output if debug else None, show_phase)
     yield from (note.mark + escape_controls(note.text) for note in found.notes)
     yield from (f"{NOT_CHECKED}{what}" for what in found.unchecked)
+
+
+@contextmanager
+def _phases_on_screen() -> Iterator[Callable[[str], None] | None]:
+    """Show what is being checked on a line of the terminal, which is removed at the end."""
+    from rich.text import Text  # here, because help needs none of these
+
+    from aitrain.ui.block import Block, can_be_drawn_over
+    from aitrain.ui.terminal import on_standard_error
+
+    console = on_standard_error()
+    if not can_be_drawn_over(console):
+        yield None
+        return
+    block = Block(console)
+
+    def show(phase: str) -> None:
+        block.draw([Text(f"checking: {escape_controls(phase)}", style="dim")])
+
+    show("starting")
+    try:
+        yield show
+    finally:
+        block.erase()
 
 
 def _print_output(text: str) -> None:

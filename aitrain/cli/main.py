@@ -155,7 +155,8 @@ def _print_error(message: str, code: int, error: BaseException) -> int:
     from aitrain.redaction import redact
     from aitrain.ui.error_line import show_error
 
-    show_error(message, code, "--json" in sys.argv and code != WorseError.exit_code)  # after compare's own JSON
+    as_json = "--json" in sys.argv and code != WorseError.exit_code  # after compare's own JSON
+    show_error(message, code, as_json, getattr(error, "warnings", ""))
     if "--debug" in sys.argv:
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     return code

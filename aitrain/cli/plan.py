@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import shutil
@@ -16,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from aitrain.batch import schedule_cases
+from aitrain.batch import RolloutSize, schedule_cases
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.grpo import NOT_CHECKED, checked_lines, plan_lines
 from aitrain.errors import AitrainError, ConfigError
@@ -54,7 +55,7 @@ Command:
   --config FILE
         YAML file with options; flags override it.
   --measure INTEGER
-        Train this number of steps in a temporary folder, to show how long the run would take.
+        Train at least this number of steps in a temporary folder, to show how long the run would take.
   --options-only
         Check options and files only, in a fraction of a second; do not load the environment.
   --debug
@@ -159,7 +160,8 @@ def _time_left(wanted: RunPlan) -> Iterator[str]:
     status = read_object(folder.status)
     pace, steps, step = _pace(folder), status.get("steps"), status.get("step")
     if pace is None:
-        yield _line("time", "unknown: --measure 3 trains three steps to measure it")
+        count = _whole_rollouts(3, wanted)
+        yield _line("time", f"unknown: --measure {count} trains {count} steps to measure it")
     elif isinstance(steps, int) and isinstance(step, int) and status.get("status") != "finished":
         yield _line("time", f"{duration(pace)} a step in {folder.path}: {duration(pace * (steps - step))} left there")
     else:
@@ -185,6 +187,7 @@ def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
     """Train some steps in a temporary folder, and measure time and memory."""
     if wanted.checkpoint is not None:
         raise ConfigError("--measure: cannot be combined with --resume-from-checkpoint\nLeave one of them out.")
+    count = _whole_rollouts(count, wanted)
     with tempfile.TemporaryDirectory(prefix="aitrain-plan-") as parent:
         short = {"max_steps": count, "eval_cases": 0, "eval_strategy": "no", "save_strategy": "no", "log": "none"}
         quiet = {"output_dir": parent, "merge_adapter": False, "push_to_hub": False, "logging_steps": 1}
@@ -193,9 +196,17 @@ def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
     if pace is None:
         raise AitrainError("--measure: no step could be timed")
     steps = schedule_cases(wanted.config, wanted.batch, cases).steps if isinstance(cases, int) else None
-    yield _line("time", f"{_whole(pace, wanted, steps)} measured in {count} steps")
+    rollout = RolloutSize.of(wanted.config, wanted.batch).steps
+    sampled = f", with a rollout every {rollout:g}" if rollout > 1 else ""
+    yield _line("time", f"{_whole(pace, wanted, steps)} measured in {count} steps{sampled}")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
     yield _line("", f"{format_bytes(peak):>10} of the CPU's memory were used at most by a process")
+
+
+def _whole_rollouts(count: int, wanted: RunPlan) -> int:
+    """At least this number of steps, so that after the first one, which is slow, whole rollouts are timed."""
+    window = schedule_cases(wanted.config, wanted.batch, 1).window
+    return 1 + window * math.ceil((count - 1) / window)
 
 
 def _train(short: RunPlan, debug: bool) -> RunFolder:

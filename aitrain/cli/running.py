@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, RunResult, RunStarted, encode
+from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.launch.launcher import RunProcesses, launcher_of
 from aitrain.launch.preflight import RunPlan
 from aitrain.runs.checkpoint import checkpoints_of, step_of
@@ -24,6 +25,9 @@ from aitrain.ui.next_steps import continuing
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.summary import scores
 from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_result
+
+WARNINGS = 20
+"""Number of warnings that the event of a failure repeats, the last ones."""
 
 if TYPE_CHECKING:
     from aitrain.launch.node_link import NodeLink
@@ -59,9 +63,6 @@ def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) ->
         announce = report.during(screen.start())
         for line in start_lines(plan, _near(folder)):
             announce(Note(line, "info"))
-        for note in plan.notes:
-            announce(Note(note))
-        announce(Phase("importing torch, transformers and TRL"))
         end = _run(plan, folder, announce, link)
         began = _has_begun(plan, folder, end)
         if began:
@@ -111,21 +112,24 @@ def _has_begun(plan: RunPlan, folder: RunFolder, end: Failed | Ended) -> bool:
 
 def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, link: NodeLink | None) -> int:
     """Run the plan with its events as JSON lines on standard output."""
+    warnings = deque[str](maxlen=WARNINGS)
 
     def send(event: Event) -> None:
+        if isinstance(event, Note) and event.level == "warning":
+            warnings.append(event.text)
         sys.stdout.write(encode(event))
         sys.stdout.flush()
 
     send(RunStarted(str(_near(folder).path)))
     announce = report.during(send)
-    for note in plan.notes:
-        announce(Note(note))
     end = _run(plan, folder, announce, link)
     began = _has_begun(plan, folder, end)
     if began:
         report.finish(send)
     if isinstance(end, Failed):
-        raise _failure(plan, end, folder, began)  # the command line writes the last event
+        error = _failure(plan, end, folder, began)
+        error.warnings = "\n".join(warnings)
+        raise error  # the command line writes the last event
     send(RunResult(str(_near(folder).path), read_object(folder.result)))
     return 130 if end.status == "stopped" and not end.because else 0
 
@@ -137,6 +141,9 @@ def _near(folder: RunFolder) -> RunFolder:
 
 
 def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> Failed | Ended:
+    """Announce the plan's notes, and run its processes to their end."""
+    for note in plan.notes:
+        announce(Note(note))
     try:
         end = _processes(plan, folder, announce, link).run()
     except BaseException as error:

@@ -14,6 +14,8 @@ from aitrain.vllm.client import HEALTH_SECONDS
 
 POLL_SECONDS = 1.0
 """Seconds between two checks whether a server is back."""
+SETTLE_SECONDS = 0.05
+"""Seconds between two checks whether a server is still being loaded with weights."""
 
 
 @dataclass
@@ -51,10 +53,10 @@ class LiveServers:
         """Stop waiting for servers that are gone, and wait for those that are getting the weights. Called before other
         weights are written."""
         for server in self.servers:
-            if (task := server.revival) is not None:
+            while (task := server.revival) is not None and not task.done():
                 if not server.is_loading:
                     task.cancel()
-                await asyncio.wait([task])
+                await asyncio.wait([task], timeout=SETTLE_SECONDS)  # after a refused load it would be tried again
             server.revival = None
 
     @property

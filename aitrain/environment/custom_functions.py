@@ -12,6 +12,7 @@ from typing import Any
 from aitrain.environment.user_modules import add_to_path, import_file, import_module, module_specs, names_in, parse
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
+from aitrain.missing_file import no_file
 
 FUNCTION_OPTIONS = ("custom_loss", "custom_sampler", "custom_callbacks")
 """The options that name functions; one may name several, with commas."""
@@ -29,8 +30,7 @@ def function_file(option: str, place: str) -> Path | None:
     if where.endswith(".py"):
         file = Path(os.path.expanduser(where)).absolute()
         if not file.is_file():
-            near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
-            raise ConfigError(f"{option}: there is no file {where} (looked from {Path.cwd()}).{near}")
+            raise ConfigError(f"{option}: {no_file(where)}")
     else:
         is_name = all(part.isidentifier() for part in where.split("."))
         chain = module_specs(where) if is_name else []

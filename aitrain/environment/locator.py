@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from itertools import islice
 from pathlib import Path
 
 from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_named
 from aitrain.environment.user_modules import module_specs, names_in, parse, top_level
 from aitrain.errors import AitrainError, ConfigError, did_you_mean
+from aitrain.missing_file import no_file
 from aitrain.options.train import TrainConfig
 from aitrain.packages import BUNDLED, PACKAGE, in_working_directory
 
@@ -134,26 +134,8 @@ def _find_file(place: str, class_name: str | None) -> EnvSource:
     if os.path.isdir(file):
         raise ConfigError(f"rl_env: {place} is a folder, not a file")
     if not os.path.isfile(file):
-        found = list(islice(_files_named(file.name), 2))
-        near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
-        near = f"\nThere is {' and '.join(found)}." if found else near
-        raise ConfigError(f"rl_env: there is no file {place} (looked from {Path.cwd()}).{near}")
+        raise ConfigError(f"rl_env: {no_file(place)}")
     return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
-
-
-DEPTH, MOST_ENTRIES = 3, 5000
-"""Levels below the working directory in which a file is looked for by its name, and directory entries looked at."""
-
-
-def _files_named(name: str) -> Iterator[str]:
-    """Paths of the files of a name below the working directory, which may be large."""
-    seen = 0
-    for folder, folders, files in os.walk("."):
-        seen += len(folders) + len(files)
-        if name in files:
-            yield os.path.relpath(os.path.join(folder, name))
-        is_deep = folder.count(os.sep) >= DEPTH or seen > MOST_ENTRIES
-        folders[:] = [] if is_deep else [one for one in sorted(folders) if not one.startswith((".", "__", "runs"))]
 
 
 def _refuse_path(place: str) -> None:

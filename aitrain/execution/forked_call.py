@@ -66,7 +66,7 @@ def call_forked(function: Callable[[Answer], object], seconds: float) -> object:
     try:
         return json.loads(text.partition(b"\n")[0])  # a second thread may have answered as well
     except ValueError:
-        raise CallFailed(Failure("crashed", "ended its process")) from None
+        raise CallFailed(Failure("crashed", "ended without a result")) from None
 
 
 def _end(pid: int) -> None:

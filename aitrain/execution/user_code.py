@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import traceback
 from pathlib import Path
 
+from aitrain.errors import did_you_mean
+from aitrain.missing_file import there_is
 from aitrain.packages import BUNDLED, PACKAGE
 
 
@@ -56,8 +59,12 @@ def _remedy(error: BaseException) -> str:
     error = first_of_group(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"Install {error.name}, or correct the import."
+    if isinstance(error, FileNotFoundError) and _is_relative(error.filename):
+        return f"Looked for it from {Path.cwd()}.{there_is(Path(error.filename).name)}"
     if isinstance(error, ImportError) and "no known parent package" in str(error):
         return "Name it as a module, so that Python knows its package: --rl-env-module package.module"
+    if isinstance(error, (NameError, AttributeError)) and isinstance(error.name, str):
+        return did_you_mean(error.name, _names_beside(error)).strip()
     if type(error).__name__ == "BdbQuit":  # of the standard library's bdb, which only a debugger imports
         return "breakpoint() needs a terminal, and a training has none: aitrain env play has one."
     if isinstance(error, EOFError) and "reading a line" in str(error):
@@ -68,6 +75,21 @@ def _remedy(error: BaseException) -> str:
             " (--rl-env-config)."
         )
     return ""
+
+
+def _is_relative(name: object) -> bool:
+    return isinstance(name, (str, Path)) and str(name) != "" and not Path(name).is_absolute()
+
+
+def _names_beside(error: NameError | AttributeError) -> list[str]:
+    """The names that the failing line could have used instead."""
+    try:
+        if isinstance(error, AttributeError):
+            return dir(type(error.obj)) + list(getattr(error.obj, "__dict__", ()))
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    except Exception:  # of the user's __dir__ or __dict__, or there is no traceback
+        return []
+    return [*frame.f_locals, *frame.f_globals, *vars(builtins)]
 
 
 def _is_of_argparse(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from typing import NoReturn, TextIO
 from aitrain import activity
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import RunFailed, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
+from aitrain.events import SERVER_VARIABLE, Event, Failed, Phase, Started, encode
 from aitrain.jobs.env_loading import load_runner
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
@@ -108,7 +108,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     job: type[TrainConfig] = EvalConfig if is_eval else TrainConfig
     config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
     heartbeat.progress.stall_timeout = config.stall_timeout
-    activity.own.enter("loading the environment", moves_files=True)
+    _enter("loading the environment", channel)
     runner = load_runner(config, channel, [channel.stream.fileno()])
     if channel.rank == 0 and isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
         folder.write_config(runner.config)
@@ -116,7 +116,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.start()
-    activity.own.enter("importing torch" if is_eval else "importing torch and TRL", moves_files=True)
+    _enter("importing torch and transformers" if is_eval else "importing torch, transformers and TRL", channel)
 
     gc.disable()  # garbage collections would take a fifth of the import's time
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
@@ -136,6 +136,12 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
         channel.watch()
         run(RunContext(config, folder, runner, channel, stop, checkpoint, heartbeat.progress))
     shutdown_group()
+
+
+def _enter(phase: str, channel: EventChannel) -> None:
+    """Begin a phase in which files are read: the screen shows it, and the watchdog knows it."""
+    activity.own.enter(phase, moves_files=True)
+    channel(Phase(phase))
 
 
 def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:

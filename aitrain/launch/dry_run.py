@@ -32,6 +32,8 @@ class DryRun:
     unchecked: list[str] = field(default_factory=list)
     phase: str = "starting"
     end: Ended | Failed | None = None
+    show_phase: Callable[[str], None] | None = None
+    """Gets what the process begins to do."""
 
     def hear(self, line: str) -> None:
         """Take a line of its standard output."""
@@ -42,13 +44,19 @@ class DryRun:
                 self.unchecked.append(text)
             case Phase(text):
                 self.phase = text
+                if self.show_phase is not None:
+                    self.show_phase(text)
             case Ended() | Failed() as end:
                 self.end = self.end or end
 
 
-def dry_run(plan: RunPlan, show_output: Callable[[str], None] | None = None) -> DryRun:
+def dry_run(
+    plan: RunPlan,
+    show_output: Callable[[str], None] | None = None,
+    show_phase: Callable[[str], None] | None = None,
+) -> DryRun:
     """Check a run in a process of its own, as far as that is possible without its weights. `show_output` gets what the
-    libraries and the environment printed.
+    libraries and the environment printed, `show_phase` what the process begins to do.
 
     Raises:
         AitrainError: the run would be refused, by the same error.
@@ -57,7 +65,7 @@ def dry_run(plan: RunPlan, show_output: Callable[[str], None] | None = None) -> 
     with tempfile.TemporaryDirectory(prefix="aitrain-dry-run-") as parent:
         folder = RunFolder(Path(parent))
         folder.write_config(plan.config)
-        found = _run(plan, folder)
+        found = _run(plan, folder, DryRun(show_phase=show_phase))
         redact_file(folder.log)  # programs that the environment runs write to it directly
         if show_output is not None:
             show_output(folder.log.read_text(encoding="utf-8", errors="replace"))
@@ -69,11 +77,10 @@ def dry_run(plan: RunPlan, show_output: Callable[[str], None] | None = None) -> 
     return found
 
 
-def _run(plan: RunPlan, folder: RunFolder) -> DryRun:
+def _run(plan: RunPlan, folder: RunFolder, found: DryRun) -> DryRun:
     arguments = [str(folder.path), str(plan.batch.processes), *([str(plan.checkpoint)] if plan.checkpoint else [])]
     if plan.config.resume_anyway and plan.checkpoint:
         arguments.append("anyway")
-    found = DryRun()
     with folder.log.open("w", encoding="utf-8") as log:
         child = subprocess.Popen(
             [*PYTHON, "-m", MODULE, *arguments],

@@ -15,6 +15,8 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
 from aitrain.environment.locator import EnvSource, find_environments
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.launch.cpu_batch import choose_batch_size
+from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
 from aitrain.launch.slurm import Nodes, find_nodes, idle_nodes
@@ -110,7 +112,14 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
             check_listen_address(config.vllm_listen_address)
     elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
-    batch = plan_batch(config, processes * (nodes.count if nodes else 1))
+    checkpoint, skipped = None, list[str]()
+    if nodes is None or nodes.rank == 0:  # which decides for the others
+        checkpoint = _find_checkpoint(config, skipped.append)
+    everywhere = processes * (nodes.count if nodes else 1)
+    if is_here and not gpus:
+        recorded = None if checkpoint is None else read_manifest(checkpoint).config
+        config = choose_batch_size(config, everywhere, read_model_shape(config.model), recorded)
+    batch = plan_batch(config, everywhere)
     if config.distributed_backend == "fsdp2" and batch.processes == 1:
         raise ConfigError(
             "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
@@ -118,11 +127,11 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     notes: list[str] = list(remarks(config))
     if note := note_on_truncation(config):
         notes.append(note)
-    checkpoint = None
-    if nodes is None or nodes.rank == 0:  # which decides for the others
-        checkpoint = _find_checkpoint(config, batch.processes, notes.append)
-        if checkpoint is None:
-            RunFolder.check_place(config)
+    notes += skipped
+    if checkpoint is not None:
+        _check_resumable(config, checkpoint, batch.processes)
+    elif nodes is None or nodes.rank == 0:
+        RunFolder.check_place(config)
     if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     if is_here:
@@ -254,7 +263,7 @@ def check_packages(config: TrainConfig) -> None:
         )
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
-            raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")
+            raise ConfigError(f'log: {tracker} is not installed\nInstall it with: pip install "aitrain[{tracker}]"')
 
 
 # -- processes and GPUs
@@ -313,8 +322,8 @@ def count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
 # -- resuming
 
 
-def _find_checkpoint(config: TrainConfig, processes: int, notify: Callable[[str], None]) -> Path | None:
-    """The checkpoint to resume from; its files and options are verified."""
+def _find_checkpoint(config: TrainConfig, notify: Callable[[str], None]) -> Path | None:
+    """The checkpoint to resume from; its files are verified."""
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
@@ -342,9 +351,13 @@ def _find_checkpoint(config: TrainConfig, processes: int, notify: Callable[[str]
         except CheckpointDamagedError as damage:
             advice = "Use --resume for the newest complete one."
             raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
-    refuse_other_backend(path, config.distributed_backend)
-    if config.zero is not None:
-        refuse_other_parts(path, config.zero, processes)
-    if not config.resume_anyway:
-        refuse_changes(path, changed_options(read_manifest(path), config, processes))
     return path.resolve()
+
+
+def _check_resumable(config: TrainConfig, checkpoint: Path, processes: int) -> None:
+    """Check that the options are those of the checkpoint."""
+    refuse_other_backend(checkpoint, config.distributed_backend)
+    if config.zero is not None:
+        refuse_other_parts(checkpoint, config.zero, processes)
+    if not config.resume_anyway:
+        refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, processes))

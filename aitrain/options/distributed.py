@@ -65,7 +65,8 @@ class DistributedOptions(Options):
         return [*self._deepspeed_rules(), *self._launcher_rules()]
 
     def _deepspeed_rules(self) -> list[Rule]:
-        given = [name for name in ("zero_stage", "deepspeed_config", "allow_pickle") if name in self.changed()]
+        changed = self.changed()
+        given = [name for name in ("zero_stage", "deepspeed_config", "allow_pickle") if name in changed]
         stated = next((name for name in SET_BY_OPTIONS if not _is_auto((self.deepspeed_config or {}).get(name))), "")
         reader = next((name for name in READERS if name in (self.deepspeed_config or {})), "")
         return [

@@ -77,10 +77,16 @@ def options_page(job: type[Options]) -> str:
 _INTRODUCTION = """\
 <!-- made by `make docs` from aitrain/options/; a test fails when it is stale -->
 
+```bash
+aitrain options memory
+```
+
+`aitrain options WORD` searches the options of a run, and `aitrain grpo --help-all` shows all of them.
+
 Every option is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`),
 and an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). A flag overrides the file, the file overrides the
 default. A switch has a `--no-` form. Unknown names are errors; for a name of TRL, AITraining or Unsloth, the message
-names the option that means the same. `aitrain options WORD` searches them, and `aitrain grpo --help-all` shows all.
+names the option that means the same.
 
 ## In an editor
 

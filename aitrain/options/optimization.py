@@ -29,8 +29,9 @@ class BatchOptions(Options):
     """Stop after this many consecutive steps in which no group's completions differed in score: nothing is learned."""
     rl_prompts_per_step: PositiveInt | None = None
     """Prompts per optimizer step, over all processes; the accumulation is then derived from it and batch_size."""
-    batch_size: PositiveInt = 2
-    """Completions per forward pass and process."""
+    batch_size: PositiveInt | None = None
+    """Completions per forward pass and process. Unset: 2 on a GPU; on the CPU as many of a step's completions as need
+    at most 2 GiB more, unless --gradient-accumulation is given."""
     gradient_accumulation: PositiveInt = 4
     """Forward passes per optimizer step."""
     rl_trim_padding: bool = False
@@ -41,6 +42,11 @@ class BatchOptions(Options):
     with as many completions in a pass as fit, instead of --batch-size. Needs --rl-prompts-per-step."""
     rl_max_prompt_length: PositiveInt | None = None
     """Cases with a longer prompt (in tokens) are dropped; unset: what the model's context leaves."""
+
+    @property
+    def completions_per_pass(self) -> int:
+        """`batch_size`, or its default."""
+        return self.batch_size or 2
 
     @property
     def trims_padding(self) -> bool:

@@ -14,6 +14,8 @@ SAME_AS = {
     "use_peft": "peft",
     "lora_target_modules": "target_modules",
     "load_in_4bit": "quantization=int4",
+    "bf16": "mixed_precision=bf16",
+    "fp16": "mixed_precision=fp16",
     "load_in_8bit": "quantization=int8",
     "torch_dtype": "dtype",
     "max_prompt_length": "rl_max_prompt_length",

@@ -12,6 +12,7 @@ from typing import TypeVar
 import yaml
 
 from aitrain.errors import ConfigError
+from aitrain.missing_file import no_file
 from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.section import Options, sections_of
@@ -65,6 +66,8 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
         raise ConfigError(f"{job.file_flag}{path} is a folder\n{advice}")
     try:
         loaded = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ConfigError(f"{job.file_flag}{no_file(path)}{job.file_hint}") from None
     except OSError as error:
         raise ConfigError(f"{job.file_flag}cannot read {path}: {error.strerror}{job.file_hint}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -50,11 +50,13 @@ class Recipe:
         return f"aitrain recipe run {self.name}"
 
     def options(self, tiny: bool = False) -> dict[str, object]:
-        """Its options, with its environment as a path that works from everywhere."""
+        """Its options, with the files of its folder as paths that work from everywhere."""
         given = _mapping(self.config) | (self.tiny if tiny else {})
         place, colon, name = str(given["rl_env"]).partition(":")
         if place.endswith(".py"):
             given["rl_env"] = f"{(self.folder / place).resolve()}{colon}{name}"
+        if str(given.get("chat_template", "")).endswith(".jinja"):
+            given["chat_template"] = str((self.folder / str(given["chat_template"])).resolve())
         return {"project_name": self.name, **given}
 
     def facts(self) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from aitrain.options.section import Options, build, descriptions, option_names
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -9,8 +11,10 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, object]
 
 
+@cache
 def json_schema(job: type[Options]) -> Schema:
-    """The schema: every option with its description, default and values, and no other key."""
+    """The schema: every option with its description, default and values, and no other key. A run writes it twice, and
+    making it takes as long as an optimizer step of the tiny model."""
     build(job)
     made = job.model_json_schema()["properties"]
     properties = {name: {"description": descriptions(job)[name], **_property(made[name])} for name in option_names(job)}

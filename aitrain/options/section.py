@@ -91,7 +91,8 @@ class Options(BaseModel):
 
     def changed(self) -> dict[str, object]:
         """Those of `written` that differ from their defaults."""
-        return {name: value for name, value in self.written().items() if value != type(self).model_fields[name].default}
+        fields = type(self).model_fields  # once, as pydantic makes it of all classes each time
+        return {name: value for name, value in self.written().items() if value != fields[name].default}
 
     def changed_flags(self, *names: str) -> list[str]:
         """Those of the named options that differ from their defaults, as flags with values."""

@@ -159,14 +159,7 @@ class TrainConfig(
         ]
 
     def _padding_rules(self) -> list[Rule]:
-        name = "rl_trim_padding" if self.rl_trim_padding else "tokens_per_pass"
-        depends = {
-            "--rl-loss-type bnpo": self.rl_loss_type == "bnpo",
-            "--rl-entropy-coef": self.rl_entropy_coef > 0,
-            "--custom-loss": self.custom_loss is not None,
-            **{f"--trl {field}": self.trl.get(field) not in (None, off) for field, off in PASS_BY_PASS.items()},
-        }
-        found = [flag for flag, is_given in depends.items() if is_given]
+        name, found = "rl_trim_padding" if self.rl_trim_padding else "tokens_per_pass", pass_dependent(self)
         return [
             (
                 self.trims_padding and bool(found),
@@ -226,6 +219,17 @@ class TrainConfig(
                 "rl_env_weights: custom_sampler chooses the cases of all environments: leave one of the two out",
             ),
         ]
+
+
+def pass_dependent(config: TrainConfig) -> list[str]:
+    """The flags given whose result depends on which completions share a forward pass."""
+    depends = {
+        "--rl-loss-type bnpo": config.rl_loss_type == "bnpo",
+        "--rl-entropy-coef": config.rl_entropy_coef > 0,
+        "--custom-loss": config.custom_loss is not None,
+        **{f"--trl {field}": config.trl.get(field) not in (None, off) for field, off in PASS_BY_PASS.items()},
+    }
+    return [flag for flag, is_given in depends.items() if is_given]
 
 
 def _best_rules(config: TrainConfig) -> list[Rule]:

@@ -13,10 +13,11 @@ class _Reader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """The mapping, or a ConstructorError for a duplicate key, of which PyYAML silently keeps the last."""
-        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for number, key in enumerate(names):
-            if key.value in {earlier.value for earlier in names[:number]}:
+        seen = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

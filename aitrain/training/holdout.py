@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,6 +43,8 @@ class DatasetSplit:
     """Held-out cases with the prompt of a training case."""
     why_none: str = ""
     """Why there are no held-out cases."""
+    repeated: int = 0
+    """Held-out cases with the prompt of another one; 0 if all have the same, as what they ask is in their rows then."""
 
     def __str__(self) -> str:
         return f"{len(self.train)} cases to train on, {len(self.held_out)} held out"
@@ -57,6 +59,11 @@ class DatasetSplit:
             yield (
                 f"{self.overlap} of {len(self.held_out)} held-out cases have the same prompt as a training case:"
                 " their score does not show what was learned for new prompts."
+            )
+        if self.repeated:
+            yield (
+                f"{self.repeated} of {len(self.held_out)} held-out cases repeat the prompt of another one: if their"
+                " right answers are equal as well, the intervals are too narrow."
             )
         if not len(self.held_out):
             yield f"No held-out cases, so no score before and after: {self.why_none}."
@@ -139,6 +146,7 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
             left_out=len(rows.left_out),
             overlap=sum(shown[place] in trained for place in held),
             why_none=_why_none(config, len(train), needed),
+            repeated=_repeated(shown[place] for place in held),
         )
     usable, shown_held_out = _usable(own_eval, limit)
     count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
@@ -148,7 +156,16 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     overlap = sum(key_of[number] in trained for number in held_out.numbers)
     too_long = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
     why_none = too_long if config.eval_cases != 0 else "--eval-cases is 0"
-    return DatasetSplit(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap, why_none=why_none)
+    left = len(own_eval) - len(usable)
+    repeated = _repeated(key_of[number] for number in held_out.numbers)
+    return DatasetSplit(train, held_out, dropped, left, overlap=overlap, why_none=why_none, repeated=repeated)
+
+
+def _repeated(prompts: Iterable[bytes]) -> int:
+    """How many of the held-out prompts were there before; 0 if all are the same."""
+    every = list(prompts)
+    different = len(set(every))
+    return len(every) - different if different > 1 else 0
 
 
 def _why_none(config: TrainConfig, cases: int, needed: int) -> str:
@@ -198,6 +215,7 @@ def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit
         sum(part.left_out for part in parts),
         sum(part.overlap for part in parts) + shared,
         parts[0].why_none,
+        sum(part.repeated for part in parts),
     )
 
 
@@ -259,9 +277,9 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
         ways.append(f"hold out fewer (--eval-cases {spare})")
     if len(split.train):
         ways.append(f"take fewer a step (--rl-prompts-per-step {len(split.train)})")
+    there = "there is 1" if len(split.train) == 1 else f"there are {len(split.train)}"
     raise ConfigError(
-        f"One step needs {prompts_per_step} prompts and there are {len(split.train)} to train on{too_long}.\n"
-        f"{', or '.join(ways)}."
+        f"One step needs {prompts_per_step} prompts and {there} to train on{too_long}.\n{', or '.join(ways)}."
     )
 
 

@@ -242,7 +242,7 @@ def check_quantization(config: TrainConfig) -> None:
     if not torch.cuda.is_available():
         raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError("quantization: needs bitsandbytes\nInstall it with: pip install bitsandbytes")
+        raise ConfigError('quantization: needs bitsandbytes\nInstall it with: pip install "aitrain[quantization]"')
 
 
 def _quantized(config: TrainConfig) -> dict[str, object]:

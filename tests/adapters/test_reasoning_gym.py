@@ -51,6 +51,7 @@ register_dataset("sums", SumsDataset, SumsConfig)
 SHOUTS = SUMS.replace("Sums", "Shouts").replace(
     'register_dataset("sums"', 'DATASET_NAME = "shouts"\nregister_dataset(DATASET_NAME'
 )
+DIGITS = SUMS.replace("Sums", "Digits").replace('"sums"', '"digits"').replace("index, next(generated)", "index % 6, 0")
 COMPOSITE = """
 from dataclasses import dataclass
 from reasoning_gym.factory import create_dataset, register_dataset
@@ -92,8 +93,9 @@ def extract_answer(text, tag_name="answer"):
 
 @pytest.fixture(autouse=True)
 def package(install: Callable[..., None]) -> None:
-    files = {"__init__": "from reasoning_gym import sums, shouts\nfrom reasoning_gym.factory import create_dataset\n"}
-    files |= {"factory": FACTORY, "sums": SUMS, "shouts": SHOUTS, "composite": COMPOSITE, "utils": UTILS}
+    tasks = {"sums": SUMS, "shouts": SHOUTS, "digits": DIGITS}
+    start = f"from reasoning_gym import {', '.join(tasks)}\nfrom reasoning_gym.factory import create_dataset\n"
+    files = {"__init__": start, "factory": FACTORY, **tasks, "composite": COMPOSITE, "utils": UTILS}
     install("reasoning-gym", "0.1.25", {f"reasoning_gym/{name}.py": text for name, text in files.items()})
 
 
@@ -122,6 +124,19 @@ def test_solved_entries_are_not_among_those_asked() -> None:
     assert len(cases) == 2
     questions = [message["content"] for case in cases for message in case.prompt if message["role"] == "user"]
     assert [question[0] for question in questions] == ["2", "0", "2", "1"]
+
+
+@pytest.mark.parametrize("few_shot", [0, 2])
+def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solved_entry(few_shot: int) -> None:
+    env = made("reasoning-gym:digits", size=40, few_shot=few_shot)
+    cases = cases_of(env)
+    asked = [case.prompt[-1]["content"] for case in cases]
+    solved = {message["content"] for message in cases[0].prompt[:-1] if message["role"] == "user"}
+    assert asked == [f"{number} + 0?" for number in range(6 - few_shot)]
+    assert len(solved) == few_shot
+    assert solved.isdisjoint(asked)
+    for case in cases:
+        assert play(env, case, [env.reference(case.case_idx)])[1].score == 1.0
 
 
 def test_a_mixture_has_entries_of_all_its_tasks() -> None:

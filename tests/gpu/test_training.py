@@ -56,7 +56,7 @@ def test_a_model_trains_within_the_memory_of_its_plan(
     options = {"model": model_of(shape), **WAYS[way]}
     if "quantization" in options:
         need_cuda("quantization")
-        need_package("bitsandbytes", "pip install bitsandbytes")
+        need_package("bitsandbytes", 'pip install "aitrain[quantization]"')
     planned = planned_mib(TrainConfig(**{**SETTINGS, **options}))
     done = train(**options)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment.judges import judge_http
+from aitrain.environment.judges import asking, judge_http
 
 
 @dataclass
@@ -24,6 +24,13 @@ class JudgeModel:
     """The text of the reply to a request; a status as a number fails it, anything else is the whole answer."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture(autouse=True)
+def forget_judges() -> Iterator[None]:
+    """Checks of environments ask which judges of this process were not asked."""
+    yield
+    asking.not_asked.clear()
 
 
 def quoted_in(body: dict[str, Any], name: str = "answer") -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -145,10 +144,8 @@ def test_in_an_environment_one_line_is_enough() -> None:
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(asking.VARIABLE, asking.OFFLINE)
-    yield
-    asking.not_asked.clear()
 
 
 def checked(only: list[str], judge: Any) -> list[Any]:

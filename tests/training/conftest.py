@@ -34,7 +34,8 @@ def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
 
     def run(environment: Any, **options: Any) -> Result:
         short = {"max_steps": 3, "rl_max_new_tokens": 6, "rl_kl_coef": 0.0, "lr": 1e-3, "save_strategy": "no"}
-        config = {"model": str(small_model), "output_dir": str(tmp_path / "runs"), **short, **options}
+        passes = {} if "tokens_per_pass" in options else {"batch_size": 2}  # several for each step, as on a GPU
+        config = {"model": str(small_model), "output_dir": str(tmp_path / "runs"), **short, **passes, **options}
         return aitrain.train(TrainConfig(**config), environment=environment)
 
     return run

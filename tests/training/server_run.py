@@ -1,4 +1,4 @@
-"""Train with a vLLM server that is written down: `server_run.py MODEL OUT` under torchrun.
+"""Train with a vLLM server that is written down: `-m tests.training.server_run MODEL OUT` under torchrun.
 
 All is TRL's own but the client of that server, which gives each prompt an answer that belongs to no other.
 """
@@ -133,5 +133,7 @@ def main(model: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    from tests.training import server_run  # whose classes are in a module that can be read
+
+    server_run.main(sys.argv[1], Path(sys.argv[2]))
     exit_now(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
@@ -18,16 +17,15 @@ from aitrain.runs.run_folder import read_lines
 from tests.training.conftest import weights
 from tests.training.server_run import turns_of
 
-SCRIPT = Path(__file__).parent / "server_run.py"
-
 
 @pytest.fixture(scope="module")
-def played(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def played(small_model: Path, tmp_path_factory: pytest.TempPathFactory, preloaded_aitrain: Path) -> Path:
     """The folder of a run by two processes."""
     out = tmp_path_factory.mktemp("server")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    python = [str(preloaded_aitrain / "preloaded-python"), "-P", "-m"]
+    torchrun = [*python, "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
     running = subprocess.Popen(
-        [*torchrun, "--nproc-per-node=2", str(SCRIPT), str(small_model), str(out)],
+        [*torchrun, "-m", "tests.training.server_run", str(small_model), str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:

@@ -41,6 +41,7 @@ class Slow(Fake):
         self.prompts: list[list[int]] = []
         self.answers = asyncio.Event()
         self.hangs = False
+        self.loads_for = 0.0
         super().__init__()
 
     @property
@@ -55,6 +56,8 @@ class Slow(Fake):
     async def respond(self, request: httpx.Request) -> httpx.Response:
         if self.hangs:
             raise httpx.ReadTimeout("")
+        if request.url.path == "/v1/load_lora_adapter":
+            await asyncio.sleep(self.loads_for)
         if request.url.path == "/v1/completions" and self.is_up:
             self.prompts.append(json.loads(request.content)["prompt"][0])
             await self.answers.wait()
@@ -304,6 +307,24 @@ def test_a_server_that_comes_back_and_takes_no_weights_is_left_out_and_that_is_s
     assert len(notes) == 2
     assert "refuses /v1/load_lora_adapter: 404" in notes[1]
     assert engine.metrics["vllm/servers"] == 2
+
+
+def test_a_server_that_refuses_the_weights_while_the_work_ends_is_waited_for_no_longer(
+    servers: list[Slow], model: Any, tmp_path: Path
+) -> None:
+    engine = fleet_of(servers, AdapterSync(model, tmp_path / "sync"))
+    run(engine.load_weights(0))
+    servers[0].stop()
+    run(ask(engine, [1]))
+    servers[0].missing, servers[0].loads_for = {"/v1/load_lora_adapter"}, 0.2
+    servers[0].restart()
+
+    async def play() -> None:
+        await ask(engine, [1])
+        await until(lambda: engine.fleet.servers[0].is_loading)
+
+    run(asyncio.wait_for(engine.settled(play()), 20))
+    assert [server.is_live for server in engine.fleet.servers] == [False, True, True]
 
 
 def test_a_server_that_dies_while_it_is_compared_is_left_out_and_that_is_said(servers: list[Slow], sync: Any) -> None:

@@ -72,6 +72,18 @@ def test_a_dataset_of_one_prompt_is_split_by_its_rows_and_says_so(limit: PromptL
     assert (len(found.train), len(found.held_out), found.overlap) == (16, 4, 4)
 
 
+@pytest.mark.parametrize(("repeats", "said"), [(1, 0), (2, 3), (20, 0)])
+def test_held_out_cases_that_ask_the_same_are_counted_as_intervals_take_each_for_a_case_of_its_own(
+    repeats: int, said: int, limit: PromptLimit
+) -> None:
+    rows = [{"prompt": f"say {n // repeats}", "answer": n} for n in range(20)]
+    for own_eval in (None, Cases(rows, range(6))):
+        found = split((Cases(rows, range(20)), own_eval), TrainConfig(eval_cases=6), limit)
+        assert found.repeated == said
+        note = f"{said} of 6 held-out cases repeat the prompt of another one"
+        assert any(text.startswith(note) for text in found.notes(60)) == bool(said)
+
+
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 

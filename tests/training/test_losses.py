@@ -149,6 +149,18 @@ def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, 
         torch.testing.assert_close(gradient, gradient_of_plain_trl(args, kept))
 
 
+@pytest.mark.parametrize("loss", [name for name in LOSS_TYPES if name != "bnpo"])
+def test_a_step_in_several_passes_has_the_gradient_of_one_pass(loss: str, tmp_path: Path) -> None:
+    """So that the CPU may have other passes than a GPU (launch/cpu_batch.py)."""
+    rows = batch_of(8, are_ragged=True)
+    one, several = Layout(rows=8), Layout(passes=4, pieces=4, rows=2)
+    (whole,), (added_up,) = (
+        gradients_of_steps(arguments(tmp_path, layout, rl_loss_type=loss, rl_kl_coef=0.1), layout, [rows], steps=1)
+        for layout in (one, several)
+    )
+    torch.testing.assert_close(added_up, whole)
+
+
 def _kept_rows_of(step: int, layout: Layout, windows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     parts = []
     for number in range(step * layout.passes, (step + 1) * layout.passes):

@@ -45,17 +45,8 @@ def test_a_run_ends_with_the_weights_of_a_plain_trl_script(
 ) -> None:
     environment = f"{ENVIRONMENTS}:Vowels"
     run(sys.executable, HERE / "plain_trl.py", small_model, tmp_path / "plain", environment, json.dumps(SAME))
-    run(
-        preloaded_aitrain / "aitrain",
-        "grpo",
-        "--model",
-        small_model,
-        "--rl-env",
-        environment,
-        "--output-dir",
-        tmp_path,
-        *FLAGS,
-    )
+    command = ["grpo", "--model", small_model, "--rl-env", environment, "--output-dir", tmp_path]
+    run(preloaded_aitrain / "aitrain", *command, *FLAGS)
 
     assert difference(tmp_path / "plain", tmp_path / "ours" / "model") == 0.0
     assert difference(tmp_path / "plain", small_model) > 1e-4
@@ -66,25 +57,10 @@ def test_an_adapter_ends_like_that_of_a_plain_trl_script(
 ) -> None:
     environment = f"{ENVIRONMENTS}:ChatVowels"
     lora = {"r": 4, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    run(
-        sys.executable,
-        HERE / "plain_trl.py",
-        small_model,
-        tmp_path / "plain",
-        environment,
-        json.dumps({**SAME, "lora": lora}),
-    )
-    command = [
-        "grpo",
-        "--model",
-        small_model,
-        "--rl-env",
-        environment,
-        "--output-dir",
-        tmp_path,
-        "--peft",
-        "--lora-r=4",
-    ]
+    plain_trl = [preloaded_aitrain / "preloaded-python", "-P", "-m", HERE / "plain_trl.py"]
+    run(*plain_trl, small_model, tmp_path / "plain", environment, json.dumps({**SAME, "lora": lora}))
+    command = ["grpo", "--model", small_model, "--rl-env", environment, "--output-dir", tmp_path]
+    command += ["--peft", "--lora-r=4"]
     run(preloaded_aitrain / "aitrain", *command, *FLAGS)
 
     plain, ours = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("plain", "ours/model"))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.training.test_processes import workers_in
 ENVIRONMENT = Path(__file__).parents[1] / "environments" / "leaky.py"
 PLANTED = {name: f'{name[:2].lower()}_planted-"{index}"-ä\\x' for index, name in enumerate(SECRETS)}
 """With what JSON, repr and addresses write differently."""
+FRESH = (sys.executable, "-m", "aitrain")
 PLAIN = [f"planted-{mark}{index}{mark}" for index in range(len(SECRETS)) for mark in ('"', '\\"', "%22")]
 
 
@@ -29,18 +31,27 @@ def leaks(folder: Path) -> list[str]:
     return [str(file) for file in files if any(text.encode() in file.read_bytes() for text in PLAIN)]
 
 
-def start(folder: Path, model: Path, *flags: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def preloaded(preloaded_aitrain: Path) -> str:
+    """`aitrain` whose processes are forked, for what is not about how they are started."""
+    return str(preloaded_aitrain / "aitrain")
+
+
+def start(folder: Path, model: Path, *flags: str, aitrain: Sequence[str] = FRESH) -> subprocess.Popen[str]:
     named = ["--model", str(model), "--rl-env", str(ENVIRONMENT), "--project-name=run", "--output-dir=."]
     short = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--max-steps=3", "--lr=1e-3"]
     return subprocess.Popen(
-        [sys.executable, "-m", "aitrain", "grpo", *named, *short, *flags],
+        [*aitrain, "grpo", *named, *short, *flags],
         cwd=folder, env={**os.environ, **PLANTED}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_run_that_fails_with_secrets_leaves_none_of_them(isolation: str, small_model: Path, tmp_path: Path) -> None:
-    running = start(tmp_path, small_model, f"--rl-env-isolation={isolation}")
+def test_a_run_that_fails_with_secrets_leaves_none_of_them(
+    isolation: str, small_model: Path, tmp_path: Path, preloaded: str
+) -> None:
+    aitrain = FRESH if isolation == "thread" else [preloaded]
+    running = start(tmp_path, small_model, f"--rl-env-isolation={isolation}", aitrain=aitrain)
     seen: list[bytes] = []
     while running.poll() is None:
         for pid in (running.pid, *workers_in(tmp_path)):
@@ -65,8 +76,10 @@ def test_a_run_that_fails_with_secrets_leaves_none_of_them(isolation: str, small
     assert all(MASK in record["prompt"] for record in records if record["case_idx"] < 24)
 
 
-def test_a_refusal_with_a_secret_in_its_reason_does_not_show_it(small_model: Path, tmp_path: Path) -> None:
-    running = start(tmp_path, small_model, '--rl-env-config={"early": true}', "--debug")
+def test_a_refusal_with_a_secret_in_its_reason_does_not_show_it(
+    small_model: Path, tmp_path: Path, preloaded: str
+) -> None:
+    running = start(tmp_path, small_model, '--rl-env-config={"early": true}', "--debug", aitrain=[preloaded])
     said = running.communicate()[0]
     assert running.returncode == 3
     assert f"the board refused {MASK}" in said
@@ -104,10 +117,10 @@ class Asks:
 
 @pytest.mark.parametrize("flag", ["--no-telemetry", "--telemetry"])
 def test_libraries_are_asked_for_silence_unless_telemetry_is_wanted(
-    flag: str, small_model: Path, tmp_path: Path
+    flag: str, small_model: Path, tmp_path: Path, preloaded: str
 ) -> None:
     given = {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF}
-    command = [sys.executable, "-m", "aitrain", "grpo", "--model", str(small_model), "--rl-env", f"{__file__}:Asks"]
+    command = [preloaded, "grpo", "--model", str(small_model), "--rl-env", f"{__file__}:Asks"]
     short = ["--max-steps=1", "--eval-cases=0", "--rl-max-new-tokens=2", "--rl-kl-coef=0", "--project-name=run", flag]
     done = subprocess.run(
         [*command, *short],

@@ -60,8 +60,8 @@ DOCUMENTED = {
 CALLBACK_EVENTS = {
     "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
 }  # fmt: skip
-NOT_INSIDE = {"_exit", "_call"}
-"""`os._exit`, which Python documents, and a slot of a class of ours."""
+NOT_INSIDE = {"_exit", "_asdict", "_call"}
+"""`os._exit` and `_asdict` of named tuples, which Python documents, and a slot of a class of ours."""
 OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
 """Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
 

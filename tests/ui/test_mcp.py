@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,12 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def test_an_agent_checks_starts_follows_and_reads_a_run(tmp_path: Path) -> None:
-    asyncio.run(asyncio.wait_for(work_through_a_run(tmp_path), 240))
+def test_an_agent_checks_starts_follows_and_reads_a_run(tmp_path: Path, preloaded_aitrain: Path) -> None:
+    asyncio.run(asyncio.wait_for(work_through_a_run(str(preloaded_aitrain / "aitrain"), tmp_path), 240))
 
 
-async def work_through_a_run(folder: Path) -> None:
-    server = StdioServerParameters(
-        command=sys.executable, args=["-P", "-m", "aitrain", "mcp"], cwd=folder, env=dict(os.environ)
-    )
+async def work_through_a_run(aitrain: str, folder: Path) -> None:
+    server = StdioServerParameters(command=aitrain, args=["mcp"], cwd=folder, env=dict(os.environ))
     async with stdio_client(server) as streams, ClientSession(*streams) as session:
         await session.initialize()
         named = {tool.name for tool in (await session.list_tools()).tools}

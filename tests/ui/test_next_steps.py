@@ -72,8 +72,16 @@ def test_where_no_group_differed_in_score_more_steps_are_not_proposed(tmp_path: 
     assert "use easier cases" in advice(folder)
     assert not any("--resume" in command for command in commands(folder))
 
-    append_lines(folder.metrics, [{"step": 3, "frac_reward_zero_std": 0.5}])
+    append_lines(folder.metrics, [{"step": 3, "reward": 1.0, "frac_reward_zero_std": 0.5}])
     assert "More steps may help" in advice(folder)
+
+
+def test_where_all_scores_are_the_highest_harder_cases_are_proposed(tmp_path: Path) -> None:
+    folder = run(tmp_path, "undetected")
+    append_lines(folder.metrics, [{"step": step, "reward": 1.0, "frac_reward_zero_std": 1.0} for step in (1, 2)])
+    assert "use harder cases" in advice(folder)
+    append_lines(folder.metrics, [{"step": 3, "reward": 0.0, "frac_reward_zero_std": 1.0}])
+    assert "use easier cases" in advice(folder)
 
 
 def test_without_held_out_cases_nothing_says_whether_it_is_better(tmp_path: Path) -> None:

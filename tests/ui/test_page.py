@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_writes_its_report_now_and_then(tmp_path: Path, monke
 def test_a_report_holds_the_source_of_the_environment_as_it_ran(real_run: Path) -> None:
     (file,) = data_of(real_run)["source"]
     assert file["name"] == "arithmetic.py"
-    assert file["text"] == (Path(__file__).parents[2] / "envs" / "arithmetic.py").read_text()
+    assert file["text"] == (Path(__file__).parents[2] / "aitrain" / "envs" / "arithmetic.py").read_text()
 
 
 # -- what goes into it

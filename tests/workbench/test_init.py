@@ -152,11 +152,13 @@ def printed(here: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_the_next_two_commands_are_printed_and_fit_80_columns(here: Path, printed: str) -> None:
+def test_the_next_two_commands_are_printed_and_fit_80_columns(
+    here: Path, printed: str, preloaded_aitrain: Path
+) -> None:
     commands = [line for line in printed.splitlines() if line.startswith("  aitrain ")]
     assert [command.split()[:2] for command in commands] == [["aitrain", "env"], ["aitrain", "grpo"]]
     assert max(map(len, printed.splitlines())) <= 80
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{preloaded_aitrain}{os.pathsep}{os.environ['PATH']}"
     script = printed.partition("\n")[2].replace("--max-steps 20", "--max-steps 20 --dry-run").partition("aitrain grpo")
     done = subprocess.run(
         ["bash", "-euc", script[1] + script[2]],

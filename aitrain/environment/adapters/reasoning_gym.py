@@ -18,7 +18,10 @@ from aitrain.errors import ConfigError, did_you_mean
 
 
 class ReasoningGym:
-    """Asks a task's questions. The entry that scores an answer is in its row: generated again, it may be another."""
+    """Asks each of a task's questions once, however often the task draws it.
+
+    The entry that scores an answer is in its row: generated again, it may be another.
+    """
 
     def __init__(
         self,
@@ -45,18 +48,18 @@ class ReasoningGym:
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
     def build_dataset(self) -> list[dict[str, object]]:
-        """One row for each entry, with the entry in it."""
+        """One row for each question, with its entry in it; the last questions are the solved ones of the prompts."""
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
         system = SYSTEM_PROMPTS.get(self.system, self.system)
-        entries = [self.entry_at(number) for number in range(self.size + self.few_shot)]
-        self.answers = [entry["answer"] for entry in entries[: self.size]]
-        if any(shot["answer"] is None for shot in entries[self.size :]):
+        drawn = map(self.entry_at, range(self.size + self.few_shot))
+        entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
+        asked, solved = entries[: len(entries) - self.few_shot], entries[len(entries) - self.few_shot :]
+        self.answers = [entry["answer"] for entry in asked]
+        if any(shot["answer"] is None for shot in solved):
             raise ConfigError("rl_env_config: few_shot: the entries of this task have no answer to show")
-        shots = [(shot["question"], self._in_tag(shot["answer"])) for shot in entries[self.size :]]
-        return [
-            {"prompt": conversation(system, shots, entry["question"]), "entry": entry} for entry in entries[: self.size]
-        ]
+        shots = [(shot["question"], self._in_tag(shot["answer"])) for shot in solved]
+        return [{"prompt": conversation(system, shots, entry["question"]), "entry": entry} for entry in asked]
 
     def score_episode(self, text: str, entry: dict[str, Any]) -> float:
         """The task's own score for the answer."""

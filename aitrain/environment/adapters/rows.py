@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.adapters.settings import choose, solved_cases, with_system
-from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.missing_file import no_file
 
 Row = dict[str, Any]
 Data = str | Sequence[str] | Mapping[str, float]
@@ -57,8 +58,7 @@ class RowSource:
                 raise ConfigError(f"rl_env_config: the ratio of {name} must be a positive number, not {ratio:g}")
             file = Path(os.path.expanduser(name))
             if is_file(name) and not file.is_file():
-                near = did_you_mean(file.name, [other.name for other in file.parent.glob("*")])
-                raise ConfigError(f"rl_env_config: data: there is no file {name} (looked from {Path.cwd()}).{near}")
+                raise ConfigError(f"rl_env_config: data: {no_file(name)}")
 
     def cases(self) -> list[Row]:
         """The rows as cases; of these, the first `few_shot` are shown as solved ones in the prompts of the others.

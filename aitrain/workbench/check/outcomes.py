@@ -26,7 +26,7 @@ def score_range(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding(
             "score-range",
             "fail",
-            f"{failure.place} {_first_line(failure)} for {_named(episode)}.",
+            _told(episode, failure, _first_line(failure)),
             "Such an episode is missing data: it trains nothing, and many of them end the run.",
             "Declare the range with --rl-score-range, or scale the score." if is_range else "Return a number.",
             episode.play.case.case_idx,
@@ -56,13 +56,19 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding(
             "exceptions",
             "fail",
-            f"{failure.place} {failure.message} for {_named(episode)}.",
+            _told(episode, failure, failure.message),
             "The policy is not punished for such a reply: the episode counts as missing, and many of them end the run.",
             "Catch it where the reply is parsed, and return 0 (or an error message in a conversation).",
             episode.play.case.case_idx,
         )
     if stopped:
         raise stopped
+
+
+def _told(episode: PlayedEpisode, failure: Failure, message: str) -> str:
+    """What failed for which reply, with the further lines of the message below."""
+    first, *more = f"{failure.place} {message}".split("\n")
+    return "\n".join([f"{first}, for {_named(episode)}.", *more])
 
 
 def _play_hostile(subject: Subject) -> NotCheckedError | None:

@@ -63,7 +63,7 @@ def _watched(child: subprocess.Popen[bytes], log: Path, patience: float) -> Iter
         yield message
     code = child.wait()
     if not is_done:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "left without a report"
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         yield _error(f"The environment's process {how} while {running}.", log)
 
 

@@ -63,7 +63,8 @@ def as_json(messages: Iterable[Message]) -> str:
 
 def _opened(opened: Message) -> Iterator[str]:
     held_out = f", {opened['held_out']} held out" if opened["held_out"] else ""
-    yield _plain(f"{opened['name']}: {opened['cases']} cases{held_out}, opened in {opened['seconds']:.1f}s")
+    cases = "1 case" if opened["cases"] == 1 else f"{opened['cases']} cases"
+    yield _plain(f"{opened['name']}: {cases}{held_out}, opened in {opened['seconds']:.1f}s")
     if opened["note"]:
         yield _plain(opened["note"])
     yield ""

@@ -12,7 +12,8 @@ import pytest
 
 from aitrain import ConfigError
 from aitrain.environment.adapters.installed_source import registrations
-from tests import test_docs
+from aitrain.options.recipes import read_recipe
+from tests import test_docs, test_recipes
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.adapters.real.conftest import ROOT, Train, in_environment
 from tests.conftest import write
@@ -198,10 +199,20 @@ def test_math_verify_and_trls_function_with_it_work_in_processes(here: Path, tra
         pytest.param("gym", marks=OLDER, id="gym-with-gem"),
     ],
 )
-def test_the_examples_of_a_page_run(name: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = tmp_path / "bin" / "aitrain"
+def test_the_examples_of_a_page_run(name: str, here: Path, commands: Path) -> None:
+    test_docs.test_the_examples_of_a_page_run_as_they_are(ROOT / "docs" / f"adapters-{name}.md", here, commands)
+
+
+@NEWEST
+@pytest.mark.parametrize("name", ["reasoning-mix", "smollm2-needle"])
+def test_the_twins_of_reasoning_gyms_recipes_train(name: str, here: Path, commands: Path) -> None:
+    test_recipes.test_the_twin_of_a_recipe_trains_with_the_tiny_model(read_recipe(name), here, commands)
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the command aitrain of this environment, first in PATH."""
     write(tmp_path, {"bin/aitrain": f'#!/bin/sh\nexec "{sys.executable}" -m aitrain "$@"\n'})
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
-    page = ROOT / "docs" / f"adapters-{name}.md"
-    test_docs.test_the_examples_of_a_page_run_as_they_are(page, here, command.parent)
+    (tmp_path / "bin" / "aitrain").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path / "bin"

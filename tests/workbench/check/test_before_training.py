@@ -300,7 +300,7 @@ def test_an_environment_that_ends_its_process_ends_only_that_of_the_checks() -> 
         def score_episode(self, text: str, answer: str) -> float:
             os._exit(3)
 
-    assert checked(Leaving()).skipped == "the checks' process ended its process"
+    assert checked(Leaving()).skipped == "the checks' process ended without a result"
 
 
 def test_a_forked_call_returns_a_value_and_its_processes_end(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_forked_call_that_raises_is_a_failure() -> None:
     def fail(_: object) -> object:
         raise ValueError("no")
 
-    with pytest.raises(CallFailed, match="ended its process"):
+    with pytest.raises(CallFailed, match="ended without a result"):
         call_forked(fail, 30.0)
 
 

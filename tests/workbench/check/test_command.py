@@ -128,7 +128,7 @@ def test_values_of_E_are_json_if_they_parse_else_text() -> None:
     assert "TypeError" in refused.stderr
 
 
-@pytest.mark.parametrize(("how", "said"), [("crash", "was ended by SIGKILL"), ("leave", "left without a report")])
+@pytest.mark.parametrize(("how", "said"), [("crash", "was ended by SIGKILL"), ("leave", "ended with exit status")])
 def test_a_process_that_dies_is_reported_with_the_check_that_ran(nasty: str, how: str, said: str) -> None:
     done = check(nasty, "-E", f"how={how}")
     assert done.returncode == 3

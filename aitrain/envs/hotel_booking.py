@@ -84,7 +84,7 @@ class Wish(NamedTuple):
         }[topic]
 
 
-class Case(NamedTuple):
+class HotelCase(NamedTuple):
     """A user, the hotels that there are, and the id of the right one; `told` is what the opening tells."""
 
     wish: Wish
@@ -98,7 +98,7 @@ class HotelBooking:
     """A user wants a hotel; the score says how many of the wishes the assistant learned and met."""
 
     def __init__(self, cases: int = 400, held_out: int = 100, seed: int = 0, max_turns: int = 8) -> None:
-        drawn: dict[Wish, Case] = {}  # by wish, so that no two are the same
+        drawn: dict[Wish, HotelCase] = {}  # by wish, so that no two are the same
         number = 0
         while len(drawn) < cases + held_out:
             case = draw_case(random.Random(f"hotels {seed} {number}"))
@@ -143,7 +143,7 @@ class HotelBooking:
 class Booking:
     """One conversation. Each tool call and each plain answer is a turn."""
 
-    def __init__(self, case: Case, max_turns: int) -> None:
+    def __init__(self, case: HotelCase, max_turns: int) -> None:
         self.case, self.turns_left = case, max_turns
         self.told = set(case.told)
         self.questions = 0
@@ -250,7 +250,7 @@ class Booking:
         self.met = {topic: topic in self.told and is_so[topic] for topic in TOPICS}
 
 
-def draw_case(rng: random.Random) -> Case:
+def draw_case(rng: random.Random) -> HotelCase:
     """A user and the hotels, of which exactly one is right."""
     city, *others = rng.sample(CITIES, 3)
     base = rng.randint(60, 120)  # per night, what the budget is made of
@@ -266,7 +266,7 @@ def draw_case(rng: random.Random) -> Case:
     told = ("city", "dates") if rng.random() < 0.25 else ("city",)
     opening = " ".join([rng.choice(OPENINGS).format(city), *map(wish.tell, told[1:])])
     by_id = {f"H{number}": hotel._replace(name=name) for number, name, hotel in by_number}
-    return Case(wish, opening, told, by_id, f"H{numbers[0]}")
+    return HotelCase(wish, opening, told, by_id, f"H{numbers[0]}")
 
 
 def draw_city(rng: random.Random, wish: Wish, base: int) -> list[Hotel]:
