@@ -55,6 +55,15 @@ def _interrupt(*_: object) -> None:
 
 def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) -> int:
     folder = plan.open_folder()
+    try:
+        return _start_in(folder, plan, verbosity, link)
+    except KeyboardInterrupt:  # before there were processes that could be asked to stop, or after their end
+        if not _has_files(plan, folder):
+            folder.discard()
+        raise
+
+
+def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, link: NodeLink | None) -> int:
     report = ReportWriter(folder)
     if verbosity.as_json:
         return _start_for_program(plan, folder, report, link)
@@ -106,8 +115,12 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
 def _has_begun(plan: RunPlan, folder: RunFolder, end: Failed | Ended) -> bool:
     """Whether the run came to its first step, or left something to keep."""
     was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code
-    has_files = plan.folder is not None or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
-    return has_files or not was_refused
+    return not was_refused or _has_files(plan, folder)
+
+
+def _has_files(plan: RunPlan, folder: RunFolder) -> bool:
+    """Whether the folder has the results of a step, of this run or of one before it."""
+    return plan.folder is not None or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
 
 
 def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, link: NodeLink | None) -> int:

@@ -79,7 +79,12 @@ class RunPlan:
     def open_folder(self) -> RunFolder:
         """Create or reuse the run folder, and write its config.yaml."""
         folder = self.folder or RunFolder.create(self.config)
-        folder.write_config(self.config)
+        try:
+            folder.write_config(self.config)
+        except BaseException:
+            if self.folder is None:
+                folder.discard()
+            raise
         return folder
 
 

@@ -286,11 +286,12 @@ def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
     assert len(err.partition("aitrain: ")[2].splitlines()) < 8
 
 
-def test_ctrl_c_before_the_first_step_leaves_nothing_behind(command: Command) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.3])
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(seconds: float, command: Command) -> None:
     running = command.start("Slow")
     while not (command.folder / "run").exists():
-        time.sleep(0.05)
-    time.sleep(0.3)
+        time.sleep(0.0005)
+    time.sleep(seconds)  # before, while and after the training process is started
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
 
