@@ -8,6 +8,7 @@ import typer
 
 from aitrain.cli.verbosity import Verbosity
 from aitrain.runs.run_folder import RUNS
+from aitrain.ui.loading import loading
 
 
 def demo(
@@ -21,15 +22,16 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Write events as JSON lines.")] = False,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
-    from aitrain.cli.running import start  # here, because help needs none of it
-    from aitrain.launch.preflight import check
-    from aitrain.options.reading import resolve
-    from aitrain.options.train import TrainConfig
-
     verbosity = Verbosity(quiet, verbose, debug, as_json)
-    flags = {"project_name": project_name, "output_dir": output_dir, "seed": seed}
-    config = resolve(TrainConfig, None, SETTINGS | flags)
-    return start(check(config), verbosity)
+    with loading("checking the options", quiet):
+        from aitrain.cli.running import start  # here, because help needs none of it
+        from aitrain.launch.preflight import check
+        from aitrain.options.reading import resolve
+        from aitrain.options.train import TrainConfig
+
+        flags = {"project_name": project_name, "output_dir": output_dir, "seed": seed}
+        plan = check(resolve(TrainConfig, None, SETTINGS | flags))
+    return start(plan, verbosity)
 
 
 SETTINGS: dict[str, object] = {

@@ -9,6 +9,7 @@ import typer
 
 from aitrain.cli.env_arguments import EnvConfig, EnvKeywords, EnvName, env_options
 from aitrain.errors import AitrainError
+from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
     from aitrain.workbench.check.report import Message
@@ -38,14 +39,6 @@ def env_check(
 
     Exit code 3 if a check failed, else 0.
     """
-    from aitrain.cli.env_process import limit_threads  # here, because help needs none of it
-    from aitrain.environment.locator import find_environments
-    from aitrain.options.reading import resolve
-    from aitrain.options.train import TrainConfig
-    from aitrain.workbench.check.process import PATIENCE, messages_of
-    from aitrain.workbench.check.report import as_json as report_as_json
-    from aitrain.workbench.check.report import exit_code, lines
-
     options = {
         "rl_score_range": rl_score_range,
         "rl_max_turns": rl_max_turns,
@@ -55,8 +48,17 @@ def env_check(
         "model": model or tokenizer,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    config = resolve(TrainConfig, None, env_options(env, rl_env_config, env_arg) | given)
-    find_environments(config)
+    with loading("reading the environment"):
+        from aitrain.cli.env_process import limit_threads  # here, because help needs none of it
+        from aitrain.environment.locator import find_environments
+        from aitrain.options.reading import resolve
+        from aitrain.options.train import TrainConfig
+        from aitrain.workbench.check.process import PATIENCE, messages_of
+        from aitrain.workbench.check.report import as_json as report_as_json
+        from aitrain.workbench.check.report import exit_code, lines
+
+        config = resolve(TrainConfig, None, env_options(env, rl_env_config, env_arg) | given)
+        find_environments(config)
     if model is not None:
         limit_threads(model)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
@@ -80,6 +82,12 @@ def env_check(
 
 def _kept(received: Iterator[Message], messages: list[Message]) -> Iterator[Message]:
     """The messages as they arrive, collected in the list."""
-    for message in received:
+    text = "opening the environment"
+    while True:
+        with loading(text):
+            message = next(received, None)
+        if message is None:
+            return
         messages.append(message)
         yield message
+        text = "checking"

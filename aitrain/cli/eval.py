@@ -17,6 +17,7 @@ from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted
 from aitrain.options.documentation import help_text
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
+from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
     from aitrain.runs.model_reference import ModelReference
@@ -150,11 +151,12 @@ def each_eval(asked: AskedEvals) -> Iterator[Path]:
     Raises:
         AitrainError: an option is wrong, or an eval failed.
     """
-    from aitrain.cli.eval_run import run_eval
-    from aitrain.launch.eval_plan import check_eval
+    with loading("checking the options", asked.verbosity.quiet):
+        from aitrain.cli.eval_run import run_eval  # here, because help needs none of it
+        from aitrain.launch.eval_plan import check_eval
 
-    configs = _configs(asked)
-    plans = [check_eval(config, reference) for reference, config in configs]
+        configs = _configs(asked)
+        plans = [check_eval(config, reference) for reference, config in configs]
     failures = list[AitrainError]()
     for (reference, config), plan in zip(configs, plans, strict=True):
         folder = _existing(asked, reference, config)

@@ -41,6 +41,8 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder | None, verbos
             end = Processes(plan, folder, announce).run()
         except BaseException as error:
             folder.write_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            if is_new and isinstance(error, KeyboardInterrupt):  # before there were processes to stop
+                folder.discard()
             raise
         if isinstance(end, Failed):
             folder.write_status("stopped" if end.exit_code == Interrupted.exit_code else end.status)

@@ -19,6 +19,7 @@ from aitrain.options.documentation import common_help, help_text
 from aitrain.options.presets import described
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
@@ -95,21 +96,22 @@ def grpo(
     **flags: Flag,
 ) -> int:
     """Train a model with GRPO on your environment."""
-    from aitrain.launch.preflight import check  # here, because help needs none of it
-    from aitrain.options.reading import resolve
-
     verbosity = Verbosity(quiet, verbose, debug, as_json)
     if options_only and not dry_run:
         raise ConfigError("--options-only: add --dry-run, or omit it to train")
-    options = resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None))
-    try:
-        plan = check(options)
-    except AitrainError as error:
-        if not dry_run:
-            from aitrain.cli.node_run import report_refusal
+    with loading("checking the options", quiet):
+        from aitrain.launch.preflight import check  # here, because help needs none of it
+        from aitrain.options.reading import resolve
 
-            report_refusal(options, error)
-        raise
+        options = resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None))
+        try:
+            plan = check(options)
+        except AitrainError as error:
+            if not dry_run:
+                from aitrain.cli.node_run import report_refusal
+
+                report_refusal(options, error)
+            raise
     if dry_run and as_json:
         raise ConfigError("--json: for a plan as JSON use aitrain plan --json")
     if dry_run:
@@ -118,7 +120,8 @@ def grpo(
         for line in checked_lines(plan, options_only, debug):
             typer.echo(line)
         return 0
-    from aitrain.cli.running import start  # here, because a refused command needs none of it
+    with loading("starting", quiet):
+        from aitrain.cli.running import start  # here, because a refused command needs none of it
 
     return start(plan, verbosity)
 

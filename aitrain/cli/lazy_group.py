@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import sys
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -26,6 +30,10 @@ OTHER_COMMANDS = {
 """Commands of other tools, and what they are here."""
 
 
+SILENT = {"-q", "--quiet", "-h", "--help", "--help-all"}
+"""Flags with which nothing stands on the terminal while a command is loaded."""
+
+
 class LazyGroup(TyperGroup):
     """Imports a command's module and builds its options when the command is called or completed, not before.
 
@@ -39,7 +47,8 @@ class LazyGroup(TyperGroup):
         if args and (command := OTHER_COMMANDS.get(args[0])) and args[0] not in self.commands:
             ctx.fail(f"No such command '{args[0]}'. Here it is {command}.")
         name, placeholder, rest = super().resolve_command(ctx, args)
-        return name, placeholder and load_command(self.prefix + str(name)), rest
+        with _loading(ctx):
+            return name, placeholder and load_command(self.prefix + str(name)), rest
 
     def get_help_option(self, ctx: Context) -> TyperOption | None:
         """The help option with a default, without which Typer would load pydantic to convert None."""
@@ -64,7 +73,25 @@ def load_command(name: str) -> Command:
     for parameter in built.params:
         if isinstance(parameter, TyperOption):
             parameter.__class__ = LazyOption
+    for one in built.commands.values() if isinstance(built, TyperGroup) else [built]:
+        if isinstance(one, TyperCommand):
+            one.__class__ = LazyCommand
     return built
+
+
+class LazyCommand(TyperCommand):
+    """A command that shows that it is loading while its options are converted, for which Typer loads pydantic."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Read the command's words."""
+        with _loading(ctx):
+            return super().parse_args(ctx, args)
+
+
+def _loading(ctx: Context) -> AbstractContextManager[None]:
+    """What stands on the terminal until the command says more, unless it is quiet, helps, or completes a line."""
+    quiet = ctx.resilient_parsing or not SILENT.isdisjoint(sys.argv)
+    return loading("loading aitrain", quiet)
 
 
 class LazyOption(TyperOption):

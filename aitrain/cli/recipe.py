@@ -10,6 +10,7 @@ import typer
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
 from aitrain.options.train import TrainConfig
+from aitrain.ui.loading import loading
 
 recipe = typer.Typer(
     help="Settings for known tasks, each with its environment, hardware and expected scores.",
@@ -77,19 +78,21 @@ def run(
     **flags: Flag,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
-    from aitrain.launch.preflight import check
-    from aitrain.options.reading import resolve
-    from aitrain.options.recipes import read_recipe
+    with loading("checking the options", quiet):
+        from aitrain.launch.preflight import check
+        from aitrain.options.reading import resolve
+        from aitrain.options.recipes import read_recipe
 
-    found = read_recipe(name)
-    config = resolve(TrainConfig, None, given_flags(flags), found.options(tiny))
-    verbosity, plan = Verbosity(quiet, verbose, debug, as_json), check(config)
+        found = read_recipe(name)
+        plan = check(resolve(TrainConfig, None, given_flags(flags), found.options(tiny)))
+    verbosity = Verbosity(quiet, verbose, debug, as_json)
     if dry_run:
         from aitrain.cli.grpo import checked_lines, plan_lines
 
         for line in (*plan_lines(plan), *checked_lines(plan, False, debug)):
             typer.echo(line)
         return 0
-    from aitrain.cli.running import start
+    with loading("starting", quiet):
+        from aitrain.cli.running import start
 
     return start(plan, verbosity)

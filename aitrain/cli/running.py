@@ -20,6 +20,7 @@ from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.loading import loading
 from aitrain.ui.log_tail import LogTail
 from aitrain.ui.next_steps import continuing
 from aitrain.ui.report_writer import ReportWriter
@@ -54,7 +55,8 @@ def _interrupt(*_: object) -> None:
 
 
 def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) -> int:
-    folder = plan.open_folder()
+    with loading("making the run folder", verbosity.quiet):
+        folder = plan.open_folder()
     try:
         return _start_in(folder, plan, verbosity, link)
     except KeyboardInterrupt:  # before there were processes that could be asked to stop, or after their end

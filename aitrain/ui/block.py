@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.text import Text
+
+from aitrain.ui.loading import is_ci
 
 
 @dataclass
@@ -58,6 +59,5 @@ class Block:
 
 def can_be_drawn_over(console: Console) -> bool:
     """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
-    is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     is_watched = console.file.isatty() if hasattr(console.file, "isatty") else False
-    return is_watched and console.is_interactive and not (console.is_dumb_terminal or console.quiet or is_ci)
+    return is_watched and console.is_interactive and not (console.is_dumb_terminal or console.quiet or is_ci())
