@@ -23,7 +23,7 @@ from transformers.utils import logging
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.scopes import savable_generation_config
 from aitrain.engines.sharded_tensors import gathered, is_sharded, reshard
-from aitrain.errors import RunFailed, ServerRefusedError
+from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
 
 TRIES = 3
@@ -40,6 +40,8 @@ ADAPTER = "policy-"
 
 LOADED = "aitrain-"
 """Prefix of the server's weight version if a run has loaded all weights."""
+PARTIAL = "-partial"
+"""End of the server's weight version while it loads them."""
 
 
 @dataclass(frozen=True)
@@ -221,12 +223,20 @@ class DiskSync(_Files):
         return self._size(version)
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
-        """Have the server read the files and set its weight version."""
-        where = {"weights_path": str(self.path(version))}
+        """Have the server read the files and set its weight version.
+
+        Raises:
+            ServerGoneError: it was restarted meanwhile, and has its own weights again.
+        """
+        name, where = self._name(version), {"weights_path": str(self.path(version))}
+        partial = f"{name}{PARTIAL}"  # a server that was restarted does not have it, and reading may end half-way
+        await client.post("/update_weight_version", {"new_version": partial})
         await client.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
         if self._renews:
             await client.post("/collective_rpc", {"method": "renew_tied_head"})
-        await client.post("/update_weight_version", {"new_version": self._name(version)})
+        if await weight_version_of(client) not in (partial, name):
+            raise ServerGoneError("it was restarted while it loaded the weights")
+        await client.post("/update_weight_version", {"new_version": name})
 
     async def unload(self, client: VLLMClient) -> bool:
         """Returns whether a run has loaded weights; the server's own cannot be removed."""

@@ -220,6 +220,28 @@ def test_a_server_that_is_back_during_a_batch_gets_the_present_weights_before_it
     assert paths.index(loaded) < paths.index("/v1/completions")
 
 
+def test_a_server_that_restarts_after_it_has_read_the_weights_reads_them_again(
+    servers: list[Slow], model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, engine = servers[0], fleet_of(servers[:1], DiskSync(model, tmp_path / "sync"))
+    run(engine.load_weights(0))
+
+    def read_and_restart(_: Any) -> tuple[int, Any]:
+        monkeypatch.undo()
+        one.restart()
+        return 200, {"results": [None]}
+
+    monkeypatch.setattr(one, "_collective_rpc", read_and_restart)
+    one.asked.clear()
+    run(engine.load_weights(1))
+    run(engine.settled(ask(engine, [1])))
+    assert one.version.endswith("-1-load-2")
+    paths = [path for path, _ in one.asked]
+    assert paths.count("/collective_rpc") == 2
+    assert paths.index("/v1/completions") > len(paths) - paths[::-1].index("/collective_rpc") - 1
+    assert engine.restarts == 1
+
+
 def test_a_server_that_was_cut_off_has_older_weights_of_this_run_and_gets_the_present_ones(
     servers: list[Slow], sync: Any
 ) -> None:
