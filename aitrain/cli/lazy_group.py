@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ OTHER_COMMANDS = {
 """Commands of other tools, and what they are here."""
 
 
+SLOW = {"grpo", "demo", "recipe", "eval", "sweep", "plan", "env_check"}
+"""Commands that say that they are loading; the others have something to show at once."""
 SILENT = {"-q", "--quiet", "-h", "--help", "--help-all"}
 """Flags with which nothing stands on the terminal while a command is loaded."""
 
@@ -47,8 +49,9 @@ class LazyGroup(TyperGroup):
         if args and (command := OTHER_COMMANDS.get(args[0])) and args[0] not in self.commands:
             ctx.fail(f"No such command '{args[0]}'. Here it is {command}.")
         name, placeholder, rest = super().resolve_command(ctx, args)
-        with _loading(ctx):
-            return name, placeholder and load_command(self.prefix + str(name)), rest
+        module = self.prefix + str(name)
+        with _loading(ctx) if module in SLOW else nullcontext():
+            return name, placeholder and load_command(module), rest
 
     def get_help_option(self, ctx: Context) -> TyperOption | None:
         """The help option with a default, without which Typer would load pydantic to convert None."""
@@ -74,13 +77,13 @@ def load_command(name: str) -> Command:
         if isinstance(parameter, TyperOption):
             parameter.__class__ = LazyOption
     for one in built.commands.values() if isinstance(built, TyperGroup) else [built]:
-        if isinstance(one, TyperCommand):
+        if isinstance(one, TyperCommand) and name in SLOW:
             one.__class__ = LazyCommand
     return built
 
 
 class LazyCommand(TyperCommand):
-    """A command that shows that it is loading while its options are converted, for which Typer loads pydantic."""
+    """A slow command, which says that it is loading while its options are converted, for which Typer loads pydantic."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Read the command's words."""
@@ -90,8 +93,7 @@ class LazyCommand(TyperCommand):
 
 def _loading(ctx: Context) -> AbstractContextManager[None]:
     """What stands on the terminal until the command says more, unless it is quiet, helps, or completes a line."""
-    quiet = ctx.resilient_parsing or not SILENT.isdisjoint(sys.argv)
-    return loading("loading aitrain", quiet)
+    return loading("loading aitrain", quiet=ctx.resilient_parsing or not SILENT.isdisjoint(sys.argv))
 
 
 class LazyOption(TyperOption):
