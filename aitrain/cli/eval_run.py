@@ -9,7 +9,7 @@ from rich.console import Console
 
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted
-from aitrain.events import Failed, Phase
+from aitrain.events import Ended, Failed, Phase
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.options.evaluate import EvalConfig
@@ -29,6 +29,20 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder | None, verbos
     """
     is_new = folder is None
     folder = folder or RunFolder.create(config)
+    try:
+        end = _play(plan, config, folder, verbosity)
+    except KeyboardInterrupt:  # before there were processes to stop
+        if is_new and not _has_records(folder):
+            folder.discard()
+        raise
+    if verbosity.debug and folder.log.exists():
+        print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
+    if isinstance(end, Failed):
+        raise _failure(end, folder, is_new and not _has_records(folder))
+    return folder
+
+
+def _play(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Verbosity) -> Failed | Ended:
     report = ReportWriter(folder)
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
@@ -41,19 +55,17 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder | None, verbos
             end = Processes(plan, folder, announce).run()
         except BaseException as error:
             folder.write_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-            if is_new and isinstance(error, KeyboardInterrupt):  # before there were processes to stop
-                folder.discard()
             raise
         if isinstance(end, Failed):
             folder.write_status("stopped" if end.exit_code == Interrupted.exit_code else end.status)
-        has_records = any(True for file in folder.rollouts.glob("*.jsonl") for _ in read_lines(file))
-        if has_records:
+        if _has_records(folder):
             report.finish(screen)
-    if verbosity.debug and folder.log.exists():
-        print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
-    if isinstance(end, Failed):
-        raise _failure(end, folder, is_new and not has_records)
-    return folder
+    return end
+
+
+def _has_records(folder: RunFolder) -> bool:
+    """Whether something was scored."""
+    return any(True for file in folder.rollouts.glob("*.jsonl") for _ in read_lines(file))
 
 
 def _failure(end: Failed, folder: RunFolder, is_empty: bool) -> AitrainError:

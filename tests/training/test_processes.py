@@ -298,3 +298,22 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_behind(seconds: float, comm
     assert running.returncode == 130, err
     assert "Traceback" not in err
     assert os.listdir(command.folder) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_ctrl_c_before_an_eval_has_processes_leaves_nothing_behind(seconds: float, command: Command) -> None:
+    flags = ["--rl-env", f"{ENVIRONMENTS}:Slow", "--output-dir", ".", "--project-name", "run", "--cases", "2"]
+    running = subprocess.Popen(
+        [*command.aitrain, "eval", str(command.model), *flags],
+        cwd=command.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not (command.folder / "run").exists():
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.0005)
+    time.sleep(seconds)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+
+    assert running.returncode == 130, err
+    assert "Traceback" not in err
+    assert os.listdir(command.folder) == []
