@@ -97,9 +97,11 @@ release: install
 
 install: $(VENV)/.installed
 
-# torch alone and first: what comes after finds it there, and pip fetches no second build of several gigabytes.
+# torch alone and first: what comes after finds it there, and pip fetches no second build of several gigabytes. A checkout is
+# compiled here, because containers often keep Python from doing so, and each process would compile it again.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(BIN)/python -m compileall -q aitrain benchmarks
 	touch $@

@@ -16,10 +16,11 @@ import pytest
 
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
-from tests.preloaded import serving
+from tests.preloaded import no_sync, serving
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
+os.fsync = no_sync
 os.environ.pop("CI", None)  # a terminal in CI is not drawn over; tests of what a person sees would find nothing
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

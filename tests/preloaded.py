@@ -63,6 +63,10 @@ os._exit(code)
 """
 
 
+def no_sync(_: object) -> None:
+    """In place of `os.fsync` in tests: it waits for the disk, and only a machine that loses its power needs it."""
+
+
 @contextmanager
 def serving(folder: Path) -> Iterator[Path]:
     """Run the server; gives a folder whose `aitrain`, and `preloaded-python -P -m MODULE`, are served by it."""
@@ -83,6 +87,7 @@ def serving(folder: Path) -> Iterator[Path]:
 
 def serve(address: str) -> None:
     """Fork a process for each command."""
+    os.fsync = no_sync
     gc.disable()
     for module in PRELOADED:
         importlib.import_module(module)
