@@ -1,6 +1,6 @@
 """A line that says what a command does before it has anything to show: on a terminal only, and erased afterwards.
 
-It imports nothing, because it stands there while the rest is imported.
+It imports the standard library only, because it stands there while all else is imported.
 """
 
 from __future__ import annotations
