@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any
 
+import httpx
 import pytest
 
 from aitrain import TrainConfig
@@ -50,18 +53,23 @@ class Meter:
             self.running -= 1
 
 
-METER = Meter()
+LOGGER = logging.getLogger(__name__)
+"""Holds the meter, which is no state of an environment: loggers are not watched."""
+
+
+def the_meter() -> Meter:
+    return LOGGER.__dict__["meter"]
 
 
 @pytest.fixture(autouse=True)
 def meter() -> Meter:
-    METER.__init__()  # type: ignore[misc]
-    return METER
+    LOGGER.__dict__["meter"] = Meter()
+    return the_meter()
 
 
 def wait() -> None:
     """As a slow judge would, or `model.generate`."""
-    with METER:
+    with the_meter():
         time.sleep(0.005)
 
 
@@ -105,7 +113,7 @@ class SetsAroundASleep(Rows):
 class SetsAsync(Rows):
     async def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
         self.case = case_idx
-        with METER:
+        with the_meter():
             await asyncio.sleep(0.005)
         return float(self.case == case_idx)
 
@@ -132,22 +140,6 @@ class SetsThroughAHandler(Rows):
         self.handlers["note"](case_idx)
         wait()
         return float(self.case == case_idx)
-
-
-@pytest.mark.parametrize("kind", [SetsAroundASleep, SetsAsync, SetsAndUsesASharedCounter, SetsThroughAHandler])
-def test_calls_that_set_attributes_get_a_copy_each_and_run_at_the_same_time(kind: Any, meter: Meter) -> None:
-    environment = kind()
-
-    scores, told = scored(environment, batches=2)
-
-    assert scores == [1.0] * EPISODES * 2
-    assert meter.most > 1
-    assert len(told) == 1
-    assert told[0].startswith(f"{kind.__name__}.")
-    assert "self.case (test_call_policy.py, line " in told[0]
-    assert "Each call therefore gets a copy" in told[0]
-    assert environment.case is None
-    assert environment.count in (0, 2 * EPISODES)
 
 
 class Counts(Rows):
@@ -178,7 +170,7 @@ class Novelty(Rows):
 class CountsAsync(Rows):
     async def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
         before = self.count
-        with METER:
+        with the_meter():
             await asyncio.sleep(0.002)
         self.count = before + 1
         return 1.0 / self.count
@@ -193,40 +185,40 @@ class ClosesWhatItShares(SetsAroundASleep):
         self.log.append("closed")
 
 
-@pytest.mark.parametrize("kind", [Counts, RunningBest, Novelty, CountsAsync, Uncopyable, ClosesWhatItShares])
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_values_that_go_from_call_to_call_are_those_of_calls_one_after_another(
-    kind: Any, isolation: str, meter: Meter
-) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SetsAroundASleep, SetsAsync, SetsAndUsesASharedCounter, SetsThroughAHandler, Counts, RunningBest, Novelty,
+        CountsAsync, Uncopyable, ClosesWhatItShares,
+    ],
+)  # fmt: skip
+def test_scores_that_may_depend_on_earlier_calls_are_those_of_calls_one_after_another(kind: Any, meter: Meter) -> None:
     environment = kind()
 
-    scores, told = scored(environment, batches=2, rl_env_isolation=isolation)
+    scores, told = scored(environment, batches=2)
 
     assert scores == serially(kind(), batches=2)
-    if isolation == "thread":
-        assert meter.most == 1
-        assert len(told) == 1
-        assert "one after another" in told[0]
-        assert "with self.lock" in told[0]
-    assert environment.log == []
-    assert len("".join(told).splitlines()) <= 5
+    assert meter.most == 1
+    assert len(told) == 1
+    assert "(test_call_policy.py, line " in told[0]
+    assert "one after another" in told[0]
+    assert "concurrent = True" in told[0]
+    assert len(told[0].splitlines()) <= 5
+
+
+@pytest.mark.parametrize("kind", [SetsAroundASleep, SetsAsync, SetsThroughAHandler])
+def test_in_processes_each_call_has_an_environment_to_itself(kind: Any) -> None:
+    assert scored(kind(), batches=2, rl_env_isolation="process") == ([1.0] * EPISODES * 2, [])
 
 
 class SharedCache(Rows):
+    concurrent = True
+
     def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
         if case_idx not in self.cache:
             wait()
             self.cache[case_idx] = case_idx / EPISODES
         return float(self.cache[case_idx])
-
-
-class OwnLock(Rows):
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-        wait()
-        with self.lock:
-            self.count += 1
-            self.log.append(completion)
-        return 1.0
 
 
 class NoState(Rows):
@@ -236,8 +228,33 @@ class NoState(Rows):
         return float(case == case_idx)
 
 
-@pytest.mark.parametrize("kind", [SharedCache, OwnLock, NoState])
-def test_environments_that_bear_it_run_at_the_same_time_without_a_word(kind: Any, meter: Meter) -> None:
+@functools.lru_cache
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+class HoldsClients(NoState):
+    """What judges hold, which changes in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client, self.async_client = httpx.Client(), httpx.AsyncClient()
+        self.made: httpx.Client | None = None
+        self.slots = asyncio.Semaphore(4)
+        self.logger = logging.getLogger("judge")
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
+        if self.made is None:
+            self.made = httpx.Client()
+        self.client.headers["x"] = completion
+        self.logger.debug("case %d", case_idx)
+        with self.lock:
+            doubled(case_idx)
+        return super().score_episode(model, tokenizer, completion, case_idx)
+
+
+@pytest.mark.parametrize("kind", [SharedCache, NoState, HoldsClients])
+def test_environments_that_change_nothing_or_say_that_they_may_run_at_the_same_time(kind: Any, meter: Meter) -> None:
     environment = kind()
 
     scores, told = scored(environment)
@@ -245,9 +262,6 @@ def test_environments_that_bear_it_run_at_the_same_time_without_a_word(kind: Any
     assert scores == serially(kind())
     assert meter.most > 1
     assert told == []
-    assert environment.count == len(environment.log)
-    if kind is SharedCache:
-        assert len(environment.cache) == EPISODES
 
 
 # -- what the source does not show
@@ -273,16 +287,15 @@ def without_source(body: str) -> Any:
         "self.count += 1\nwait()\nreturn 1.0 / self.count",
     ],
 )
-def test_without_source_the_first_batch_shows_what_calls_write(body: str, meter: Meter) -> None:
+def test_state_of_code_without_source_is_found(body: str, meter: Meter) -> None:
     scores, told = scored(without_source(body), batches=2)
 
     assert scores == serially(without_source(body), batches=2)
     assert meter.most == 1
     assert len(told) == 1
-    assert "its source does not show where" in told[0]
 
 
-def test_without_source_calls_that_write_nothing_run_at_the_same_time_from_the_second_batch_on(meter: Meter) -> None:
+def test_without_source_calls_that_write_nothing_run_at_the_same_time(meter: Meter) -> None:
     scores, told = scored(without_source("wait()\nreturn case_idx / 100"), batches=2)
 
     assert scores == [number / 100 for number in range(EPISODES)] * 2
@@ -290,9 +303,8 @@ def test_without_source_calls_that_write_nothing_run_at_the_same_time_from_the_s
     assert told == []
 
 
-def test_a_write_that_shows_later_has_its_batch_scored_again(meter: Meter) -> None:
-    body = "if self.log:\n    self.case = case_idx\nwait()\nreturn float(not self.log or self.case == case_idx)"
-    environment = without_source(body)
+def later(environment: Any) -> tuple[list[list[float | None]], list[str], EnvRunner]:
+    """Scores of three batches, and what the user was told; the environment changes its ways before the second one."""
     told: list[str] = []
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(EPISODES)]
     found = []
@@ -300,26 +312,90 @@ def test_a_write_that_shows_later_has_its_batch_scored_again(meter: Meter) -> No
         runner.offer("a model", "a tokenizer")
         for number in range(3):
             plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
-            found.append(
-                [one.score for one in runner_calls.score(runner, plays, [Transcript(case, "") for case in cases])]
-            )
+            results = runner_calls.score(runner, plays, [Transcript(case, "") for case in cases])
+            found.append([one.score for one in results])
             runner_calls.end(runner, plays)
             if number == 0:
                 environment.log.append("from here on")
+    return found, told, runner
+
+
+class ChangesInARareBranch(Rows):
+    def score_episode(self, case_idx: int) -> float:
+        if self.log:
+            self.case = case_idx
+        wait()
+        return float(not self.log or self.case == case_idx)
+
+
+def test_a_line_that_is_reached_late_is_watched_before_it_runs() -> None:
+    found, told, _ = later(ChangesInARareBranch())
 
     assert found == [[1.0] * EPISODES] * 3
     assert len(told) == 1
-    assert "This batch is scored again." in told[0]
 
 
-def test_attributes_are_set_as_ever_after_a_batch_was_watched() -> None:
-    environment = NoState()
+class ChangesOnAKnownLine(Rows):
+    def score_episode(self, case_idx: int) -> float:
+        self.cache.update({"case": case_idx} if self.log else {})
+        wait()
+        return float(not self.log or self.cache["case"] == case_idx)
 
-    scored(environment)
 
-    assert "__setattr__" not in vars(NoState)
-    environment.case = 5
-    assert environment.case == 5
+def test_scores_of_a_batch_that_changed_something_unwatched_are_missing() -> None:
+    found, told, runner = later(ChangesOnAKnownLine())
+
+    assert found == [[1.0] * EPISODES, [None] * EPISODES, [1.0] * EPISODES]
+    assert len(told) == 1
+    assert "missing data" in told[0]
+    assert runner.policy.is_serial
+
+
+class SetsAFlag(Rows):
+    """The flag has the same value in most calls, so that memory looks as if it was not written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_right, self.state = False, {"right": False}
+
+    def score_episode(self, case_idx: int) -> float:
+        self.is_right = case_idx > 7
+        self.state["right"] = case_idx > 7
+        wait()
+        return float(self.is_right and self.state["right"])
+
+
+def test_an_assignment_of_an_equal_value_is_a_change() -> None:
+    assert scored(SetsAFlag())[0] == [float(number > 7) for number in range(EPISODES)]
+
+
+def test_calls_are_in_turn_while_another_tool_traces_them(meter: Meter) -> None:
+    threading.settrace(lambda *_: None)
+    try:
+        _, told = scored(NoState())
+    finally:
+        threading.settrace(None)
+
+    assert meter.most == 1
+    assert "one after another" in told[0]
+
+
+def test_a_call_that_hangs_while_it_is_watched_does_not_stop_the_others() -> None:
+    released = threading.Event()
+
+    class Hangs(Rows):
+        def score_episode(self, case_idx: int) -> float:
+            if case_idx == 0:
+                released.wait()
+            return 1.0
+
+    cases = [Case(number, "?", {"prompt": "?"}) for number in range(EPISODES)]
+    with closing(start_runner(Hangs(), TrainConfig(rl_env_timeout=0.2))) as runner:
+        plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
+        results = runner_calls.score(runner, plays, [Transcript(case, "") for case in cases])
+        released.set()
+
+    assert [result.score for result in results] == [None] + [1.0] * (EPISODES - 1)
 
 
 # -- episodes
@@ -408,6 +484,20 @@ class Basket(Rows):
         return float(self.log == [str(case_idx)])
 
 
+def one_part(runner: EnvRunner, cases: Sequence[Case]) -> list[float | None]:
+    """The scores of episodes that are played at the same time."""
+    plays = runner_calls.open_sessions(runner, cases, range(len(cases)))
+    is_basket = isinstance(runner.environment, Basket)
+    texts = [str(case.case_idx) for case in cases]
+    turns = [AssistantTurn(text, (ToolCall("put", {"item": text}),) * is_basket) for text in texts]
+    runner_calls.respond(runner, plays, turns)
+    completions = [Transcript(case, [{"role": "assistant", "content": str(case.case_idx)}]) for case in cases]
+    results = runner_calls.score(runner, plays, completions)
+    assert [result.failure for result in results] == [None] * len(cases)
+    runner_calls.end(runner, plays)
+    return [result.score for result in results]
+
+
 def played(environment: Any, isolation: str) -> tuple[list[float | None], list[str]]:
     told: list[str] = []
     cases = [Case(number, [{"role": "user", "content": "?"}], {"prompt": "?"}) for number in range(EPISODES)]
@@ -415,20 +505,10 @@ def played(environment: Any, isolation: str) -> tuple[list[float | None], list[s
     with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES))) as runner:
         runner.notify = told.append
         for _ in range(2):
-            plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
-            calls: Sequence[AssistantTurn] = [
-                AssistantTurn(
-                    str(case.case_idx),
-                    (ToolCall("put", {"item": str(case.case_idx)}),) * isinstance(environment, Basket),
-                )
-                for case in cases
-            ]
-            runner_calls.respond(runner, plays, calls)
-            completions = [Transcript(case, [{"role": "assistant", "content": str(case.case_idx)}]) for case in cases]
-            results = runner_calls.score(runner, plays, completions)
-            assert [result.failure for result in results] == [None] * EPISODES
-            found += [result.score for result in results]
-            runner_calls.end(runner, plays)
+            left = cases
+            while left:  # as a rollout does: those that cannot run beside others, then the others
+                part, left = (left[:1], left[1:]) if runner.plays_alone else (left, [])
+                found += one_part(runner, part)
     return found, told
 
 
@@ -444,23 +524,22 @@ def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: 
     assert len(told) <= 1
 
 
-class SharesUnderALock(Plays):
+class PlaysOnTheClass(Rows):
+    """No copy of the environment has a state of its own."""
+
+    current: Any = None
+
     def episode(self, case_idx: int) -> Generator[Any, str, float]:
-        self.case = case_idx
+        type(self).current = case_idx
         reply = yield None
-        with self.lock:
-            self.count += 1
-        return float(self.case == case_idx and reply == str(case_idx))
+        return float(self.current == case_idx and reply == str(case_idx))
 
 
-def test_episodes_share_what_the_environment_guards_with_a_lock() -> None:
-    environment = SharesUnderALock()
-
-    found, told = played(environment, "thread")
+def test_episodes_that_share_what_cannot_be_copied_are_played_one_after_another() -> None:
+    found, told = played(PlaysOnTheClass(), "thread")
 
     assert found == [1.0] * EPISODES * 2
-    assert environment.count == EPISODES * 2
-    assert "self.case" in told[0]
+    assert "episodes run one after another" in told[0]
 
 
 class Quiet(Rows):

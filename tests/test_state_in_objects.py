@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from tests import test_call_policy as here
-from tests.test_call_policy import METER, Meter, Rows, scored, serially, wait
+from tests.test_call_policy import Meter, Rows, scored, serially, the_meter, wait
 
 meter = here.meter
 
@@ -135,8 +135,6 @@ class Holds(Rows):
         self.other_log = self.log
         self.viewer = Viewer(self)
         self.put_case = lambda number: setattr(self, "case", number)
-        self.database = sqlite3.connect(":memory:", check_same_thread=False)
-        self.database.execute("create table t (n int)")
         self.judge, self.told = Judge(), False
         self.vectors, self.weights = np.ones((100, 2)), {"a": [0.5]}
         self.made: Any = None
@@ -155,6 +153,13 @@ class Holds(Rows):
     @functools.cached_property
     def cached(self) -> Game:
         return Game()
+
+
+class HoldsADatabase(Holds):
+    def __init__(self) -> None:
+        super().__init__()
+        self.database = sqlite3.connect(":memory:", check_same_thread=False)
+        self.database.execute("create table t (n int)")
 
 
 def _filling(box: dict[str, int]) -> Any:
@@ -197,21 +202,15 @@ STATEFUL = {
 """What a call writes, and what it reads after a wait."""
 
 STATELESS = {
-    "lazy client in a helper": "env.judge.score(text)",
-    "lazy client of a class": "Registry.judge().score(text)",
-    "lazy client in a global": "judge().score(text)",
     "cached property of a helper": "wait() or env.judge.table[text]",
     "vectors": "wait() or normalized(env.vectors[n])",
     "a weight is added to": "wait() or added(env)",
-    "says something once": "wait() or noticed(env)",
-    "select": 'wait() or len(env.database.execute("select n from t").fetchall())',
     "module random": "wait() or float(random.random() < 2)",
     "logger and global table": "wait() or logged(text)",
     "context manager": "measured(n)",
     "an item of a copied dict is added to": "wait() or weighted(env)",
     "rows of a board are copied by slices": "wait() or boarded(env, n)",
     "a row of a dataset gets a column": "wait() or extended(env, n)",
-    "stdout under a lock": "wait() or printed(env, n)",
 }
 
 
@@ -227,13 +226,6 @@ def added(env: Holds) -> float:
     total = env.weights["a"][0]
     total += 1.0
     return total
-
-
-def noticed(env: Holds) -> float:
-    if not env.told:
-        LOGGER.warning("This is said once.")
-        env.told = True
-    return 1.0
 
 
 def logged(text: str) -> float:
@@ -260,21 +252,15 @@ def extended(env: Holds, number: int) -> float:
 
 
 def measured(number: int) -> float:
-    with METER:
+    with the_meter():
         threading.Event().wait(0.005)
     return number / 100
 
 
-def printed(env: Holds, number: int) -> float:
-    text = io.StringIO()
-    with env.lock, contextlib.redirect_stdout(text):
-        print(number)
-    return int(text.getvalue()) / 100
-
-
 def environment_of(folder: Path, lines: list[str]) -> Any:
     """An environment with this body, whose source can be read."""
-    head = "class Written(Holds):\n    def score_episode(env, model, tokenizer, completion, case_idx):\n"
+    base = "HoldsADatabase" if any("database" in line for line in lines) else "Holds"
+    head = f"class Written({base}):\n    def score_episode(env, model, tokenizer, completion, case_idx):\n"
     text = head + "".join(f"        {line}\n" for line in ["n, text = case_idx, completion", *lines])
     file = folder / "written.py"
     file.write_text(text)
@@ -295,9 +281,7 @@ def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
 
 
 @pytest.mark.parametrize("name", STATELESS)
-def test_common_patterns_without_state_run_at_the_same_time_from_the_first_batch_on(
-    name: str, tmp_path: Path, meter: Meter
-) -> None:
+def test_common_patterns_without_state_run_at_the_same_time(name: str, tmp_path: Path, meter: Meter) -> None:
     kind = environment_of(tmp_path, [f"return {STATELESS[name]}"])
 
     scores, told = scored(kind(), rl_score_range="any")

@@ -1,32 +1,132 @@
-"""Decides how calls of an environment run by what they write: concurrently, each on a copy, or one after another."""
+"""Decides how calls of an environment run by what the first ones change: at the same time, on copies, or in turn."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.environment.state_analysis import analyze_state
-from aitrain.environment.state_report import StateReport, WriteSite
-from aitrain.environment.state_watch import StateWatch, closes_over, is_small_container, reaches
+from aitrain.environment.state_watch import CallTracer, Snapshot, StateWatch, UnknownStateError, Walk
+from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.task import is_abandoned, paused
 
 Notify = Callable[[str], None]
+T = TypeVar("T")
+
+WATCHED_CALLS = 3
+"""Calls of `score_episode` that run alone and are watched, before calls run at the same time."""
+WATCHED_EPISODES = 2
+"""The same for episodes of several calls."""
+
+
+# -- turns
+
+
+class CallGate:
+    """Lets calls run at the same time, or one alone, over all environments of the process."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: set[PolicyCall] = set()
+        self._alone: PolicyCall | None = None
+        self._pending = 0  # calls that wait until they are alone, in their middle: no other begins meanwhile
+
+    def enter(self, call: PolicyCall, wants_alone: Callable[[], bool]) -> bool:
+        """Wait until a call may begin; returns whether it runs alone. `wants_alone` is asked again when others end."""
+
+        def may_begin() -> bool:
+            return not self._running if wants_alone() else self._alone is None and not self._pending
+
+        with self._changed:
+            self._wait(call, may_begin)
+            self._running.add(call)
+            self._alone = call if wants_alone() else None
+            return self._alone is call
+
+    def be_alone(self, call: PolicyCall) -> None:
+        """Wait in the middle of a call until the others have ended, or wait for the same."""
+        with self._changed:
+            self._running.discard(call)
+            self._pending += 1
+            self._changed.notify_all()
+            self._wait(call, lambda: not self._running)
+            self._pending -= 1
+            self._running.add(call)
+            self._alone = call
+
+    def leave(self, call: PolicyCall) -> None:
+        """End a call; no-op if it has ended."""
+        with self._changed:
+            self._running.discard(call)
+            self._alone = None if self._alone is call else self._alone
+            self._changed.notify_all()
+
+    def _wait(self, call: PolicyCall, is_ready: Callable[[], bool]) -> None:
+        if not is_ready():
+            with call.waiting():
+                self._changed.wait_for(is_ready)
+
+
+_GATE = CallGate()
+
+
+@dataclass(eq=False)
+class PolicyCall:
+    """One call under a policy. `end` may be called from elsewhere, when the call was abandoned and still runs."""
+
+    policy: CallPolicy
+    tracer: CallTracer | None = None
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Call `job` when its turn comes, and watch it."""
+        if self.policy.is_free:
+            return job()
+        is_alone = _GATE.enter(self, lambda: self.policy.is_serial)
+        try:
+            if is_abandoned():
+                raise CallFailed(Failure("raised", "cancelled: the result is no longer needed"))
+            return self.policy.watched(self, job, is_alone)
+        finally:
+            _GATE.leave(self)
+
+    def be_alone(self) -> None:
+        """Wait until no other call runs."""
+        _GATE.be_alone(self)
+
+    def end(self) -> None:
+        """Let other calls run, although this one has not ended."""
+        if self.tracer is not None:
+            self.tracer.is_over = True
+        _GATE.leave(self)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context in which the call waits: its clock is stopped, and it does not count as running."""
+        self.policy.waiting_calls += 1
+        self.policy.on_wait()
+        try:
+            with paused():
+                yield
+        finally:
+            self.policy.waiting_calls -= 1
+
+
+# -- copies
 
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """Which attributes a copy of an environment copies or forwards; it shares the others until it assigns its own."""
+    """How each episode gets an environment of its own: the named attributes are copied, the others are shared."""
 
     own: frozenset[str] = frozenset()
-    """Deep-copied, as calls change them in place."""
-    through: frozenset[str] = frozenset()
-    """Read and assigned on the original, under the environment's lock."""
 
     def copy_of(self, environment: object) -> object:
-        """Copy the environment for one call or one episode.
+        """Copy the environment for one episode.
 
         Raises:
             Exception: the environment cannot be copied.
@@ -37,57 +137,41 @@ class CopyPlan:
         memo[id(environment)] = copied
         for name, value in attributes.items():
             vars(copied)[name] = copy.deepcopy(value, memo) if name in self.own else value
-        if self.through:
-            for name in self.through:
-                vars(copied).pop(name, None)
-            copied.__class__ = _forwarding(environment, self.through)
         return copied
 
-    def problem_with(self, environment: object) -> str | None:
-        """Reason why an environment cannot be copied; None if it can."""
+    @classmethod
+    def for_changes(cls, environment: Any, changed: list[object]) -> CopyPlan:
+        """The plan that copies what calls changed, and what leads there.
+
+        Raises:
+            ValueError: a copy would not separate episodes, for the reason of the message.
+        """
         for name in ("__slots__", "__del__"):
             if any(name in vars(owner) for owner in type(environment).__mro__[:-1]):
-                return f"it has {name}"
+                raise ValueError(f"it has {name}")
+        changes_itself = any(item is environment or item is vars(environment) for item in changed)
+        targets = [item for item in changed if item is not vars(environment)] + [environment] * changes_itself
+        own, below = set[str](), set[int]()
         for name, value in vars(environment).items():
-            if closes_over(value, environment):
-                return f"self.{name} is a function that holds it"
+            walk = Walk([value], without=[vars(environment)], through_code=False)
+            own |= {name} if any(item in walk for item in targets) else set()
+            below |= set(walk.seen)
+        if not all(item is environment or id(item) in below for item in targets):
+            raise ValueError("it is not below the environment")
+        plan = cls(frozenset(own))
         try:
-            self.copy_of(environment)
+            copied = Walk(vars(plan.copy_of(environment)).values(), through_code=False)
         except Exception as error:
-            return " ".join(f"{type(error).__name__}: {error}".split())[:100]
-        return None
-
-
-def _self_references(environment: object) -> frozenset[str]:
-    """Attributes from which the environment is reachable; in a copy, they must refer to the copy."""
-    return frozenset(name for name, value in vars(environment).items() if reaches(value, environment))
-
-
-def _forwarding(environment: object, names: frozenset[str]) -> type:
-    """A subclass whose named attributes are read and assigned on this environment."""
-    kind, key = type(environment), (id(environment), names)
-    if key not in _FORWARDING:
-        same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        _FORWARDING[key] = type(kind.__name__, (kind,), {**same, **{name: _to(environment, name) for name in names}})
-    return _FORWARDING[key]
-
-
-_FORWARDING: dict[tuple[int, frozenset[str]], type] = {}
-"""Classes by the id of their environment; they keep it alive, so that the id is not reused."""
-
-
-def _to(environment: object, name: str) -> property:
-    return property(
-        lambda _: getattr(environment, name),
-        lambda _, value: setattr(environment, name, value),
-        lambda _: delattr(environment, name),
-    )
+            raise ValueError(" ".join(f"{type(error).__name__}: {error}".split())[:100]) from error
+        if any(item in copied for item in targets):
+            raise ValueError("a copy of the environment still refers to it")
+        return plan
 
 
 # -- the policy
 
 
-@dataclass
+@dataclass(eq=False)
 class CallPolicy:
     """How the calls of one environment run.
 
@@ -95,144 +179,176 @@ class CallPolicy:
     `in_processes`: each call runs in a process with exclusive use of its environment.
     """
 
-    environment: object
+    environment: Any
     kind: str
     by_episode: bool
     in_processes: bool
     notify: Notify
-    is_serial: bool = False
-    """Whether calls run one at a time, in the order of their cases."""
+    on_wait: Callable[[], object] = lambda: None
+    """Called when a call begins to wait for others."""
+    waiting_calls: int = 0
+    """Calls that have a thread, and wait for others."""
     plan: CopyPlan | None = None
-    """How to copy the environment for each call or episode; None to share it."""
-    is_known: bool = True
-    """Whether the decision is final; else the next batch is watched."""
+    """How to copy the environment for each episode; None to share it."""
+    _mode: Literal["watched", "together", "serial"] = "watched"
+    _left: int = 0  # calls or episodes to watch alone
+    _baseline: Snapshot | None = None  # before the calls that run at the same time
+    _loop_tracer: CallTracer | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.environment, ServedEnvironment):  # its server copies it
-            self.is_serial = self.environment.description.is_serial
-        self._choose(self.report)
+        self._left = WATCHED_EPISODES if self.by_episode else WATCHED_CALLS
+        self.watch = StateWatch(self.environment, self.by_episode)
+        if isinstance(self.environment, ServedEnvironment) and self.environment.description.is_serial:
+            self._mode = "serial"
 
-    @cached_property
-    def report(self) -> StateReport:
-        """The static analysis of the environment."""
-        is_served = isinstance(self.environment, ServedEnvironment)
-        return StateReport() if is_served else analyze_state(self.environment, self.kind)
+    @property
+    def is_free(self) -> bool:
+        """Whether calls run at the same time without being watched: the class says that they may, or they have an
+        environment of their own."""
+        return self.in_processes or getattr(self.environment, "concurrent", False) is True
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether calls, or whole episodes, run one after another, in the order of their cases."""
+        if self.is_free:
+            return self.in_processes and self._mode == "serial"
+        return self._mode != "together"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough calls were watched to say how calls run."""
+        return self.is_free or self._mode != "watched"
 
     def object_for(self) -> object:
         """The object on which one call or one episode runs."""
         return self.environment if self.plan is None or self.in_processes else self.plan.copy_of(self.environment)
 
-    @property
-    def remote_plan(self) -> CopyPlan | None:
-        """The copy plan for processes; None if calls have exclusive use of the environment."""
-        return self.plan if self.in_processes and self.by_episode else None
+    def state(self) -> dict[str, object]:
+        """How calls run, for a checkpoint; empty while that is not known."""
+        if self._mode == "watched":
+            return {}
+        return {"mode": self._mode, "copied": None if self.plan is None else sorted(self.plan.own)}
 
-    def _choose(self, report: StateReport) -> None:
-        self.is_known = report.unclear is None
-        if not (report.scratch or report.carried or report.unclear):
-            return
-        if self.by_episode:
-            self._copy_for_episodes(report)
-        elif report.carried:
-            self._run_serially(next(iter(report.carried.values())))
-        elif report.unclear is not None:
-            self.is_serial = not self.in_processes  # the first batch is watched
-        elif not self.in_processes:
-            self._copy_for_calls(report)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let calls run as `state` says, so that a resumed run goes on as the run that was stopped."""
+        if state.get("mode") in ("together", "serial"):
+            self._mode = state["mode"]
+            self.plan = None if state.get("copied") is None else CopyPlan(frozenset(state["copied"]))
 
-    def _copy_for_calls(self, report: StateReport) -> None:
-        place = next(iter(report.scratch.values()))
-        plan = CopyPlan(_self_references(self.environment), _names(report.guarded))
-        problem = plan.problem_with(self.environment)
-        if problem is not None:
-            self._run_serially(place, f"; the environment cannot be copied for each call: {problem}")
+    # -- one call
+
+    def watched(self, call: PolicyCall, job: Callable[[], T], is_alone: bool) -> T:
+        """Call `job`, and note what it changes."""
+        before = sys.gettrace()
+        if self._mode == "serial":
+            return job()
+        if before is not None:
+            self.watch.unknown = "a debugger or a coverage tool traces its calls"
+            self._decide()
+            return job()
+        tracer = call.tracer = CallTracer(self.watch, call.be_alone)
+        threads = threading.gettrace()
+        if is_alone:
+            tracer.begin_alone()
+            threading.settrace(tracer)
+        elif self._loop_tracer is not None:
+            tracer.on_loop = self._loop_tracer
+        sys.settrace(tracer)
+        try:
+            return job()
+        finally:
+            sys.settrace(None)
+            if is_alone:
+                threading.settrace(threads)
+            tracer.end()
+            self._after_call(tracer)
+
+    def _after_call(self, tracer: CallTracer) -> None:
+        if not tracer.is_alone or self.by_episode:
             return
-        self.plan = plan
+        if self.watch.is_changed:
+            self._decide()
+        elif self._mode == "watched":
+            self._count()
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            self._mode = "together"
+            self.begin_batch()
+
+    # -- batches of calls, and episodes
+
+    def begin_batch(self) -> None:
+        """Note what is, before calls that run at the same time."""
+        if self.is_free or self.is_serial:
+            self._baseline = None
+            return
+        self._loop_tracer = CallTracer(self.watch, None)
+        if self._baseline is None or self._baseline.walk.has_caches or self._baseline.is_changed():
+            self._baseline = self.watch.snapshot()
+
+    def end_batch(self) -> Failure | None:
+        """The failure of all calls since `begin_batch`, if they ran at the same time and one of them changed
+        something; how later calls run is decided by that."""
+        if self._loop_tracer is not None:
+            self._loop_tracer.end()
+            self._loop_tracer = None
+        if self._baseline is None:
+            return None
+        is_late = self.watch.is_changed and self.by_episode
+        if self._baseline.is_changed():
+            is_late |= self._mode == "together" and self.watch.note(self._baseline, is_alone=False)
+            self._baseline = None
+        if not is_late:
+            return None
+        target = self.watch.reason
+        self._decide("\nIt shows only now: the scores of this batch are left out, as missing data.")
+        return Failure("raised", f"ran beside others, and the score may be wrong: {target}")
+
+    def end_episodes(self) -> None:
+        """Decide how episodes run, after one that was played alone."""
+        if self.is_free or not self.by_episode or self._mode != "watched":
+            return
+        if self.watch.is_changed:
+            self._decide()
+        else:
+            self._count()
+
+    def _decide(self, why_now: str = "") -> None:
+        """Decide how calls run, as something changes, or as that cannot be known."""
+        reason = self.watch.reason
+        if not self.by_episode or self.watch.unknown:
+            self._run_serially(reason, "", why_now)
+            return
+        try:
+            plan = CopyPlan.for_changes(self.environment, [*self.watch.changed, *self._copied_before()])
+        except (ValueError, UnknownStateError) as error:
+            self._run_serially(reason, f", as the environment cannot be copied for each: {error}", why_now)
+            return
+        if self.watch.first is not None and self.plan is None:
+            self.watch.first.restore(self.watch.changed)
+        self.plan, self._mode = plan, "together"
+        self.watch.clear()
         self.notify(
-            f"{_described(place)}, and calls run concurrently.\n"
-            "Each call therefore gets a copy of the environment, and does not see the changes of others. A copy costs\n"
-            "microseconds; with local variables none is needed."
+            f"{reason}, and episodes run at the same time.\n"
+            "Each episode therefore gets a copy of the environment as build_dataset left it, and does not see what others\n"
+            f"change. Local variables need no copy; `concurrent = True` in the class shares it all the same.{why_now}"
         )
 
-    def _run_serially(self, place: WriteSite, why: str = "", again: str = "") -> None:
-        self.is_serial, self.is_known, self.plan = True, True, None
-        self.notify(
-            f"{_described(place)}, and other calls may read it{why}.\n"
-            f"Calls therefore run one after another, and a batch takes the sum of their times.{again}\n"
-            "To run them concurrently, keep the data of a call in local variables, and read and write\n"
-            f"{place.target} only inside `with self.lock:` (a threading.Lock created in __init__)."
+    def _copied_before(self) -> list[object]:
+        attributes = getattr(self.environment, "__dict__", {})
+        return (
+            []
+            if self.plan is None
+            else [attributes, *(attributes[name] for name in self.plan.own if name in attributes)]
         )
 
-    def _copy_for_episodes(self, report: StateReport) -> None:
-        place = next(iter({**report.carried, **report.scratch}.values()), report.unclear)
-        assert place is not None
-        own = _holders(set(report.carried)) | (_small_containers(self.environment) if report.unclear else frozenset())
-        plan = CopyPlan(own | _self_references(self.environment), _names(report.guarded))
-        problem = plan.problem_with(self.environment)
-        if problem is not None:
-            self.notify(
-                f"{_described(place)}, and concurrent episodes share it,\n"
-                f"because the environment cannot be copied: {problem}.\n"
-                "Keep the data of an episode in local variables, or let `start` return an object for each episode."
-            )
-            return
-        self.plan = plan
-        if report.carried or report.scratch:
-            self.notify(
-                f"{_described(place)}, and episodes run concurrently.\n"
-                "Each episode therefore gets a copy of the environment as build_dataset left it, and does not see the\n"
-                "changes of others. To share a value, read and write it only inside `with self.lock:` (a\n"
-                "threading.Lock created in __init__); with local variables no copy is needed."
-            )
-
-    def watch(self) -> StateWatch:
-        """Start watching what calls write."""
-        return StateWatch(self.environment, frozenset(self.report.shared))
-
-    def after_calls(self, watch: StateWatch) -> bool:
-        """Update the policy after a batch; returns whether the batch must be repeated serially."""
-        if self.is_serial and self.is_known:
-            return False
-        was_serial = self.is_serial
-        surprises = [path for path in watch.written if path not in self.report.scratch]
-        if surprises:
-            again = "" if was_serial else " This batch is scored again."
-            self._run_serially(self._unseen(surprises[0]), again=again)
-            return not was_serial
-        self.is_serial = False
-        if not self.is_known and self.report.scratch:
-            self._copy_for_calls(self.report)
-        self.is_known = True
-        return False
-
-    def after_episodes(self, watch: StateWatch) -> None:
-        """Update the policy after a batch of episodes."""
-        watch.compare()
-        if self.plan is None and not self.in_processes and watch.written and self.is_known:
-            self.is_known = False  # reported once
-            place = self._unseen(watch.written[0])
-            self._copy_for_episodes(StateReport(carried={place.target: place}))
-
-    def _unseen(self, path: str) -> WriteSite:
-        return WriteSite(path, f"{type(self.environment).__name__}.{self.kind}", "", 0)
-
-
-def _names(roots: set[str]) -> frozenset[str]:
-    """Names of the environment's own attributes among paths such as `self.case`."""
-    return frozenset(root.removeprefix("self.") for root in roots if root.count(".") == 1) & _holders(roots)
-
-
-def _holders(roots: set[str]) -> frozenset[str]:
-    """First attribute of each path: `game` for `self.game.moves`."""
-    paths = [root.removeprefix("self.") for root in roots if root.startswith("self.") and root != "self.?"]
-    return frozenset(path.partition(".")[0].partition("|")[0].removesuffix("[]") for path in paths)
-
-
-def _small_containers(environment: object) -> frozenset[str]:
-    attributes = getattr(environment, "__dict__", {})
-    return frozenset(name for name, value in attributes.items() if is_small_container(value))
-
-
-def _described(place: WriteSite) -> str:
-    where = f"{Path(place.file).name}, line {place.line}" if place.file else "its source does not show where"
-    return f"{place.function} changes {place.target} ({where})"
+    def _run_serially(self, reason: str, problem: str, why_now: str) -> None:
+        self._mode, self.plan, self._baseline = "serial", None, None
+        what = "episodes" if self.by_episode else "calls"
+        self.notify(
+            f"{reason}, so {what} run one after another{problem}.\n"
+            f"{self.watch.advice}If scores do not depend on it, write `concurrent = True` into the class. Otherwise keep the data of\n"
+            f"one {what[:-1]} in local variables, or use --rl-env-isolation process.{why_now}"
+        )

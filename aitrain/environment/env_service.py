@@ -60,6 +60,8 @@ class ClientEpisode:
     hangs: bool = False
     """Whether its last call was abandoned and is still running."""
     last_call: float = field(default_factory=time.monotonic)
+    spoiled: Failure | None = None
+    """Why its score would be wrong: another episode changed what it uses."""
 
 
 @dataclass(eq=False)
@@ -171,6 +173,9 @@ class EnvService:
 
     async def _open(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         episode.case = self._case(call)
+        if self.runner.plays_alone and any(other.session is not None for other in self._episodes.values()):
+            what = "cannot be played beside another one, see what the server printed"
+            return EnvAnswer(failure=Failure("raised", f"{what}: train with one process, and start it again"))
         job = partial(self.runner.open_session, episode.case, call.seed, call.score_bounds)
         outcome: Outcome[tuple[SessionLike, ResetResult]] = await self._run(episode, job, call)
         episode.session, reset = outcome.value or (None, None)
@@ -185,14 +190,8 @@ class EnvService:
     async def _score(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         transcript = Transcript(episode.case or self._case(call), call.completion)
         job = partial(self.runner.score_session, episode.session, transcript, call.score_bounds)
-        policy = self.runner.policy
-        is_watched = policy.is_serial and not policy.is_known
-        async with self._one_at_a_time(policy.is_serial and episode.session is None):
-            watch = policy.watch() if is_watched else None
-            with watch.recording() if watch is not None else nullcontext():
-                outcome = await self._run(episode, job, call)
-            if watch is not None:
-                policy.after_calls(watch)
+        async with self._one_at_a_time(self.runner.policy.is_serial and episode.session is None):
+            outcome = await self._run(episode, job, call)
         return _answered(outcome, outcome.value)
 
     async def _score_group(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
@@ -213,7 +212,14 @@ class EnvService:
 
     async def _run(self, episode: ClientEpisode, job: Callable[[], T], call: EnvCall) -> Outcome[T]:
         """Make a call within its deadline; the first failure of each kind is shown."""
-        outcome = await self.runner.pool.call(job, call.timeout)
+        outcome = await self.runner.call(job, call.timeout) if episode.spoiled is None else Outcome[T]()
+        if self.runner.may_play_alone:
+            if (spoiled := self.runner.policy.end_batch()) is not None:
+                for other in self._episodes.values():
+                    other.spoiled = spoiled
+            self.runner.policy.begin_batch()
+        if episode.spoiled is not None:
+            outcome = replace(outcome, value=None, failure=episode.spoiled)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
         failure: Failure | None = outcome.failure or getattr(outcome.value, "failure", None)
         if failure is not None:

@@ -70,6 +70,11 @@ class MixedRunner:
         """Number of episodes that every environment can play at the same time; None: any."""
         return min((most for part in self.parts.values() if (most := part.episodes_at_once)), default=None)
 
+    @property
+    def may_play_alone(self) -> bool:
+        """Whether there may be episodes that cannot run beside others."""
+        return any(part.may_play_alone for part in self.parts.values())
+
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of every `score_episode`."""
         for part in self.parts.values():
@@ -95,11 +100,8 @@ class MixedRunner:
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
 
-        one_at_a_time = asyncio.Lock()  # two environments of one class cannot be watched at the same time
-
         async def scored(part: EnvRunner, places: list[int]) -> list[ScoreResult]:
-            async with one_at_a_time if part.watches_scores else nullcontext():
-                return await part.score([sessions[place] for place in places], [transcripts[place] for place in places])
+            return await part.score([sessions[place] for place in places], [transcripts[place] for place in places])
 
         return await self._each([one.case for one in sessions], scored)
 

@@ -12,17 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.call_policy import CopyPlan
 from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, SessionLike
 from aitrain.environment.session_kinds import session_for
+from aitrain.environment.state_watch import Snapshot, UnknownStateError
+from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.processes import CallPool, Lease
 
 
-def remote_session(processes: CallPool, plan: CopyPlan | None, bounds: Bounds) -> RemoteSession:
-    """A session in its own process, on a copy of the environment if there is a `plan`."""
-    return RemoteSession(processes.lease(partial(_session_in_process, plan, bounds)))
+def remote_session(processes: CallPool, by_episode: bool, bounds: Bounds) -> RemoteSession:
+    """A session in its own process. `by_episode`: the process ends after an episode that changed its environment, so
+    that the next one begins with an environment as build_dataset left it."""
+    return RemoteSession(processes.lease(partial(_session_in_process, by_episode, bounds)))
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,48 @@ class RemoteSession:
         return result
 
     def close(self) -> None:
+        is_changed = False
         with suppress(CallFailed):
-            self.lease.call("close")
-        self.lease.release()
+            is_changed = bool(self.lease.call("close"))
+        self.lease.release(is_changed)
 
 
-def _session_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> SessionLike:
-    """Make a session in a worker process, which plays several episodes one after another."""
-    return session_for(environment if plan is None else plan.copy_of(environment), bounds)
+@dataclass
+class _SessionInProcess:
+    """A session in a worker process, which plays several episodes one after another."""
+
+    session: SessionLike
+    environment: Any
+    before: Snapshot | None
+    """The environment before the first episode; None if it cannot be compared."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def close(self) -> bool:
+        """Close the session, and an environment that may have changed; returns whether it may."""
+        self.session.close()
+        is_changed = self.before is None or (self.before.is_changed() and bool(self.before.changed_objects()))
+        if is_changed and callable(close := getattr(self.environment, "close", None)):
+            with suppress(Exception):
+                run_if_async(close())
+        return is_changed
+
+
+def _session_in_process(by_episode: bool, bounds: Bounds, environment: Any) -> SessionLike | _SessionInProcess:
+    session = session_for(environment, bounds)
+    if not by_episode or getattr(environment, "concurrent", False) is True:
+        return session
+    if not _BEFORE:
+        try:
+            _BEFORE.append(Snapshot(environment))
+        except UnknownStateError:
+            _BEFORE.append(None)
+    return _SessionInProcess(session, environment, _BEFORE[0])
+
+
+_BEFORE: list[Snapshot | None] = []
+"""The environment of this process, as it was before the first episode."""
 
 
 # -- model and tokenizer in processes without a model

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from aitrain import activity
-from aitrain.environment.call_policy import CallPolicy, Notify
+from aitrain.environment.call_policy import CallPolicy, Notify, PolicyCall
 from aitrain.environment.closing import close_environment
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.env_traits import EnvTraits
@@ -21,7 +21,6 @@ from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, SessionLike
 from aitrain.environment.session_kinds import session_for
-from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import DeadlinePool
@@ -84,7 +83,6 @@ class EnvRunner(EnvTraits):
     on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
     """Called with what the environment says in an episode, such as to show it."""
 
-    _watch: StateWatch | None = None
     _shown: set[str] = field(default_factory=set)
     _calls: int = 0
     _phase: ExitStack = field(default_factory=ExitStack)  # the process's activity while there are calls
@@ -103,8 +101,8 @@ class EnvRunner(EnvTraits):
 
     @property
     def running_calls(self) -> int:
-        """Number of running calls, without those that wait for a thread."""
-        return min(self._calls, _max_calls(self))
+        """Number of running calls, without those that wait for a thread, or for others to end."""
+        return min(self._calls, _max_calls(self)) - self.policy.waiting_calls
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
@@ -115,9 +113,14 @@ class EnvRunner(EnvTraits):
             self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
 
     @property
-    def watches_scores(self) -> bool:
-        """Whether writes of the scoring calls are recorded, in the class of the environment."""
-        return not (self.policy.by_episode or self.policy.in_processes)
+    def may_play_alone(self) -> bool:
+        """Whether there may be episodes that cannot run beside others."""
+        return self.policy.by_episode and not self.policy.is_free
+
+    @property
+    def plays_alone(self) -> bool:
+        """Whether the next episode is to run while no other does."""
+        return self.policy.by_episode and self.policy.is_serial
 
     # -- an episode, from its beginning to its end
 
@@ -126,7 +129,8 @@ class EnvRunner(EnvTraits):
     ) -> list[EnvSession]:
         """Open a session for each case; one that cannot be opened has a failure."""
         sessions = [EnvSession(*each) for each in zip(cases, seeds, sampling or [None] * len(cases), strict=True)]
-        self._watch = self.policy.watch() if self.policy.by_episode else None
+        if self.policy.by_episode:
+            self.policy.begin_batch()
         if self.has_sessions:
             opened = await self._repeat(
                 sessions, [partial(self.open_session, one.case, one.seed) for one in sessions], self.kind
@@ -167,29 +171,18 @@ class EnvRunner(EnvTraits):
         alive = [(one, text) for one, text in zip(sessions, transcripts, strict=True) if one.failure is None]
         jobs = [partial(self.score_session, one.session, text) for one, text in alive]
         place = "score" if self.kind == "start" else self.kind
-        scored = await self._score_all([one for one, _ in alive], jobs, place)
+        if not self.policy.by_episode:
+            self.policy.begin_batch()
+        scored = await self._repeat([one for one, _ in alive], jobs, place)
         results: dict[EnvSession, ScoreResult] = {}
         for (one, _), result in zip(alive, scored, strict=True):
             results[one] = result or ScoreResult(None)
             if results[one].failure is not None:
                 one.failure = replace(results[one].failure, place=place)  # type: ignore[type-var]
+        if (failure := self.policy.end_batch()) is not None:
+            for one, _ in alive:
+                one.failure, results[one] = one.failure or replace(failure, place=place), ScoreResult(None)
         return [replace(results.get(one, ScoreResult(None)), failure=one.failure) for one in sessions]
-
-    async def _score_all(
-        self, sessions: list[EnvSession], jobs: Sequence[Callable[[], ScoreResult]], place: str
-    ) -> list[ScoreResult | None]:
-        """Score the sessions, watching for writes if each call is a whole episode and runs in this process."""
-        if not self.watches_scores:
-            return await self._repeat(sessions, jobs, place)
-        watch = self.policy.watch()
-        with watch.recording():
-            scored = await self._repeat(sessions, jobs, place)
-        if not self.policy.after_calls(watch):
-            return scored
-        watch.restore()
-        for one in sessions:
-            one.failure = None
-        return await self._repeat(sessions, jobs, place)
 
     def score_session(
         self, session: SessionLike | None, transcript: Transcript, bounds: Bounds | None = None
@@ -204,9 +197,9 @@ class EnvRunner(EnvTraits):
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang (a process that hung was ended)."""
         left = [one.session for one in sessions if one.session is not None and (self.processes or not one.hangs)]
-        await asyncio.gather(*(self.pool.call(session.close) for session in left))
-        if self._watch is not None:
-            self.policy.after_episodes(self._watch)
+        await asyncio.gather(*(self.call(session.close) for session in left))
+        if sessions:
+            self.policy.end_episodes()
 
     # -- calls
 
@@ -227,10 +220,11 @@ class EnvRunner(EnvTraits):
     async def _call_all(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
     ) -> list[T | None]:
-        calls = (self._call(one, job, place) for one, job in zip(sessions, jobs, strict=True))
-        if self.policy.is_serial:
-            return [await call for call in calls]
-        return list(await asyncio.gather(*calls))
+        calls = [self._call(one, job, place) for one, job in zip(sessions, jobs, strict=True)]
+        values = list[T | None]()
+        while self.policy.is_serial and len(values) < len(calls):  # until it is known that they may run together
+            values.append(await calls[len(values)])
+        return [*values, *await asyncio.gather(*calls[len(values) :])]
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         if not self._calls:
@@ -243,7 +237,7 @@ class EnvRunner(EnvTraits):
                 return job()
 
         try:
-            outcome = await self.pool.call(in_thread)
+            outcome = await self.call(in_thread)
         finally:
             self._calls -= 1
             if not self._calls:
@@ -251,6 +245,16 @@ class EnvRunner(EnvTraits):
         one.note(outcome, place)
         self.on_call_end()
         return outcome.value
+
+    async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
+        """The outcome of one call, which waits for its turn."""
+        loop = asyncio.get_running_loop()
+        self.policy.on_wait = partial(loop.call_soon_threadsafe, self.on_call_end)
+        turn = PolicyCall(self.policy)
+        outcome = await self.pool.call(partial(turn.run, job), timeout)
+        if outcome.is_running:
+            turn.end()
+        return outcome
 
     def close(self) -> None:
         """Close the environment, here and in its processes, and end the threads and processes."""
@@ -273,7 +277,7 @@ def _new_session(runner: EnvRunner, case: Case, bounds: Bounds | None) -> Sessio
     bounds = bounds or runner.config.score_bounds
     if runner.processes is None:
         return session_for(runner.policy.object_for(), bounds, case)
-    return remote_session(runner.processes, runner.policy.remote_plan, bounds)
+    return remote_session(runner.processes, runner.policy.by_episode, bounds)
 
 
 def _show_once(note: str, shown: set[str], notify: Notify) -> None:

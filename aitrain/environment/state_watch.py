@@ -1,279 +1,759 @@
-"""Detects what calls change in memory, by comparing a snapshot of mutable objects after a batch of calls.
+"""Finds what calls of an environment change in memory, by watching calls instead of reading their source.
 
-The snapshot covers attributes, class attributes and globals that methods refer to, with the containers, arrays and
-user-defined objects in them. It complements `state_analysis`, which sees source code only.
+A `Snapshot` is everything that the environment, its classes and its modules refer to. While a call runs alone, a
+`CallTracer` compares it before each instruction of the user's files that may write, so that a value which is set and
+restored is found too. What cannot be compared, such as an open database, is unknown, which is not the same as unchanged.
 """
 
 from __future__ import annotations
 
-import inspect
+import ast
+import builtins
+import copyreg
+import datetime
+import decimal
+import dis
+import fractions
+import functools
+import gc
+import linecache
+import operator
+import os
+import random
+import re
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cached_property
-from types import FunctionType, ModuleType
-from typing import Any, TypeAlias, TypeGuard
+import threading
+import time
+import types
+import uuid
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path, PosixPath, WindowsPath
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
 
 from aitrain.execution.user_code import is_users_file
 
-CONTAINERS = (list, dict, set, deque)
-Container: TypeAlias = list[object] | dict[str, object] | set[object] | deque[object]
-MAX_ITEMS = 10_000
-"""Maximum items of a snapshot, so that it takes a few milliseconds at most."""
-MAX_ARRAY_BYTES = 1 << 20
+MAX_REFERENCES = 3_000_000
+"""References of a snapshot; a comparison of so many takes about 0.3 s."""
+MAX_SECONDS = 5.0
+"""Seconds of comparisons in one watched call."""
+MAX_EVENTS = 20_000
+"""Traced events of a call that runs beside others, about 6 ms; what it does later shows in the comparison only."""
+LARGE_ARRAY = 1 << 20
+"""Bytes of an array above which it is compared at the end of a call only."""
 
-_NEUTRAL_BASES = {"builtins", "abc", "typing", "collections.abc", "dataclasses"}
+_LEAVES = {
+    str, bytes, int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice, re.Pattern,
+    re.Match, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal,
+    fractions.Fraction, uuid.UUID, Path, PosixPath, WindowsPath, CodeType, FrameType, types.TracebackType,
+}  # fmt: skip
+"""Types of values that never change and refer to nothing that does."""
+
+_NOT_WATCHED = (
+    "httpx.", "httpcore.", "requests.", "urllib3.", "aiohttp.", "openai.", "anthropic.", "logging.", "_thread.",
+    "threading.Condition", "threading.Semaphore", "threading.BoundedSemaphore", "asyncio.locks.", "_contextvars.",
+    "_abc.", "_struct.", "importlib.", "_frozen_importlib", "zipimport.", "transformers.", "tokenizers.", "datasets.",
+    "pyarrow.", "pydantic_core.", "aitrain.", "numpy.dtype", "numpy.ufunc",
+)  # fmt: skip
+"""Beginnings of names of types whose objects may change without an effect on scores: clients, loggers, locks,
+tokenizers, tables. Objects of classes that users derive from them are watched."""
+
+_CONTAINERS: frozenset[type] = frozenset((
+    list, dict, set, frozenset, tuple, deque, OrderedDict, defaultdict, types.MappingProxyType, types.CellType,
+    types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.SimpleNamespace, property, staticmethod,
+    classmethod, functools.partial, BaseException, super, type({}.keys()), type({}.values()), type({}.items()),
+    types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, object,
+))  # fmt: skip
+"""C types whose whole state is what they refer to."""
+_COPIED = (list, dict, set, deque, bytearray)
+
+_LRU_CACHE = type(functools.lru_cache(len))
+_FRAMES = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_HEAP_TYPE = 1 << 9
+_STORES = frozenset(dis.opmap.get(name) for name in ("STORE_ATTR", "STORE_SUBSCR", "DELETE_ATTR", "DELETE_SUBSCR"))
+_STORE_GLOBAL = frozenset(dis.opmap.get(name) for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+_WRITES = frozenset(
+    code
+    for name, code in dis.opmap.items()
+    if name.startswith(("STORE_", "DELETE_", "CALL", "BINARY_OP", "FOR_ITER", "SEND", "YIELD_VALUE"))
+    and not name.endswith("_FAST")
+)
+"""Instructions that may change an object; a change is seen before the next of them, which might undo it."""
 
 
-def is_small_container(value: object) -> bool:
-    """Whether a value is a container that fits into a snapshot."""
-    return isinstance(value, CONTAINERS) and len(value) <= MAX_ITEMS
+class UnknownStateError(Exception):
+    """State that cannot be compared; the message says which."""
 
 
-def is_users_object(value: object) -> bool:
-    """Whether a value is an instance of a user-defined class without a base class from a library.
+class _OpaqueError(UnknownStateError):
+    """An object of a C type that does not say what it holds."""
 
-    Objects with a library base (HTTP clients, modules, threads) change in ways that do not affect scores.
-    """
-    if isinstance(value, (type, ModuleType, *CONTAINERS)) or not hasattr(value, "__dict__"):
-        return False
-    bases = [base.__module__ for base in type(value).__mro__]
-    return is_users_module(bases[0]) and all(base in _NEUTRAL_BASES or is_users_module(base) for base in bases)
-
-
-def is_users_module(name: str) -> bool:
-    """Whether a module is the user's; modules without a file, such as notebooks, are."""
-    if name in _NEUTRAL_BASES:
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or is_users_file(file) if name not in sys.builtin_module_names else False
+    def __init__(self, item: object) -> None:
+        super().__init__(f"an object of {type(item).__module__}.{type(item).__qualname__} does not show its state")
+        self.item = item
 
 
 @dataclass(frozen=True)
-class _Snapshot:
-    """A mutable object and its content at the time of the snapshot."""
+class Change:
+    """What a call changed, and the user's line that had run last."""
 
-    path: str
-    value: Any
-    content: Any
-    """A shallow copy, which keeps the old items alive, so that identities can be compared."""
-    ignored: frozenset[str] = frozenset()
-    """Keys that may be added: cached properties."""
-    is_namespace: bool = False
-
-    def changes(self) -> Iterator[str]:
-        """Paths that changed since the snapshot."""
-        if _is_array(self.value):
-            if self.content.tobytes() != self.value.tobytes():
-                yield self.path
-        elif _is_tensor(self.value):
-            if not bool((self.content == self.value).all()) and not bool((self.content != self.content).any()):
-                yield self.path
-        elif isinstance(self.value, dict):
-            missing = object()
-            names = {**self.content, **self.value}
-            changed = [n for n in names if self.content.get(n, missing) is not self.value.get(n, missing)]
-            changed = [name for name in changed if name not in self.ignored]
-            if changed:
-                yield from [f"{self.path}.{name}" for name in changed] if self.is_namespace else [self.path]
-        elif len(self.content) != len(self.value) or not all(map(_is, self.content, self.value)):
-            yield self.path
-
-    def restore(self) -> None:
-        """Restore the content."""
-        if _is_array(self.value):
-            with suppress(ValueError):  # a read-only array
-                self.value[...] = self.content
-        elif _is_tensor(self.value):
-            self.value.data.copy_(self.content)
-        else:
-            self.value.clear()
-            (self.value.update if isinstance(self.value, (dict, set)) else self.value.extend)(self.content)
+    target: str
+    """`self.case`, `Board.cells`, `COUNT`, `the working directory`."""
+    place: str = ""
+    """`env.py, line 12`."""
+    only_adds: bool = False
+    """Whether it is a dict that gained keys and lost none, as a cache does."""
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def is_users_module(module: object) -> bool:
+    """Whether a module is the user's; modules without a file, such as notebooks, are, unless Python contains them."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return getattr(module, "__name__", "") not in sys.builtin_module_names and not hasattr(module, "__path__")
+    return is_users_file(file)
 
 
-def _is_array(value: object) -> TypeGuard[Any]:
-    return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "flags")
+def is_users_class(kind: type) -> bool:
+    """Whether a class is the user's."""
+    module = sys.modules.get(kind.__module__)
+    if module is not None and module is not builtins:
+        return is_users_module(module)
+    functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+    return any(is_users_file(function.__code__.co_filename) for function in functions)  # made by exec
 
 
-def _is_tensor(value: object) -> TypeGuard[Any]:
-    return type(value).__module__ == "torch" and type(value).__name__ == "Tensor"
+# -- what can be reached
 
 
-class StateWatch:
-    """Records the paths that a batch of calls writes: `self.case`, `self.client.session`, `Kind.count`, `COUNT`."""
+class Walk:
+    """The objects that some roots refer to, however deep, as far as calls may change them.
 
-    def __init__(self, environment: object, ignored: frozenset[str] = frozenset()) -> None:
-        self.environment, self.ignored = environment, ignored
-        self.written: list[str] = []
-        self._left = MAX_ITEMS
-        self._seen: set[int] = {id(environment)}
-        self._held: list[_Snapshot] = []
-        self._attributes = [(owner, dict(values)) for owner, values in _outer_values(environment)]
-        if hasattr(environment, "__dict__"):
-            self._hold("self", vars(environment), _cached_properties(environment), is_namespace=True)
-        for owner, values in self._attributes:
-            for name, value in values.items():
-                self._follow(_outer_path(environment, owner, name), value)
+    Raises:
+        UnknownStateError: there are too many, or one cannot be compared.
+    """
 
-    def _hold(
-        self, path: str, value: Container, ignored: frozenset[str] = frozenset(), is_namespace: bool = False
+    def __init__(
+        self,
+        roots: Iterable[object],
+        without: Iterable[object] = (),
+        through_code: bool = True,
+        names: Iterable[str] = (),
+        namespaces: Iterable[dict[str, Any]] = (),
     ) -> None:
-        items = list(value.values()) if isinstance(value, dict) else list(value)
-        keys = list(value) if isinstance(value, dict) else [""] * len(items)
-        self._left -= len(items)
-        self._held.append(_Snapshot(path, value, value.copy(), ignored, is_namespace))
-        for key, item in zip(keys, items, strict=True):
-            self._follow(f"{path}.{key}" if is_namespace else f"{path}[]", item)
+        """`through_code`: also classes, and the global variables that functions name, or that are among `names`."""
+        self.seen: dict[int, object] = {}
+        self.tracked: list[object] = []
+        self.namespaces: dict[int, dict[str, Any]] = {}
+        """Global variables of the users' modules, which are walked by name."""
+        self.owners: dict[int, object] = {}
+        """Objects and modules by the id of their `__dict__`."""
+        self.has_caches = False
+        """Whether there are caches or weak references, from which other objects may come later."""
+        self._names = set(names)
+        self._is_through_code = through_code
+        left = {id(item) for item in (vars(builtins), vars(sys), sys.stdout, sys.stderr, sys.stdin, *without)}
+        for namespace in namespaces:
+            self.add_namespace(namespace, sys.modules.get(str(namespace.get("__name__")), builtins))
+        todo, count = list(roots), 0
+        self._roots = {id(root) for root in todo}
+        while todo or (todo := self._named_globals()):
+            item = todo.pop()
+            if type(item) in _LEAVES or id(item) in self.seen or id(item) in left:
+                continue
+            self.seen[id(item)] = item
+            parts = self._parts(item)
+            todo += parts
+            count += len(parts)
+            if count > MAX_REFERENCES:
+                raise UnknownStateError(f"it refers to more than {MAX_REFERENCES:,} objects")
 
-    def _follow(self, path: str, value: object) -> None:
-        if id(value) in self._seen or isinstance(value, (str, int, float, type(None))):
-            return
-        self._seen.add(id(value))
-        if isinstance(value, CONTAINERS):
-            if len(value) <= self._left:
-                self._hold(path, value)
-        elif isinstance(value, tuple):
-            for item in value[: max(self._left, 0)]:
-                self._follow(f"{path}[]", item)
-        elif (_is_array(value) or _is_tensor(value)) and value.nbytes <= min(MAX_ARRAY_BYTES, self._left * 1024):
-            self._left -= value.nbytes // 1024
-            copied = value.copy() if _is_array(value) else value.detach().clone()
-            self._held.append(_Snapshot(path, value, copied))
-        elif is_users_object(value) and len(vars(value)) <= self._left:
-            self._hold(path, vars(value), _cached_properties(value), is_namespace=True)
+    def add_namespace(self, namespace: dict[str, Any], module: object) -> None:
+        """Compare these global variables, and walk those that functions name."""
+        if id(namespace) not in self.namespaces:
+            self.namespaces[id(namespace)] = self.seen[id(namespace)] = namespace
+            self.owners[id(namespace)] = module
+            self.tracked.append(namespace)
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record attribute assignments in this context, including those that are reverted, and compare at its end."""
-        with _recorded_assignments(self.environment, self.written):
-            yield
-        self.compare()
+    def _named_globals(self) -> list[object]:
+        """Global variables that are named, and were not walked yet."""
+        if not self._is_through_code:
+            return []
+        values = [space[name] for space in self.namespaces.values() for name in self._names if name in space]
+        return [value for value in values if type(value) not in _LEAVES and id(value) not in self.seen]
 
-    def compare(self) -> None:
-        """Record what differs from the snapshot."""
-        found = dict.fromkeys(self.written)
-        for held in self._held:
-            found |= dict.fromkeys(held.changes())
-        for owner, values in self._attributes:
-            now = vars(owner) if isinstance(owner, type) else owner
-            changed = [name for name, value in values.items() if now.get(name) is not value]
-            found |= dict.fromkeys(_outer_path(self.environment, owner, name) for name in changed)
-        ignored = self.ignored | {f"self.{name}" for name in _cached_properties(self.environment)}
-        self.written[:] = [path for path in found if not _is_below(path, ignored)]
+    def __contains__(self, item: object) -> bool:
+        return id(item) in self.seen
 
-    def restore(self) -> None:
-        """Restore attributes and the content of containers and arrays."""
-        for owner, values in self._attributes:
-            if isinstance(owner, dict):
-                owner.update(values)
-            else:
-                for name, value in values.items():
-                    if vars(owner).get(name) is not value:
-                        setattr(owner, name, value)
-        for held in self._held:
-            held.restore()
+    def _parts(self, item: Any) -> list[Any]:
+        """What an object refers to; notes the object if it can be compared."""
+        kind = type(item)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if issubclass(kind, ModuleType):
+            if self._is_through_code and is_users_module(item):
+                self.add_namespace(vars(item), item)
+            return []
+        if isinstance(item, type):
+            if not (self._is_through_code and is_users_class(item)):
+                return []
+        elif kind is FunctionType:
+            return self._parts_of_function(item)
+        elif kind is _LRU_CACHE or issubclass(kind, weakref.ReferenceType):
+            self.has_caches = True
+            return _cached_values(item) if kind is _LRU_CACHE else [weakref.ReferenceType.__call__(item)]
+        elif issubclass(kind, threading.Thread) and item.is_alive():
+            raise UnknownStateError(f"the thread {item.name}, which the environment started, may change anything")
+        elif name.startswith(_NOT_WATCHED) and not name.startswith("aitrain.envs.") and id(item) not in self._roots:
+            return []
+        with suppress(AttributeError, TypeError):
+            namespace = object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
+            if not isinstance(item, type):
+                self.owners[id(namespace)] = item
+        self.tracked.append(item)
+        parts = gc.get_referents(item)
+        if not self._is_through_code:
+            parts = [part for part in parts if not isinstance(part, type)]
+        if _is_array(item) and item.dtype.hasobject:
+            parts += item.ravel().tolist()
+        return parts
 
-
-def _is_below(path: str, roots: frozenset[str]) -> bool:
-    return any(path == root or path.startswith((root + ".", root + "[")) for root in roots)
-
-
-def _outer_path(environment: object, owner: object, name: str) -> str:
-    return f"{type(environment).__name__}.{name}" if isinstance(owner, type) else name
-
-
-def _outer_values(environment: object) -> Iterator[tuple[type | dict[str, object], dict[str, object]]]:
-    """Class attributes of the environment, and globals that its methods refer to."""
-    for owner in type(environment).__mro__[:-1]:
-        if not is_users_module(owner.__module__):
-            continue
-        yield owner, {name: value for name, value in vars(owner).items() if _is_data(name, value)}
-        functions = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
-        for function in functions:
-            named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-            yield (
-                function.__globals__,
-                {
-                    name: value
-                    for name, value in named.items()
-                    if name in function.__globals__ and _is_data(name, value)
-                },
-            )
-
-
-def _is_data(name: str, value: object) -> bool:
-    is_code = inspect.isroutine(value) or isinstance(value, (type, ModuleType, property, cached_property))
-    return not (name.startswith("__") or is_code or hasattr(type(value), "__get__"))
+    def _parts_of_function(self, function: FunctionType) -> list[Any]:
+        parts: list[Any] = [*(function.__closure__ or ()), *(function.__defaults__ or ()), vars(function)]
+        parts += (function.__kwdefaults__ or {}).values()
+        if self._is_through_code and is_users_file(function.__code__.co_filename):
+            self._names |= names_in(function.__code__)
+            self.add_namespace(function.__globals__, sys.modules.get(function.__module__ or "", builtins))
+        return parts
 
 
-def _cached_properties(value: object) -> frozenset[str]:
-    kinds = type(value).__mro__
-    return frozenset(n for kind in kinds for n, each in vars(kind).items() if isinstance(each, cached_property))
+@functools.lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> frozenset[str]:
+    """Names of globals and attributes that a function uses, with those of the functions inside of it."""
+    inner = [names_in(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return frozenset(code.co_names).union(*inner)
 
 
-@contextmanager
-def _recorded_assignments(environment: object, written: list[str]) -> Iterator[None]:
-    """Record each attribute assignment on this object, including those that are reverted."""
-    kind = type(environment)
-    before: Callable[..., None] = kind.__setattr__
-    own = vars(kind).get("__setattr__")
-
-    def note(self: object, name: str, value: object) -> None:
-        if self is environment:
-            written.append(f"self.{name}")
-        before(self, name, value)
-
-    try:
-        type.__setattr__(kind, "__setattr__", note)
-    except TypeError:  # a class implemented in C
-        yield
-        return
-    try:
-        yield
-    finally:
-        if own is None:
-            type.__delattr__(kind, "__setattr__")
-        else:
-            type.__setattr__(kind, "__setattr__", own)
+def _cached_values(cache: Any) -> list[Any]:
+    """The keys and values of an `lru_cache`, and its attributes, without the containers that it keeps them in."""
+    parts = gc.get_referents(cache)
+    inside = [part for part in parts if isinstance(part, dict) and part is not vars(cache)]
+    parts += [value for part in inside for value in part.values() if type(value).__name__ != "_lru_list_elem"]
+    return [part for part in parts if not isinstance(part, type) and not any(part is each for each in inside)]
 
 
-def reaches(value: object, environment: object) -> bool:
-    """Whether the environment is reachable from a value through containers, methods and user-defined objects."""
-    seen: set[int] = set()
-    left = [value]
-    while left and len(seen) < MAX_ITEMS:
-        each = left.pop()
-        if each is environment:
+def _is_array(item: object) -> bool:
+    return type(item).__module__ == "numpy" and hasattr(item, "tobytes") and hasattr(item, "dtype")
+
+
+@functools.lru_cache(maxsize=4096)
+def _c_type(kind: type) -> type:
+    """The first class in the MRO that C code made: its fields may not be references."""
+    for base in kind.__mro__:
+        parent = base.__base__
+        if parent is None or not base.__flags__ & _HEAP_TYPE:
+            return base
+        slots = sum(type(value) is types.MemberDescriptorType for value in vars(base).values())
+        fields = base.__basicsize__ - parent.__basicsize__
+        is_python = "__dict__" in vars(base) or "__slots__" in vars(base) or fields == 0
+        if not is_python or fields > 8 * (slots + 2):
+            return base
+    return object
+
+
+# -- what can be compared
+
+
+class Snapshot:
+    """What the mutable objects of an environment refer to or hold at one time.
+
+    Raises:
+        UnknownStateError: see Walk.
+    """
+
+    def __init__(
+        self, environment: Any, codes: Iterable[CodeType] = (), namespaces: Iterable[dict[str, Any]] = ()
+    ) -> None:
+        """`codes` were called, in modules with these `namespaces`."""
+        self.environment = environment
+        kinds = [kind for kind in type(environment).__mro__ if is_users_class(kind)]
+        modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
+        code_names = frozenset[str]().union(*map(names_in, codes))
+        self.walk = Walk([environment, *kinds, *modules], names=code_names, namespaces=namespaces)
+        self._tracked = [vars(builtins), vars(sys), *self.walk.tracked]
+        self._dicts: list[dict[Any, Any]] = [item for item in self._tracked if isinstance(item, dict)]
+        self._copies: list[tuple[Any, Any]] = [
+            (item, _shallow_copy(item)) for item in self._tracked if isinstance(item, _COPIED)
+        ]
+        self._referents = [(item, gc.get_referents(item)) for item in self._tracked]
+        self._flat = self._references()
+        values = [item for item in self._tracked if not isinstance(item, type) and _has_value(item)]
+        try:
+            self._large = [(item, _value(item)) for item in values if _is_large(item)]
+            self._values = [(item, _value(item)) for item in values if not _is_large(item)]
+        except _OpaqueError as error:
+            name = self._by_holder(error.item).target
+            raise UnknownStateError(f"{name} does not show its state") from None
+        self._facts = _process_state()
+
+    def _references(self) -> list[object]:
+        return gc.get_referents(*self._tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
+
+    def is_changed(self, at_end: bool = True) -> bool:
+        """Whether anything differs now; before the end of a call, large arrays are left out."""
+        try:
+            now = self._references()
+        except RuntimeError:  # a call that was abandoned adds to a dict
             return True
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        left += _parts(each)
-    return False
+        if len(now) != len(self._flat) or not all(map(operator.is_, now, self._flat)):
+            return True
+        if any(_value(item) != value for item, value in self._values):
+            return True
+        return any(_value(item) != value for item, value in self._large) if at_end else _process_state() != self._facts
+
+    def changed_objects(self) -> list[object]:
+        """The objects that differ now, except in ways that have no effect on scores."""
+        dicts = [item for item, before in self._copies if isinstance(item, dict) and self._changed_keys(item, before)]
+        others = [item for item, before in self._referents if not isinstance(item, dict) and _differs(item, before)]
+        return dicts + others + [item for item, value in (*self._values, *self._large) if _value(item) != value]
+
+    def _changed_keys(self, item: dict[Any, Any], before: dict[Any, Any]) -> list[Any]:
+        """Keys whose values differ, without those of cached properties and of clients that are made when needed."""
+        owner, missing = self.walk.owners.get(id(item)), object()
+        found = []
+        for key in (*before, *(key for key in item if key not in before)):
+            old, new = before.get(key, missing), item.get(key, missing)
+            is_made = old is missing or old is None
+            if old is new or (isinstance(owner, ModuleType) and key == "__warningregistry__"):
+                continue
+            if isinstance(key, str) and is_made and isinstance(_class_attribute(owner, key), functools.cached_property):
+                continue
+            if is_made and f"{type(new).__module__}.".startswith(_NOT_WATCHED):
+                continue
+            found.append(key)
+        return found
+
+    def describe(self, item: Any) -> Change:
+        """The change of an object, by the name that the user's code has for it."""
+        if isinstance(item, dict):
+            before: dict[Any, Any] = next((copied for held, copied in self._copies if held is item), {})
+            keys, owner = self._changed_keys(item, before), self.walk.owners.get(id(item))
+            if item is vars(builtins) or item is vars(sys):
+                return Change(f"{'builtins' if item is vars(builtins) else 'sys'}.{keys[0]}")
+            if owner is not None and keys:
+                prefix = "self." if owner is self.environment else f"{type(owner).__name__}."
+                return Change(f"{'' if isinstance(owner, ModuleType) else prefix}{keys[0]}")
+            only_adds = all(key not in before for key in keys) and len(item) >= len(before)
+            return replace(self._by_holder(item), only_adds=only_adds)
+        return Change(f"{item.__name__}, a class") if isinstance(item, type) else self._by_holder(item)
+
+    def _by_holder(self, item: object) -> Change:
+        """The name of an attribute, a class attribute or a global variable from which an object is reached."""
+        shown = type(item).__name__
+        for roots, prefix in _named_roots(self.environment):
+            for name, value in list(roots.items()):
+                if value is item:
+                    return Change(f"{prefix}{name}")
+        for name, value in getattr(self.environment, "__dict__", {}).items():
+            if item in Walk([value], without=[self.environment], through_code=False):
+                return Change(f"self.{name} ({shown})")
+        for roots, prefix in _named_roots(self.environment):
+            for name, value in list(roots.items()):
+                if item in Walk([value], without=[self.environment], through_code=False):
+                    return Change(f"{prefix}{name} ({shown})")
+        return Change(f"an object of type {shown}")
+
+    def changed_process_state(self) -> list[Change]:
+        """What differs now in the state that all code of the process shares."""
+        return [Change(name) for name, value in _process_state().items() if value != self._facts.get(name)]
+
+    def restore(self, items: Iterable[object]) -> None:
+        """Give containers and attributes of these objects the content that they had."""
+        wanted = {id(item) for item in items}
+        for item, before in self._copies:
+            if id(item) in wanted:
+                item.clear()
+                (item.update if isinstance(item, (dict, set)) else item.extend)(before)
 
 
-def _parts(value: object) -> list[object]:
-    if inspect.ismethod(value):
-        return [value.__self__]
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, (list, tuple, set, deque)):
-        return list(value)
-    return list(vars(value).values()) if is_users_object(value) else []
+def _named_roots(environment: Any) -> list[tuple[dict[str, Any], str]]:
+    """Namespaces with what their names begin with in the user's code."""
+    kinds = [kind for kind in type(environment).__mro__ if is_users_class(kind)]
+    classes = [(dict(vars(kind)), f"{kind.__name__}.") for kind in kinds]
+    modules = [(vars(sys.modules[kind.__module__]), "") for kind in kinds if kind.__module__ in sys.modules]
+    return [(getattr(environment, "__dict__", {}), "self."), *classes, *modules]
 
 
-def closes_over(value: object, environment: object) -> bool:
-    """Whether a function's closure holds the environment, so that a copy cannot replace it."""
-    if not isinstance(value, FunctionType):
-        return False
-    for cell in value.__closure__ or ():
-        with suppress(ValueError):
-            if cell.cell_contents is environment:
-                return True
-    return False
+def _shallow_copy(item: Any) -> Any:
+    """A copy by the C type's own method, which calls no code of the user."""
+    return next(kind for kind in _COPIED if isinstance(item, kind)).copy(item)
+
+
+def _differs(item: object, before: list[object]) -> bool:
+    now = gc.get_referents(item)
+    return len(now) != len(before) or not all(map(operator.is_, now, before))
+
+
+def _class_attribute(owner: object, name: str) -> object:
+    return next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+
+
+def _has_value(item: object) -> bool:
+    """Whether an object holds more than references."""
+    kind = type(item)
+    return kind in _FRAMES or (kind is not FunctionType and _c_type(kind) not in _CONTAINERS)  # type: ignore[arg-type]
+
+
+def _is_large(item: Any) -> bool:
+    return _is_array(item) and item.nbytes > LARGE_ARRAY
+
+
+def _value(item: Any) -> object:
+    """What an object of a C type holds apart from references, as a value that can be compared.
+
+    Raises:
+        UnknownStateError: it does not say.
+    """
+    kind = type(item)
+    if kind in _FRAMES:
+        frame = next(
+            (getattr(item, name, None) for name in ("gi_frame", "cr_frame", "ag_frame") if hasattr(item, name)), None
+        )
+        return frame and frame.f_lasti
+    if _is_array(item):
+        return item.shape, item.dtype.str, item.tobytes()
+    if isinstance(item, (bytearray, memoryview)):
+        return bytes(item)
+    if kind.__module__.partition(".")[0] == "torch" and hasattr(item, "data_ptr"):
+        return item.data_ptr(), item._version
+    try:
+        reduce = copyreg.dispatch_table.get(kind)
+        first, second = (_plain(reduce(item) if reduce else item.__reduce_ex__(4)) for _ in range(2))
+    except Exception:
+        first, second = None, item
+    if first != second:
+        raise _OpaqueError(item)
+    return first
+
+
+def _plain(part: Any, depth: int = 0) -> object:
+    """A reduced object with its new containers as tuples, and other objects by their ids."""
+    if depth < 6 and isinstance(part, (tuple, list)):
+        return tuple(_plain(each, depth + 1) for each in part)
+    if depth < 6 and isinstance(part, dict):
+        return tuple((_plain(key, depth + 1), _plain(value, depth + 1)) for key, value in part.items())
+    if _is_array(part):
+        return part.tobytes()
+    return part if type(part) in _LEAVES else id(part)
+
+
+def _process_state() -> dict[str, object]:
+    """State that all code of the process shares, by its name in sentences."""
+    state: dict[str, object] = {"os.environ": dict(os.environ), "sys.stdout": (id(sys.stdout), id(sys.stderr))}
+    with suppress(FileNotFoundError):  # the folder was deleted
+        state["the working directory"] = os.getcwd()
+    generators = {"the seed of random": random.getstate()[1]}
+    if numpy := sys.modules.get("numpy"):
+        _, key, position, *_ = numpy.random.get_state()
+        generators["the seed of numpy.random"] = (key.tobytes(), position)
+    # a generator that was seeded has used none of its numbers; one that only draws never has that state and other keys
+    state |= {name: value[:-1] for name, value in generators.items() if value[-1] == 624}
+    if (torch := sys.modules.get("torch")) and hasattr(torch, "initial_seed"):
+        state["the seed of torch"] = torch.initial_seed()
+    return state
+
+
+_written: set[str] | None = None
+"""Files that a watched call opened to write; None if there is none."""
+
+
+def _note_file(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook, which cannot be removed."""
+    if _written is None or event not in ("open", "sqlite3.connect"):
+        return
+    path = arguments[0]
+    if event == "open":
+        mode, flags = arguments[1:3]
+        writes = "a" not in mode and set(mode) & set("wx+") if mode else flags & (os.O_WRONLY | os.O_RDWR)
+        if not writes or flags & os.O_APPEND:
+            return
+    if isinstance(path, (str, bytes, os.PathLike)) and os.fsdecode(path) not in (":memory:", ""):
+        name = os.path.abspath(os.fsdecode(path))
+        if not name.startswith(("/dev/", "/proc/")):
+            _written.add(name)
+
+
+_add_audit_hook = functools.cache(lambda: sys.addaudithook(_note_file))
+
+
+# -- watching calls
+
+
+@dataclass(eq=False)
+class StateWatch:
+    """What the watched calls of one environment changed."""
+
+    environment: Any
+    by_episode: bool = False
+    """Whether all changes are wanted; otherwise the first one ends the watch."""
+    changes: list[Change] = field(default_factory=list)
+    changed: list[Any] = field(default_factory=list)
+    """The objects of the changes, as far as they are objects."""
+    unknown: str = ""
+    """Why it cannot be known what calls change; empty if it can."""
+    first: Snapshot | None = None
+    """What was before the first change."""
+
+    _unseen: dict[CodeType, set[int]] = field(default_factory=dict)  # lines that no watched call has reached
+    _namespaces: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _files: set[str] = field(default_factory=set)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether calls change something, or that cannot be known."""
+        return bool(self.changes or self.unknown)
+
+    @property
+    def reason(self) -> str:
+        """The beginning of a sentence that says what changes, or why that cannot be known."""
+        name = type(self.environment).__name__
+        if not self.changes:
+            return f"What calls of {name} change cannot be known: {self.unknown}"
+        place = f" ({self.changes[0].place})" if self.changes[0].place else ""
+        return f"A call of {name} changes {self.changes[0].target}{place}"
+
+    @property
+    def advice(self) -> str:
+        """A sentence about state that may well be a cache; empty about other state."""
+        is_cache = bool(self.changes) and all(change.only_adds for change in self.changes)
+        return f"{self.changes[0].target} only gains entries, as a cache does. " if is_cache else ""
+
+    def clear(self) -> None:
+        """Forget the changes, and not which lines were reached."""
+        self.changes, self.changed, self.unknown, self.first = [], [], "", None
+
+    def snapshot(self) -> Snapshot | None:
+        """A new snapshot; None if it cannot be made, which is noted."""
+        try:
+            return Snapshot(self.environment, list(self._unseen), list(self._namespaces.values()))
+        except UnknownStateError as error:
+            self.unknown = self.unknown or str(error)
+        except Exception as error:  # of a class of the user's, such as a property __dict__
+            self.unknown = self.unknown or f"{type(error).__name__}: {error}"
+        return None
+
+    def unseen_lines(self, code: CodeType) -> set[int]:
+        """Lines of a function that no watched call has reached."""
+        if code not in self._unseen:
+            self._unseen[code] = {line for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
+        return self._unseen[code]
+
+    def is_users(self, file: str) -> bool:
+        """Whether a file is the user's, or has a class of the environment."""
+        return is_users_file(file) or file in self._files_of_classes
+
+    @functools.cached_property
+    def _files_of_classes(self) -> set[str]:
+        modules = [sys.modules.get(kind.__module__) for kind in type(self.environment).__mro__]
+        files = {str(getattr(module, "__file__", "")) for module in modules}
+        return {file for file in files if "site-packages" in file}
+
+    def note(self, snapshot: Snapshot, place: str = "", is_alone: bool = True) -> bool:
+        """Note what differs from a snapshot; returns whether anything does that matters."""
+        objects = snapshot.changed_objects()
+        changes = [replace(snapshot.describe(item), place=place) for item in objects]
+        if is_alone:  # beside others, libraries may change the state of the process
+            changes += [replace(change, place=place) for change in snapshot.changed_process_state()]
+        if changes:
+            self.first = self.first or snapshot
+            self.changes += changes
+            self.changed += objects
+        return bool(changes)
+
+    def note_files(self, written: set[str], place: str) -> None:
+        """Note the files that this watched call wrote, and an earlier one too."""
+        self.changes += [Change(f"the file {Path(name).name}", place) for name in sorted(written & self._files)]
+        self._files |= written
+
+    def reached(self, namespace: dict[str, Any]) -> bool:
+        """Note the module of code that is called; returns whether it is new."""
+        is_new = id(namespace) not in self._namespaces
+        self._namespaces[id(namespace)] = namespace
+        return is_new
+
+
+class CallTracer:
+    """Traces one call: as long as it runs beside others, for lines that no watched call has reached; once it runs
+    alone, for what it changes. `wait_until_alone` is called before such a line; None if the call has to go on."""
+
+    def __init__(self, watch: StateWatch, wait_until_alone: Callable[[], None] | None) -> None:
+        self.watch, self._wait_until_alone = watch, wait_until_alone
+        self.is_alone = self.is_over = False
+        self.on_loop: CallTracer = self
+        """The tracer of `async def` methods of this call, which run on the loop that all calls share."""
+        self._snapshot: Snapshot | None = None
+        self._looks: dict[tuple[CodeType, int, str], int] = {}
+        self._stored: tuple[Change, Any] | None = None  # an assignment that the next instruction will have made
+        self._events, self._seconds, self._place = 0, 0.0, ""
+
+    def begin_alone(self) -> None:
+        """Compare from now on; no other call may run."""
+        global _written
+        _add_audit_hook()
+        self._snapshot, self.is_alone, _written = self.watch.snapshot(), True, set()
+
+    def end(self) -> None:
+        """Compare at the end of the call."""
+        global _written
+        self.is_over = True
+        if self.is_alone:
+            written, _written = _written or set(), None
+            self.watch.note_files(written, self._place)
+            self._look(at_end=True)
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        """Trace a frame of the user's code."""
+        if self.is_over:
+            sys.settrace(None)
+            return None
+        code = frame.f_code
+        if not self.is_alone:
+            self._events += 1
+            if self._events > MAX_EVENTS:
+                sys.settrace(None)
+            return self._trace if self.watch.is_users(code.co_filename) and self.watch.unseen_lines(code) else None
+        if not self.watch.is_users(code.co_filename):
+            return None
+        if (
+            self.watch.reached(frame.f_globals)
+            and self._snapshot
+            and id(frame.f_globals) not in self._snapshot.walk.seen
+        ):
+            self._look()
+            self._snapshot = self.watch.snapshot()
+        frame.f_trace_opcodes = True
+        return self._trace
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if self.is_over:
+            return None
+        if event == "line":
+            self._see_line(frame)
+        elif self.is_alone and event in ("opcode", "return"):
+            operation = _bytes_of(code)[frame.f_lasti]
+            if self._stored is not None:
+                self._look_after_store()
+            key = (code, frame.f_lasti, event)
+            if (event == "return" or operation in _WRITES) and self._looks.get(key, 0) < 3:
+                self._looks[key] = self._looks.get(key, 0) + 1
+                self._look()
+                if event == "opcode" and self._snapshot and not self.is_over:
+                    self._note_store(frame, operation)
+            self._place = self._place_of(frame)
+        elif not self.is_alone:
+            self._events += 1
+            if self._events > MAX_EVENTS:
+                sys.settrace(None)
+        return self._trace
+
+    def _see_line(self, frame: FrameType) -> None:
+        unseen = self.watch.unseen_lines(frame.f_code)
+        if not self.is_alone:
+            self._events += 1
+            if frame.f_lineno in unseen:
+                if self._wait_until_alone is not None:
+                    self._wait_until_alone()
+                self.begin_alone()
+                stack: FrameType | None = frame
+                while stack is not None:  # its callers are traced by instructions too, when they continue
+                    stack.f_trace_opcodes = stack.f_trace is not None
+                    stack = stack.f_back
+        unseen.discard(frame.f_lineno)
+
+    def _look(self, at_end: bool = False) -> None:
+        """Compare with the snapshot."""
+        if self._snapshot is None or (self.is_over and not at_end):
+            return
+        start = time.perf_counter()
+        try:
+            if self._snapshot.is_changed(at_end):
+                is_noted = self.watch.note(self._snapshot, self._place)
+                if is_noted and not self.watch.by_episode:
+                    self.is_over = True  # the verdict is known
+                elif not at_end:
+                    self._snapshot = self.watch.snapshot()
+        except Exception as error:  # it must not get into the user's code
+            self.watch.unknown = self.watch.unknown or str(error) or type(error).__name__
+        self._seconds += time.perf_counter() - start
+        if self._seconds > MAX_SECONDS and not at_end:
+            self.watch.unknown = self.watch.unknown or f"comparing what it refers to takes more than {MAX_SECONDS:g} s"
+            self.is_over = True
+
+    def _look_after_store(self) -> None:
+        """Note the assignment that was held, if nothing differs: it was of an equal value, and may be of another."""
+        assert self._stored is not None
+        (change, target), self._stored = self._stored, None
+        if self._snapshot is not None and not self.is_over and not self._snapshot.is_changed(at_end=False):
+            self.watch.first = self.watch.first or self._snapshot
+            self.watch.changes.append(change)
+            self.watch.changed.append(target)
+            self.is_over = not self.watch.by_episode
+
+    @staticmethod
+    def _place_of(frame: FrameType) -> str:
+        return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+
+    def _note_store(self, frame: FrameType, operation: int) -> None:
+        """Hold an assignment to an object that other calls see: the value may be the same as before."""
+        assert self._snapshot is not None
+        target, name = None, "a global variable"
+        if operation in _STORE_GLOBAL:
+            target = frame.f_globals
+        elif operation in _STORES and (node := _stored_nodes(frame.f_code).get(frame.f_lasti)) is not None:
+            target, name = _resolved(node.value, frame), ast.unparse(node)
+        if target is not None and target in self._snapshot.walk:
+            self._stored = (Change(name, self._place_of(frame)), target)
+
+
+def _resolved(node: ast.expr, frame: FrameType) -> Any:
+    """The object of an expression, if that can be found without running code of the user; else None."""
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute) and (owner := _resolved(node.value, frame)) is not None:
+        of_class = None if isinstance(owner, (type, ModuleType)) else _class_attribute(owner, node.attr)
+        if isinstance(of_class, types.MemberDescriptorType):
+            return getattr(owner, node.attr, None)
+        found = getattr(owner, "__dict__", {}).get(node.attr, of_class)
+        return None if hasattr(type(found), "__get__") else found
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Name, ast.Constant)):
+        owner = _resolved(node.value, frame)
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else _resolved(node.slice, frame)
+        if type(owner) in (list, tuple, dict) and type(key) in (str, int, bool):
+            with suppress(LookupError, TypeError):
+                return owner[key]
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _stored_nodes(code: CodeType) -> dict[int, ast.Attribute | ast.Subscript]:
+    """Targets of a function's assignments to attributes and items, by the offset of the instruction that stores."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    nodes = {
+        (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset): node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load)
+    }
+    return {2 * number: nodes[place] for number, place in enumerate(code.co_positions()) if place in nodes}
+
+
+@functools.lru_cache(maxsize=4096)
+def _bytes_of(code: CodeType) -> bytes:
+    return code.co_code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Awaitable
 from functools import partial
@@ -40,6 +41,8 @@ def run_async(awaitable: Awaitable[T]) -> T:
             return error
 
     loop = running_loop()
+    if (trace := sys.gettrace()) is not None:  # the calls of the user are watched, also those on the loop
+        loop.call_soon_threadsafe(sys.settrace, getattr(trace, "on_loop", trace))
     future = asyncio.run_coroutine_threadsafe(wait(), loop)
     try:
         with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):

@@ -216,8 +216,8 @@ class Lease:
         """
         raise NotImplementedError
 
-    def release(self) -> None:
-        """Return the process to the pool; its object is dropped, and a broken process is ended."""
+    def release(self, is_spent: bool = False) -> None:
+        """Return the process to the pool; its object is dropped, and a process that is broken or spent is ended."""
         raise NotImplementedError
 
 
@@ -250,11 +250,11 @@ class WorkerLease(Lease):
             raise CallFailed(self._failure)
         return answer
 
-    def release(self) -> None:
+    def release(self, is_spent: bool = False) -> None:
         with self._lock:
             was_released, self._is_released = self._is_released, True
         if not was_released:
-            self._pool.take_back(self._worker, self._is_calling or self._failure is not None)
+            self._pool.take_back(self._worker, is_spent or self._is_calling or self._failure is not None)
 
     def _crashed(self) -> Failure:
         try:

@@ -72,12 +72,12 @@ class EnvHost:
         frames: Sequence[FrameSummary] = () if held is None else held.stack()
         return [(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
 
-    def release(self, lease: int) -> None:
-        """Release a lease."""
+    def release(self, lease: int, is_spent: bool = False) -> None:
+        """Release a lease; see Lease.release."""
         with self._lock:
             held = self._leases.pop(lease, None)
         if held is not None:
-            held.release()
+            held.release(is_spent)
 
     def lease_idle(self, numbers: Sequence[int]) -> int:
         """Lease the idle processes under these numbers; returns how many there are."""

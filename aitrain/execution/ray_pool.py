@@ -238,11 +238,11 @@ class RayLease(Lease):
         reply: bytes = answer
         return reply
 
-    def release(self) -> None:
+    def release(self, is_spent: bool = False) -> None:
         if not self._is_released:
             self._is_released = True
             self.host.leases -= 1
-            self.host.send("release", self.number)
+            self.host.send("release", self.number, is_spent)
 
     def _end(self, failure: Failure) -> None:
         self.host.send("end", self.number, failure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -45,6 +45,9 @@ LIMITS = {
     "truncated": "the episode has no room for another answer (--rl-max-episode-tokens, or the model's context)",
 }
 """Messages of EpisodeTruncated, by the limit that ended the episode."""
+
+Row = tuple[Case, int, EpisodeSeeds | None]
+"""A case, the environment's seed, and the seeds of the completions."""
 
 Sample = Callable[[list[int], int, SampleSeed | None], Coroutine[Any, Any, Completion]]
 """Samples a completion: the tokens before it, its maximum length, and its seed."""
@@ -143,20 +146,43 @@ class Rollout:
         sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
         count, episodes = max(1, len(cases)), list[Episode]()  # without cases too, as ranks may generate together
         with self.clock.running("rollout"), activity.own.rollout(len(cases)) as played:
+            rows = list(zip(cases, seeds, sampling, strict=True))
             for start in range(0, count, limit or count):
-                part = slice(start, start + (limit or count))
-                with self.clock.running("environment"):
-                    sessions = await self.runner.open(cases[part], seeds[part], sampling[part])
-                episodes += await self._play(sessions, decoding, played)
+                episodes += await self._play_part(rows[start : start + (limit or count)], decoding, played)
         return episodes
 
-    async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding, played: PlayedEpisodes) -> list[Episode]:
-        """Play and score episodes at the same time."""
+    async def _play_part(self, rows: Sequence[Row], decoding: Decoding, played: PlayedEpisodes) -> list[Episode]:
+        """First the episodes that may not run beside others, one after another, then the others at the same time."""
+        episodes: dict[int, Episode] = {}
+        if self.runner.may_play_alone:  # on every rank, as those that share an engine enter and leave it together
+            async with self.engine.batch(min(1, len(rows))) as leave:
+                for index, row in enumerate(rows):
+                    if self.runner.part_of(row[0]).plays_alone:
+                        [episodes[index]] = await self._play({index: row}, decoding, played, nullcontext(lambda: None))
+                if rows:
+                    leave()
+        together = {index: row for index, row in enumerate(rows) if index not in episodes}
+        others = await self._play(together, decoding, played)
+        episodes |= zip(together, others, strict=True)
+        return [episodes[index] for index in range(len(rows))]
+
+    async def _play(
+        self,
+        rows: Mapping[int, Row],
+        decoding: Decoding,
+        played: PlayedEpisodes,
+        batch: AbstractAsyncContextManager[Leave] | None = None,
+    ) -> list[Episode]:
+        """Play and score episodes at the same time, by their indices; `batch`: that of the engine, if it has begun."""
+        columns = [[row[place] for row in rows.values()] for place in range(3)]
+        with self.clock.running("environment"):
+            sessions = await self.runner.open(*columns)  # type: ignore[arg-type]
         try:
             episodes = [self._begin(session) for session in sessions]
-            live = [(index, episode) for index, episode in enumerate(episodes) if episode.trajectory.stop is None]
+            pairs = zip(rows, episodes, strict=True)
+            live = [(index, episode) for index, episode in pairs if episode.trajectory.stop is None]
             played.end(len(episodes) - len(live))
-            async with self.engine.batch(len(live)) as leave_engine:
+            async with batch or self.engine.batch(len(live)) as leave_engine:
 
                 def leave() -> None:
                     played.end()

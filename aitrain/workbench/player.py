@@ -207,6 +207,13 @@ class Player:
         self._loop.close()
 
     async def _play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:
+        """As in training: first those that may not run beside others, then the others at the same time."""
+        played = {n: (await self._play_together([play]))[0] for n, play in enumerate(plays) if self.runner.plays_alone}
+        others = [n for n in range(len(plays)) if n not in played]
+        played |= zip(others, await self._play_together([plays[n] for n in others]), strict=True)
+        return [played[n] for n in range(len(plays))]
+
+    async def _play_together(self, plays: Sequence[Play]) -> list[PlayedEpisode]:
         sessions = await self.runner.open([play.case for play in plays], [play.seed for play in plays])
         running = [_Running(*pair) for pair in zip(plays, sessions, strict=True)]
         await asyncio.gather(*(self._converse(one) for one in running if one.session.failure is None))
