@@ -303,6 +303,8 @@ def test_a_client_that_blocks_the_event_loop_fails_with_what_to_do(monkeypatch: 
     monkeypatch.setattr(endpoint_server, "BLOCKED", 0.2)
 
     class Blocks(Asks):
+        concurrent = True
+
         async def rollout(self, endpoint: Any) -> float:
             with client_of(endpoint) as client:
                 body = {"model": endpoint.model, "messages": [user("x")]}

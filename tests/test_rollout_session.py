@@ -151,6 +151,8 @@ class Rounds(BatchingEngine):
 
 def test_untrained_requests_take_part_in_the_rounds_of_the_batch() -> None:
     class Some(Asks):
+        concurrent = True
+
         async def rollout(self, case_idx: int, endpoint: Any) -> float:
             for _ in range(case_idx):
                 await endpoint.chat([user("before")], trained=False)

@@ -23,7 +23,8 @@ from tests import runner_calls
 def played_by(
     score_episode: Callable[..., Any], *texts: str, **options: Any
 ) -> tuple[list[ScoreResult], list[EnvSession]]:
-    environment = type("Environment", (), {"score_episode": staticmethod(score_episode)})()
+    methods = {"score_episode": staticmethod(score_episode), "concurrent": True}
+    environment = type("Environment", (), methods)()
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(len(texts))]
     with closing(EnvRunner(environment, TrainConfig(**options))) as runner:
         runner.offer("a model", "a tokenizer")

@@ -198,8 +198,7 @@ class CallPolicy:
     def __post_init__(self) -> None:
         self._left = WATCHED_EPISODES if self.by_episode else WATCHED_CALLS
         self.watch = StateWatch(self.environment, self.by_episode)
-        if isinstance(self.environment, ServedEnvironment) and self.environment.description.is_serial:
-            self._mode = "serial"
+        self.refresh()
 
     @property
     def is_free(self) -> bool:
@@ -218,6 +217,11 @@ class CallPolicy:
     def is_known(self) -> bool:
         """Whether enough calls were watched to say how calls run."""
         return self.is_free or self._mode != "watched"
+
+    def refresh(self) -> None:
+        """Ask the servers of an environment how calls run there."""
+        if isinstance(self.environment, ServedEnvironment):
+            self._mode = "serial" if self.environment.is_serial() else "together"
 
     def object_for(self) -> object:
         """The object on which one call or one episode runs."""
@@ -281,12 +285,15 @@ class CallPolicy:
 
     def begin_batch(self) -> None:
         """Note what is, before calls that run at the same time."""
+        self.refresh()
         if self.is_free or self.is_serial:
             self._baseline = None
             return
         self._loop_tracer = CallTracer(self.watch, None)
         if self._baseline is None or self._baseline.walk.has_caches or self._baseline.is_changed():
             self._baseline = self.watch.snapshot()
+            if self._baseline is None:
+                self._decide()
 
     def end_batch(self) -> Failure | None:
         """The failure of all calls since `begin_batch`, if they ran at the same time and one of them changed
@@ -308,6 +315,7 @@ class CallPolicy:
 
     def end_episodes(self) -> None:
         """Decide how episodes run, after one that was played alone."""
+        self.refresh()
         if self.is_free or not self.by_episode or self._mode != "watched":
             return
         if self.watch.is_changed:
@@ -332,23 +340,22 @@ class CallPolicy:
         self.watch.clear()
         self.notify(
             f"{reason}, and episodes run at the same time.\n"
-            "Each episode therefore gets a copy of the environment as build_dataset left it, and does not see what others\n"
-            f"change. Local variables need no copy; `concurrent = True` in the class shares it all the same.{why_now}"
+            "Each episode therefore gets a copy of the environment as build_dataset left it, and does not see what\n"
+            "others change. Local variables need no copy; with `concurrent = True` in the class episodes share it"
+            f" all the same.{why_now}"
         )
 
     def _copied_before(self) -> list[object]:
-        attributes = getattr(self.environment, "__dict__", {})
-        return (
-            []
-            if self.plan is None
-            else [attributes, *(attributes[name] for name in self.plan.own if name in attributes)]
-        )
+        if self.plan is None:
+            return []
+        attributes = vars(self.environment)
+        return [attributes, *(attributes[name] for name in self.plan.own if name in attributes)]
 
     def _run_serially(self, reason: str, problem: str, why_now: str) -> None:
         self._mode, self.plan, self._baseline = "serial", None, None
         what = "episodes" if self.by_episode else "calls"
         self.notify(
             f"{reason}, so {what} run one after another{problem}.\n"
-            f"{self.watch.advice}If scores do not depend on it, write `concurrent = True` into the class. Otherwise keep the data of\n"
-            f"one {what[:-1]} in local variables, or use --rl-env-isolation process.{why_now}"
+            f"{self.watch.advice}If scores do not depend on it, write `concurrent = True` into the class. Otherwise\n"
+            f"keep the data of one {what[:-1]} in local variables, or use --rl-env-isolation process.{why_now}"
         )

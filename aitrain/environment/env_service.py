@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -60,6 +60,8 @@ class ClientEpisode:
     hangs: bool = False
     """Whether its last call was abandoned and is still running."""
     last_call: float = field(default_factory=time.monotonic)
+    is_alone: bool = False
+    """Whether no other episode may begin before it ends."""
     spoiled: Failure | None = None
     """Why its score would be wrong: another episode changed what it uses."""
 
@@ -80,6 +82,7 @@ class EnvService:
     _heard: dict[str, float] = field(default_factory=dict)
     _failures: FailureCount = field(default_factory=FailureCount)
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # -- what clients read
 
@@ -90,8 +93,7 @@ class EnvService:
             RefusedRequestError: there is no such path, or no such rows.
         """
         if path == "/v1/environment":
-            is_serial = self.runner.policy.is_serial and self.runner.policy.is_known
-            return asdict(replace(self.description, is_serial=is_serial))
+            return asdict(replace(self.description, is_serial=self.runner.policy.is_serial))
         if path == "/v1/source":
             return {"files": list(self.source)}
         if path == "/v1/rows":
@@ -173,13 +175,29 @@ class EnvService:
 
     async def _open(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         episode.case = self._case(call)
-        if self.runner.plays_alone and any(other.session is not None for other in self._episodes.values()):
-            what = "cannot be played beside another one, see what the server printed"
-            return EnvAnswer(failure=Failure("raised", f"{what}: train with one process, and start it again"))
+        if self.runner.plays_alone and not await self._wait_until_alone(episode, call):
+            what = "cannot be played beside that of another client, see what the server printed"
+            return EnvAnswer(failure=Failure("raised", f"{what}: train with one process"))
         job = partial(self.runner.open_session, episode.case, call.seed, call.score_bounds)
         outcome: Outcome[tuple[SessionLike, ResetResult]] = await self._run(episode, job, call)
         episode.session, reset = outcome.value or (None, None)
         return _answered(outcome, reset)
+
+    async def _wait_until_alone(self, episode: ClientEpisode, call: EnvCall) -> bool:
+        """Wait for the episodes that may not run beside this one; returns whether they ended within the deadline."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(call.timeout or self.runner.pool.timeout):
+                await self._alone.acquire()
+                episode.is_alone = True
+        if episode.is_alone and not self.runner.plays_alone:
+            self._let_others_play(episode)
+            return True
+        return episode.is_alone
+
+    def _let_others_play(self, episode: ClientEpisode) -> None:
+        if episode.is_alone:
+            episode.is_alone = False
+            self._alone.release()
 
     async def _respond(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         if episode.session is None or call.turn is None:
@@ -267,6 +285,10 @@ class EnvService:
         """Close sessions, except those that hang (a process that hung was ended)."""
         left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
         await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))
+        for episode in episodes:
+            if episode.session is not None:
+                self.runner.policy.end_episodes()
+            self._let_others_play(episode)
 
 
 def _answered(outcome: Outcome[Any], value: object) -> EnvAnswer:

@@ -115,7 +115,8 @@ class EnvRunner(EnvTraits):
     @property
     def may_play_alone(self) -> bool:
         """Whether there may be episodes that cannot run beside others."""
-        return self.policy.by_episode and not self.policy.is_free
+        is_served = isinstance(self.environment, ServedEnvironment)
+        return self.policy.by_episode and (is_served or not self.policy.is_free)
 
     @property
     def plays_alone(self) -> bool:
@@ -224,6 +225,7 @@ class EnvRunner(EnvTraits):
         values = list[T | None]()
         while self.policy.is_serial and len(values) < len(calls):  # until it is known that they may run together
             values.append(await calls[len(values)])
+            self.policy.refresh()
         return [*values, *await asyncio.gather(*calls[len(values) :])]
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:

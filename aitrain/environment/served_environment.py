@@ -59,6 +59,13 @@ class ServedEnvironment:
         """The rows of build_eval_dataset."""
         return self._rows("held_out")
 
+    def is_serial(self) -> bool:
+        """Whether a server says now that calls, or episodes, are to be made one after another."""
+        try:
+            return any(server.get("/v1/environment")["is_serial"] for server in self.servers.connections)
+        except (ConnectionError, RefusedCallError):
+            return self.description.is_serial
+
     def session(self, case: Case | None, bounds: Bounds) -> ServedSession:
         """The session of a new episode."""
         if case is None:

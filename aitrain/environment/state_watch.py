@@ -2,7 +2,7 @@
 
 A `Snapshot` is everything that the environment, its classes and its modules refer to. While a call runs alone, a
 `CallTracer` compares it before each instruction of the user's files that may write, so that a value which is set and
-restored is found too. What cannot be compared, such as an open database, is unknown, which is not the same as unchanged.
+restored is found too. What cannot be compared, such as an open database, is unknown, which does not mean unchanged.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy
 
-from aitrain.environment.call_policy import WATCHED_EPISODES
 from aitrain.environment.contract import env_kind, named_by, scores_groups
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_http import EnvHttpServer
@@ -31,7 +30,6 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
 from aitrain.runs.environment_source import files_of, kept_files, source_hash
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
-from aitrain.workbench.player import EMPTY, Play, Player
 
 NO_MODEL = NoModel("the model is where it is trained; an environment that asks it cannot be served")
 
@@ -61,10 +59,6 @@ def serve_environment(config: TrainConfig, tokenizer: object, is_loaded: IsLoade
     if opened.note:
         say(opened.note)
     with closing(runner):
-        if runner.may_play_alone:  # clients play many at the same time from the beginning
-            player = Player(environment, config, runner)
-            player.play([Play(case, EMPTY) for case in opened.all_cases[:WATCHED_EPISODES]])
-            player.stop()
         service = EnvService(runner, opened.all_cases, description, kept_files(environment), say)
         asyncio.run(_serve(service, place, say))
 

@@ -107,6 +107,7 @@ class CheckpointWriter:
         write_batch(trainer.batches.waiting(), made, trainer.accelerator.process_index)
         write_reference(trainer, made)
         write_case_order(trainer, made)
+        write_call_policies(trainer, made)
         self.recorder.sync()
 
     def _finish(self, trainer: EpisodeTrainer, staging: Path) -> None:
@@ -174,6 +175,20 @@ def read_case_order(trainer: EpisodeTrainer, folder: Path) -> None:
     values = read_object(folder / CASE_ORDER)
     if values.get("cases") == len(trainer.cases):
         trainer.batches.order.restore(as_object(values.get("state")))
+
+
+def write_call_policies(trainer: EpisodeTrainer, folder: Path) -> None:
+    """Write how this process calls each environment, which it has learned from the first calls."""
+    states = {name: part.policy.state() for name, part in trainer.rollouts.rollout.runner.parts.items()}
+    path = folder / f"call_policies_{trainer.accelerator.process_index}.json"
+    path.write_text(json.dumps(states), encoding="utf-8")
+
+
+def read_call_policies(trainer: EpisodeTrainer, folder: Path) -> None:
+    """Restore what `write_call_policies` wrote; a process without a file learns it again."""
+    states = read_object(folder / f"call_policies_{trainer.accelerator.process_index}.json")
+    for name, part in trainer.rollouts.rollout.runner.parts.items():
+        part.policy.restore(as_object(states.get(name)))
 
 
 REFERENCE = "reference.safetensors"
@@ -293,6 +308,7 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         optimizer state holds the old learning rate, which other options or another number of steps replace."""
         read_reference(self.trainer, self.checkpoint)
         read_case_order(self.trainer, self.checkpoint)
+        read_call_policies(self.trainer, self.checkpoint)
         if self.is_same:
             read_window(self.trainer, self.checkpoint)
             trainer, rank = self.trainer, self.trainer.accelerator.process_index

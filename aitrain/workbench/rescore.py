@@ -200,10 +200,13 @@ async def _with_groups(
 
 async def _scored(runner: EnvRunner, ready: Ready) -> list[ScoreResult]:
     """Scores of saved transcripts, by `score_episode`."""
-    cases = [case for _, case in ready]
-    sessions = await runner.open(cases, [record.seed or 0 for record, _ in ready])
-    results = await runner.score(sessions, [_transcript(record, case) for record, case in ready])
-    await runner.end(sessions)
+    results, left = list[ScoreResult](), list(ready)
+    while left:
+        part = left[:1] if runner.plays_alone else left
+        left = left[len(part) :]
+        sessions = await runner.open([case for _, case in part], [record.seed or 0 for record, _ in part])
+        results += await runner.score(sessions, [_transcript(record, case) for record, case in part])
+        await runner.end(sessions)
     return results
 
 

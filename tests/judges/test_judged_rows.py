@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from aitrain.batch import plan_batch
 from aitrain.cli.grpo import plan_lines
 from aitrain.environment.judges import asking
 from aitrain.environment.judges.judged_rows import JudgedRows
-from aitrain.environment.runner import start_runner
 from aitrain.launch import preflight
 from aitrain.workbench.worker import check
 from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal
@@ -135,8 +133,6 @@ class Polite:
 
 
 def test_in_an_environment_one_line_is_enough() -> None:
-    with closing(start_runner(Polite(), TrainConfig())) as runner:
-        assert not runner.policy.is_serial
     assert play(Polite(), cases_of(Polite())[0], ["yes"])[1].score == 1.0
 
 

@@ -23,6 +23,8 @@ Talk = Generator[str | None, str, float]
 class Counts:
     """Asks for one more, three times."""
 
+    concurrent = True
+
     def build_dataset(self) -> list[Any]:
         return []
 
@@ -113,6 +115,8 @@ class Closing:
 
 class Closes:
     """An environment whose episodes note that they were closed."""
+
+    concurrent = True
 
     def __init__(self) -> None:
         self.closed = threading.Semaphore(0)

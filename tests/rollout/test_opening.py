@@ -136,6 +136,8 @@ def test_episodes_at_once_limits_how_many_are_open() -> None:
     open_now, most, order = set[int](), list[int](), list[int]()
 
     class Counted(Speaks):
+        concurrent = True
+
         def start(self, case_idx: int, seed: int) -> Any:
             open_now.add(case_idx)
             most.append(len(open_now))

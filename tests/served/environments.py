@@ -132,6 +132,8 @@ class InOrder:
 class Waits:
     """Waits in each step until it may go on; `began` counts the steps."""
 
+    concurrent = True
+
     def __init__(self, rows: int = 8) -> None:
         self.rows, self.go = rows, threading.Event()
         self.began, self.closed = threading.Semaphore(0), threading.Semaphore(0)

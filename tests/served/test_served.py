@@ -237,6 +237,8 @@ def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(mon
 
         def lose_the_first(self: Any, connection: Any, method: str, path: str, body: Any) -> Any:
             found = exchange(self, connection, method, path, body)
+            if path == "/v1/environment":
+                return found
             answers.append(path)
             if len(answers) == 1:
                 raise ConnectionResetError("lost")
@@ -352,6 +354,8 @@ def test_a_call_is_sent_again_after_a_proxy_says_that_the_server_is_gone(monkeyp
     send, answered = env_http._send, list[bytes]()
 
     def bad_gateway_first(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+        if b'"protocol"' in body:  # the description
+            return send(writer, status, body)
         answered.append(body)
         if len(answered) == 1:
             writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>")
