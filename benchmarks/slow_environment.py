@@ -7,11 +7,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+
+import httpx
 
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.runner import EnvRunner
@@ -50,6 +55,29 @@ class SlowAsync:
         return score(text)
 
 
+class SlowJudge(Slow):
+    """Holds what judges hold: a client, also one that is made when needed, a logger, a lock, a cached function."""
+
+    def __init__(self) -> None:
+        self.client, self.lock, self.logger = httpx.Client(), threading.Lock(), logging.getLogger(__name__)
+        self.other: httpx.Client | None = None
+
+    def score_episode(self, text: str) -> float:
+        """Use all of them, and wait."""
+        self.other = self.other or httpx.Client()
+        self.client.headers["x-case"] = text
+        self.logger.debug("scoring %s", text)
+        with self.lock:
+            length(text)
+        return super().score_episode(text)
+
+
+@functools.lru_cache
+def length(text: str) -> int:
+    """A function with a cache."""
+    return len(text)
+
+
 def score(text: str) -> float:
     """Another one for each episode."""
     return TEXTS.index(text) / EPISODES
@@ -68,16 +96,19 @@ def main() -> int:
 
 
 def scoring(pairs: int) -> list[Row]:
-    """Both ways to write `score_episode`, and the first one in processes."""
-    with hosted(Slow()) as threads, hosted(SlowAsync()) as coroutines, hosted(Slow(), "process") as processes:
-        sides = (threads, coroutines, processes, one_by_one, one_by_one_async)
-        for side in sides[:3]:
-            side()  # makes the threads and processes, which live as long as a run
-        rounds = [[timed(side) for side in sides] for _ in range(pairs)]
-    ours, ours_async, ours_apart, theirs, theirs_async = zip(*rounds, strict=True)
+    """Both ways to write `score_episode`, what judges hold, and the first one in processes."""
+    with ExitStack() as stack:
+        environments = (Slow(), SlowAsync(), SlowJudge())
+        sides = [stack.enter_context(hosted(environment)) for environment in environments]
+        sides += [stack.enter_context(hosted(Slow(), "process"))]
+        for side in sides:
+            side()  # makes the threads and processes, which live as long as a run, and watches the first calls
+        rounds = [[timed(side) for side in (*sides, one_by_one, one_by_one_async)] for _ in range(pairs)]
+    ours, ours_async, ours_judge, ours_apart, theirs, theirs_async = zip(*rounds, strict=True)
     return [
         Row(f"score_episode of {SECONDS:g} s: seconds", ours, theirs, SCORING),
         Row("the same, async", ours_async, theirs_async, SCORING),
+        Row("with clients, logger, lock, lru_cache", ours_judge, theirs, SCORING),
         Row("the same, in processes", ours_apart, theirs),
     ]
 
