@@ -119,6 +119,12 @@ def is_users_module(module: object) -> bool:
     return is_users_file(file)
 
 
+def is_not_watched(item: object) -> bool:
+    """Whether an object is a client, a logger or another one that may change."""
+    name = f"{type(item).__module__}.{type(item).__qualname__}"
+    return name.startswith(_NOT_WATCHED) and not name.startswith("aitrain.envs.")
+
+
 def is_users_class(kind: type) -> bool:
     """Whether a class is the user's."""
     module = sys.modules.get(kind.__module__)
@@ -193,7 +199,6 @@ class Walk:
     def _parts(self, item: Any) -> list[Any]:
         """What an object refers to; notes the object if it can be compared."""
         kind = type(item)
-        name = f"{kind.__module__}.{kind.__qualname__}"
         if issubclass(kind, ModuleType):
             if self._is_through_code and is_users_module(item):
                 self.add_namespace(vars(item), item)
@@ -208,7 +213,7 @@ class Walk:
             return _cached_values(item) if kind is _LRU_CACHE else [weakref.ReferenceType.__call__(item)]
         elif issubclass(kind, threading.Thread) and item.is_alive():
             raise UnknownStateError(f"the thread {item.name}, which the environment started, may change anything")
-        elif name.startswith(_NOT_WATCHED) and not name.startswith("aitrain.envs.") and id(item) not in self._roots:
+        elif is_not_watched(item) and id(item) not in self._roots:
             return []
         with suppress(AttributeError, TypeError):
             namespace = object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
@@ -332,7 +337,7 @@ class Snapshot:
                 continue
             if isinstance(key, str) and is_made and isinstance(_class_attribute(owner, key), functools.cached_property):
                 continue
-            if is_made and f"{type(new).__module__}.".startswith(_NOT_WATCHED):
+            if is_made and is_not_watched(new):
                 continue
             found.append(key)
         return found
@@ -716,6 +721,8 @@ class CallTracer:
             target = frame.f_globals
         elif operation in _STORES and (node := _stored_nodes(frame.f_code).get(frame.f_lasti)) is not None:
             target, name = _resolved(node.value, frame), ast.unparse(node)
+            if is_not_watched(_resolved(node, frame)):  # `self.client = self.client or Client()`
+                return
         if target is not None and target in self._snapshot.walk:
             self._stored = (Change(name, self._place_of(frame)), target)
 
