@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -351,22 +352,45 @@ def test_scores_of_a_batch_that_changed_something_unwatched_are_missing() -> Non
     assert runner.policy.is_serial
 
 
-class SetsAFlag(Rows):
-    """The flag has the same value in most calls, so that memory looks as if it was not written."""
+def flag_of_a_closure() -> tuple[Any, Any]:
+    right = False
+
+    def put(value: bool) -> None:
+        nonlocal right
+        right = value
+
+    return put, lambda: right
+
+
+class SetsFlags(Rows):
+    """Flags have the same values in most calls, so that memory looks as if it was not written."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_right, self.state = False, {"right": False}
-
-    def score_episode(self, case_idx: int) -> float:
-        self.is_right = case_idx > 7
-        self.state["right"] = case_idx > 7
-        wait()
-        return float(self.is_right and self.state["right"])
+        self.right, self.state = False, {"right": False}
+        self.put, self.get = flag_of_a_closure()
 
 
-def test_an_assignment_of_an_equal_value_is_a_change() -> None:
-    assert scored(SetsAFlag())[0] == [float(number > 7) for number in range(EPISODES)]
+FLAGS = {
+    "attribute": ("env.right = right", "env.right"),
+    "setattr": ("setattr(env, 'right', right)", "env.right"),
+    "item": ("env.state['right'] = right", "env.state['right']"),
+    "update": ("env.state.update(right=right)", "env.state['right']"),
+    "closure": ("env.put(right)", "env.get()"),
+    "__dict__": ("env.__dict__['right'] = right", "env.right"),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_an_assignment_of_an_equal_value_is_a_change(name: str, tmp_path: Path) -> None:
+    write, read = FLAGS[name]
+    lines = ["class Flags(SetsFlags):", "    def score_episode(env, case_idx):", "        right = case_idx == 9"]
+    text = "\n".join([*lines, f"        {write}", "        wait()", f"        return float({read})", ""])
+    (tmp_path / "flags.py").write_text(text)
+    names = {**globals(), "__name__": f"flags_{tmp_path.name}"}
+    exec(compile(text, str(tmp_path / "flags.py"), "exec"), names)
+
+    assert scored(names["Flags"]())[0] == [float(number == 9) for number in range(EPISODES)]
 
 
 def test_calls_are_in_turn_while_another_tool_traces_them(meter: Meter) -> None:

@@ -76,8 +76,13 @@ _COPIED = (list, dict, set, deque, bytearray)
 _LRU_CACHE = type(functools.lru_cache(len))
 _FRAMES = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _HEAP_TYPE = 1 << 9
-_STORES = frozenset(dis.opmap.get(name) for name in ("STORE_ATTR", "STORE_SUBSCR", "DELETE_ATTR", "DELETE_SUBSCR"))
+_STORES = frozenset(
+    code
+    for name, code in dis.opmap.items()
+    if name.startswith(("STORE_ATTR", "STORE_SUBSCR", "DELETE_ATTR", "DELETE_SUBSCR", "CALL"))
+)
 _STORE_GLOBAL = frozenset(dis.opmap.get(name) for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+_STORE_CELL = frozenset(dis.opmap.get(name) for name in ("STORE_DEREF", "DELETE_DEREF"))
 _WRITES = frozenset(
     code
     for name, code in dis.opmap.items()
@@ -85,6 +90,13 @@ _WRITES = frozenset(
     and not name.endswith("_FAST")
 )
 """Instructions that may change an object; a change is seen before the next of them, which might undo it."""
+
+
+_CHANGING_METHODS = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "reverse", "setdefault", "sort", "update", "__setattr__", "__setitem__", "__delitem__",
+}  # fmt: skip
+"""Methods of Python's containers that leave them as they are when the value is the same."""
 
 
 class UnknownStateError(Exception):
@@ -159,6 +171,7 @@ class Walk:
         """Global variables of the users' modules, which are walked by name."""
         self.owners: dict[int, object] = {}
         """Objects and modules by the id of their `__dict__`."""
+        self.functions: dict[CodeType, FunctionType] = {}
         self.has_caches = False
         """Whether there are caches or weak references, from which other objects may come later."""
         self._names = set(names)
@@ -228,6 +241,7 @@ class Walk:
         return parts
 
     def _parts_of_function(self, function: FunctionType) -> list[Any]:
+        self.functions[function.__code__] = function
         parts: list[Any] = [*(function.__closure__ or ()), *(function.__defaults__ or ()), vars(function)]
         parts += (function.__kwdefaults__ or {}).values()
         if self._is_through_code and is_users_file(function.__code__.co_filename):
@@ -716,15 +730,42 @@ class CallTracer:
     def _note_store(self, frame: FrameType, operation: int) -> None:
         """Hold an assignment to an object that other calls see: the value may be the same as before."""
         assert self._snapshot is not None
-        target, name = None, "a global variable"
+        target: Any = None
+        name = "a global variable"
         if operation in _STORE_GLOBAL:
             target = frame.f_globals
-        elif operation in _STORES and (node := _stored_nodes(frame.f_code).get(frame.f_lasti)) is not None:
-            target, name = _resolved(node.value, frame), ast.unparse(node)
-            if is_not_watched(_resolved(node, frame)):  # `self.client = self.client or Client()`
-                return
+        elif operation in _STORE_CELL and (function := self._snapshot.walk.functions.get(frame.f_code)) is not None:
+            name = _cell_names(frame.f_code)[frame.f_lasti]
+            if name in frame.f_code.co_freevars and function.__closure__:
+                target = function.__closure__[frame.f_code.co_freevars.index(name)]
+        elif operation in _STORES and (node := _storing_nodes(frame.f_code).get(frame.f_lasti)) is not None:
+            name = ast.unparse(node)
+            target = _stored_to(node, frame)
+            if not isinstance(node, ast.Call) and is_not_watched(_resolved(node, frame)):
+                return  # `self.client = self.client or Client()`
         if target is not None and target in self._snapshot.walk:
             self._stored = (Change(name, self._place_of(frame)), target)
+
+
+def _stored_to(node: ast.expr, frame: FrameType) -> Any:
+    """The object that an assignment or a call changes; None if it cannot be found, or is none that a call changes."""
+    if not isinstance(node, ast.Call):
+        assert isinstance(node, (ast.Attribute, ast.Subscript))
+        return _resolved(node.value, frame)
+    if isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr") and node.args:
+        return _resolved(node.args[0], frame)
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING_METHODS:
+        owner = _resolved(node.func.value, frame)
+        if owner is object and node.args:
+            return _resolved(node.args[0], frame)
+        return owner if isinstance(owner, _COPIED) else None
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _cell_names(code: CodeType) -> dict[int, str]:
+    """Variables of enclosing functions that a function assigns, by the offset of the instruction."""
+    return {step.offset: step.argval for step in dis.get_instructions(code) if step.opcode in _STORE_CELL}
 
 
 def _resolved(node: ast.expr, frame: FrameType) -> Any:
@@ -732,6 +773,8 @@ def _resolved(node: ast.expr, frame: FrameType) -> Any:
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute) and (owner := _resolved(node.value, frame)) is not None:
+        if node.attr == "__dict__":
+            return getattr(owner, "__dict__", None)
         of_class = None if isinstance(owner, (type, ModuleType)) else _class_attribute(owner, node.attr)
         if isinstance(of_class, types.MemberDescriptorType):
             return getattr(owner, node.attr, None)
@@ -747,8 +790,8 @@ def _resolved(node: ast.expr, frame: FrameType) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _stored_nodes(code: CodeType) -> dict[int, ast.Attribute | ast.Subscript]:
-    """Targets of a function's assignments to attributes and items, by the offset of the instruction that stores."""
+def _storing_nodes(code: CodeType) -> dict[int, ast.expr]:
+    """Targets of a function's assignments to attributes and items, and its calls, by the offset of the instruction."""
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError, RecursionError):
@@ -756,7 +799,8 @@ def _stored_nodes(code: CodeType) -> dict[int, ast.Attribute | ast.Subscript]:
     nodes = {
         (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset): node
         for node in ast.walk(tree)
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Call)
+        or (isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load))
     }
     return {2 * number: nodes[place] for number, place in enumerate(code.co_positions()) if place in nodes}
 
