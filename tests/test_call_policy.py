@@ -338,7 +338,7 @@ def test_a_line_that_is_reached_late_is_watched_before_it_runs() -> None:
 
 class ChangesOnAKnownLine(Rows):
     def score_episode(self, case_idx: int) -> float:
-        self.cache.update({"case": case_idx} if self.log else {})
+        _ = self.log and self.cache.update(case=case_idx)
         wait()
         return float(not self.log or self.cache["case"] == case_idx)
 
