@@ -7,7 +7,7 @@ import math
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -574,6 +574,18 @@ def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() ->
     count.after_batch(0, failures=4, episodes=8)
 
     with pytest.raises(EnvironmentFailed, match="failed on every episode of the whole run"):
+        count.after_run()
+
+
+@pytest.mark.parametrize(("scores", "ends_well"), [([8, 0], False), ([8, 0, 0], False), ([8, 8, 8, 0], True)])
+def test_a_run_too_short_for_patience_is_no_success_when_it_ends_without_an_environment(
+    scores: list[int], ends_well: bool
+) -> None:
+    count = FailureCount(reported={"crashed"})
+    for scored in scores:
+        count.after_batch(scored, failures=8 - scored, episodes=8)
+
+    with nullcontext() if ends_well else pytest.raises(EnvironmentFailed, match="failed on every episode of the last"):
         count.after_run()
 
 

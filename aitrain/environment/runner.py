@@ -113,7 +113,8 @@ class EnvRunner(EnvTraits):
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self.kind == "score_episode":
             absent = model if isinstance(model, NoModel) else NoModel()
-            self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
+            stored = None if tokenizer is None else StoredTokenizer.of(tokenizer, self.processes.share)
+            self.given = {"model": absent, "tokenizer": stored}
 
     @property
     def may_play_alone(self) -> bool:

@@ -107,12 +107,13 @@ class HeldOutScoring:
         """Note that an evaluation has no scores: what was trained is worth more than one evaluation of it.
 
         Raises:
-            EpisodesFailed: nothing was trained yet, or during the training, PATIENCE evaluations in a row have none.
+            EpisodesFailed: nothing was trained yet; during the training, PATIENCE evaluations in a row have none; or
+                after it, its last batch had none either.
         """
-        if phase.name == "before":
+        failures, during = self.trainer.rollouts.failures, phase.name not in ("before", "after")
+        if phase.name == "before" or (not during and failures.empty_batches):
             raise error
-        during = phase.name != "after"
-        if during and self.trainer.rollouts.failures.empty_evaluations >= PATIENCE:
+        if during and failures.empty_evaluations >= PATIENCE:
             raise EpisodesFailed(f"{PATIENCE} evaluations in a row have no scores.\n{error}") from error
         later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
         self.context.note(
