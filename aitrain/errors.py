@@ -71,6 +71,11 @@ class EnvironmentFailed(AitrainError):
     exit_code = 3
 
 
+class EpisodesFailed(EnvironmentFailed):
+    """Too many episodes failed, in batches in a row or in an evaluation; raised between two steps, on all processes
+    together."""
+
+
 class RunFailed(AitrainError):
     """Training was started and failed for a reason that is neither the user's command nor the environment."""
 

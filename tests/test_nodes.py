@@ -126,6 +126,7 @@ def test_the_short_form_of_slurms_node_names_is_expanded(short: str, names: list
 def test_under_srun_no_flags_are_needed() -> None:
     assert find_nodes(TrainConfig(), SLURM) == Nodes(2, 1, "gpu07", 20049)
     assert find_nodes(TrainConfig(master_port=7000), SLURM) == Nodes(2, 1, "gpu07", 7000)
+    assert find_nodes(TrainConfig(), {**SLURM, "PMI_SIZE": "2", "PMI_RANK": "1"}) == find_nodes(TrainConfig(), SLURM)
     assert find_nodes(TrainConfig(nnodes=1), SLURM) is None
     later = given_machines({**SLURM, "SLURM_STEP_ID": "1"})
     assert later is not None
@@ -148,6 +149,9 @@ def test_one_machine_is_no_machine_among_others() -> None:
     [
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "torchrun, accelerate launch or mpirun started this"),
         ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, "started this command 4 times"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "3"}, "mpirun started this command 4 times"),  # MPICH
+        ({"MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_RANK": "3"}, "mpirun started this command 4 times"),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "4"}, "mpirun started this command 4 times"),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 2 nodes.*\nUse srun --ntasks-per-node=1"),
     ],
 )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable
-from contextlib import closing
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -17,6 +20,8 @@ from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.session import AssistantTurn
+from aitrain.environment.tool_call_parser import ToolCall
 from tests import runner_calls
 
 
@@ -346,14 +351,176 @@ def test_a_wrong_score_is_not_asked_for_again() -> None:
     assert len(attempts) == 1
 
 
-@pytest.mark.parametrize("error", [ConnectionRefusedError("refused"), type("ConnectError", (OSError,), {})("refused")])
-def test_a_server_that_cannot_be_reached_is_a_failure_of_its_own_kind(error: Exception) -> None:
-    def score_episode() -> float:
+class Answers(BaseHTTPRequestHandler):
+    """Answers with the status that the path names, or too late."""
+
+    timeout = 5.0
+
+    def do_GET(self) -> None:
+        if self.path == "/late":
+            self.connection.recv(1)  # until the client gives up
+        else:
+            self.send_response(int(self.path[1:]))
+            self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def with_httpx(url: str) -> None:
+    httpx.get(url, timeout=0.2).raise_for_status()
+
+
+def with_urllib(url: str) -> None:
+    with urllib.request.urlopen(url, timeout=0.2):
+        pass
+
+
+def in_a_task_group(url: str) -> None:
+    async def ask() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.to_thread(with_httpx, url))
+
+    asyncio.run(ask())
+
+
+def in_other_words(url: str) -> None:
+    try:
+        with_httpx(url)
+    except httpx.HTTPError as error:
+        raise ValueError("no judge") from error
+
+
+def raised(error: Exception) -> Callable[[str], None]:
+    def raises(_: str) -> None:
         raise error
 
+    return raises
+
+
+def named(name: str, **values: Any) -> Callable[[str], None]:
+    """Raises an error of a library that need not be installed."""
+    return raised(type(name, (Exception,), values)())
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aitrain.environment.runner.PAUSES", (0.0, 0.0))
+
+
+@pytest.mark.usefixtures("no_pause")
+@pytest.mark.parametrize(
+    ("call", "path", "tries"),
+    [
+        *((call, path, 3) for call in (with_httpx, with_urllib) for path in ("429", "502", "503", "504", "late")),
+        *((call, "503", 3) for call in (in_a_task_group, in_other_words)),
+        *((call, path, 1) for call in (with_httpx, with_urllib) for path in ("401", "404", "500")),
+        (raised(ConnectionRefusedError("refused")), "", 3),
+        (raised(ConnectionResetError("reset")), "", 3),
+        (named("ConnectError"), "", 3),  # httpx
+        (named("ClientResponseError", status=503), "", 3),  # aiohttp
+        (named("RateLimitError", status_code=429), "", 3),  # openai
+        (named("APIConnectionError"), "", 3),
+        (raised(TimeoutError("a deadline of one's own")), "", 1),
+        (raised(OSError("no space")), "", 1),
+        (raised(ValueError("503")), "", 1),
+    ],
+)
+def test_a_score_that_failed_because_of_a_service_is_tried_again_twice(
+    call: Callable[[str], None], path: str, tries: int, address: str
+) -> None:
+    attempts: list[int] = []
+
+    def score_episode() -> float:
+        attempts.append(1)
+        call(f"{address}/{path}")
+        return 1.0
+
     (result,) = scored_by(score_episode)
+    assert len(attempts) == tries
     assert result.failure is not None
-    assert result.failure.kind == "server"
+    assert result.failure.kind == ("server" if tries == 3 else "raised")
+
+
+def test_a_score_that_failed_because_of_a_service_is_not_tried_again_where_the_option_says_so() -> None:
+    attempts: list[int] = []
+
+    def score_episode() -> float:
+        attempts.append(1)
+        raise ConnectionRefusedError("refused")
+
+    scored_by(score_episode, rl_env_retries=0)
+    assert len(attempts) == 1
+
+
+class Asks:
+    """Asks a service in each method, which is away for one of them."""
+
+    def __init__(self, away: str) -> None:
+        self.away, self.asked = away, list[str]()
+
+    def ask(self, place: str) -> str:
+        self.asked.append(place)
+        if place == self.away:
+            raise ConnectionRefusedError("refused")
+        return place
+
+
+class Steps(Asks):
+    def start(self) -> Steps:
+        return self
+
+    def step(self, reply: str) -> None:
+        self.ask("step")
+
+    def score(self) -> float:
+        return len(self.ask("score")) / 10
+
+
+class Episodes(Asks):
+    def episode(self) -> Iterator[None]:
+        yield
+        self.ask("episode")
+
+
+class Looks(Asks):
+    def get_tools(self) -> list[Any]:
+        return [self.look]
+
+    def look(self) -> str:
+        """Look."""
+        return self.ask("look")
+
+    def score_episode(self) -> float:
+        return 1.0
+
+
+@pytest.mark.usefixtures("no_pause")
+@pytest.mark.parametrize(
+    ("environment", "turn", "retries", "asked"),
+    [
+        (Steps("step"), AssistantTurn("hello"), 2, ["step"]),
+        (Steps("score"), AssistantTurn("hello"), None, ["step", "score"]),
+        (Episodes("episode"), AssistantTurn("hello"), 2, ["episode"]),
+        (Looks("look"), AssistantTurn("", (ToolCall("look", {}),)), 2, ["look"]),
+    ],
+)
+def test_what_changes_an_episode_is_never_called_twice(
+    environment: Asks, turn: AssistantTurn, retries: int | None, asked: list[str]
+) -> None:
+    case = Case(0, "?", {"prompt": "?"})
+    with closing(EnvRunner(environment, TrainConfig(rl_env_retries=retries))) as runner:
+        plays = runner_calls.open_sessions(runner, [case], [0])
+        runner_calls.respond(runner, plays, [turn])
+        runner_calls.score(runner, plays, [Transcript(case, "hello")])
+    assert environment.asked == asked
 
 
 # -- over a whole run
@@ -407,6 +574,18 @@ def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() ->
     count.after_batch(0, failures=4, episodes=8)
 
     with pytest.raises(EnvironmentFailed, match="failed on every episode of the whole run"):
+        count.after_run()
+
+
+@pytest.mark.parametrize(("scores", "ends_well"), [([8, 0], False), ([8, 0, 0], False), ([8, 8, 8, 0], True)])
+def test_a_run_too_short_for_patience_is_no_success_when_it_ends_without_an_environment(
+    scores: list[int], ends_well: bool
+) -> None:
+    count = FailureCount(reported={"crashed"})
+    for scored in scores:
+        count.after_batch(scored, failures=8 - scored, episodes=8)
+
+    with nullcontext() if ends_well else pytest.raises(EnvironmentFailed, match="failed on every episode of the last"):
         count.after_run()
 
 

@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Step
+from aitrain.launch import local_processes
+from aitrain.launch.local_processes import kept_short
 from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import IntervalValues, ScoreRow, ScoreTable
 from aitrain.runs.result import Result
@@ -274,6 +276,31 @@ def test_a_log_is_told_line_by_line_as_it_grows(tmp_path: Path) -> None:
         log.flush()
         assert tail() == ["half �"]
     assert tail() == []
+
+
+def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_processes, "MOST_LOG", 1000)
+    monkeypatch.setattr(local_processes, "KEPT_LOG", 100)
+    path = tmp_path / "train.log"
+    with path.open("ab", buffering=0) as log:
+        with kept_short(path, every=60.0):
+            log.write(b"".join(b"line %d\n" % number for number in range(100)))
+        assert path.stat().st_size < 1000
+        with kept_short(path, every=60.0):
+            log.write(b"".join(b"line %d\n" % number for number in range(100, 1000)))
+            tail = LogTail(path)
+            tail()
+        assert tail() == []
+        log.write(b"the end\n")
+        assert tail() == ["the end"]
+
+    said = path.read_text()
+    assert said.startswith("line 0\nline 1\n")
+    assert said.endswith("line 998\nline 999\nthe end\n")
+    assert said.count("left out the middle") == 1
+    assert len(said) < 400
 
 
 def test_what_the_libraries_say_stands_above_and_stays(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
     assert (end.exit_code, end.status) == (1, "stalled")
     assert "The run stalled: no progress for 1 seconds (--stall-timeout)." in end.message  # 0.6, rounded
     assert f"It hangs in: training, planting {what}." in end.message
-    assert "Nothing is saved yet. Start again with:\n  aitrain grpo --config" in end.message
+    assert "Nothing is saved yet. If that is only slow, start again with more time:\n  aitrain grpo" in end.message
+    assert end.message.endswith(" --stall-timeout 60")
     assert len(end.message.splitlines()) <= 5
     log = folder.log.read_text()
     assert f"Stalled: rank 0, process {(folder.path / 'pid-0').read_text()}, training, planting {what}." in log
@@ -246,7 +247,7 @@ def test_a_log_that_cannot_be_written_does_not_keep_a_run_that_hangs_alive(
 # -- what is said
 
 
-def test_the_message_says_what_was_saved_and_the_command_that_continues(tmp_path: Path) -> None:
+def test_the_message_says_what_was_saved_and_a_command_that_does_not_stall_at_the_same_place(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "my run")
     (folder.checkpoints / "checkpoint-12").mkdir(parents=True)
     write_json(folder.checkpoints / "checkpoint-12" / "manifest.json", {})
@@ -256,9 +257,13 @@ def test_the_message_says_what_was_saved_and_the_command_that_continues(tmp_path
         "The run stalled: no progress for 1800 seconds (--stall-timeout).",
         "It hangs in: training, weight sync after step 14, ranks 1 and 3 of 4."
         f" {folder.log} has the stacks of all threads.",
-        "Saved: checkpoint-12 (step 12). Continue with:",
-        f"  aitrain grpo --config '{folder.config}' --resume",
+        "Saved: checkpoint-12 (step 12). If that is only slow, continue with more time:",
+        f"  aitrain grpo --config '{folder.config}' --resume --stall-timeout 7200",
     ]
+    write_json(folder.status, {"status": "running", "job": "eval"})
+    said = message(Stall((0,), "scoring 9 cases", 5.0), folder, 1)
+    assert "If that is only slow, give it more time: --stall-timeout 60" in said
+    assert "aitrain grpo" not in said
 
 
 def test_a_rank_in_a_collective_operation_is_told_from_one_that_hangs() -> None:

@@ -54,4 +54,4 @@ class EnvTraits:
     @property
     def process_fds(self) -> list[int]:
         """File descriptors of the connection to its processes, which those of other environments must not hold open."""
-        return [self.processes.fd] if isinstance(self.processes, ProcessPool) else []
+        return self.processes.fds if isinstance(self.processes, ProcessPool) else []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aitrain.errors import EnvironmentFailed
+from aitrain.errors import EnvironmentFailed, EpisodesFailed
 
 PATIENCE = 3
-"""Consecutive batches with too many failures that end a run."""
+"""Consecutive batches with too many failures, or evaluations without scores, that end a run."""
 
 ABANDONED_LIMIT = 64
 """Threads of hanging calls, over all processes, that end a run: they hold memory, locks and cores."""
@@ -26,6 +26,8 @@ class FailureCount:
     scored: int = 0
     empty_batches: int = 0
     bad_batches: int = 0
+    empty_evaluations: int = 0
+    """Evaluations without scores since the last one with scores."""
     has_noted_abandoned: bool = False
     has_noted_dropped: bool = False
     _parts: dict[str, FailureCount] = field(default_factory=dict)
@@ -45,7 +47,7 @@ class FailureCount:
         """Count a batch, with the sums over all processes; dropped episodes are not among `episodes`.
 
         Raises:
-            EnvironmentFailed: no episode was scored, or too many failed, in PATIENCE consecutive batches.
+            EpisodesFailed: no episode was scored, or too many failed, in PATIENCE consecutive batches.
         """
         self.batches += 1
         self.played += episodes
@@ -54,9 +56,9 @@ class FailureCount:
         is_empty = not scores and (failures or not self.scored)  # a later batch may be of dropped cases only
         self.empty_batches = self.empty_batches + 1 if is_empty else 0
         if self.empty_batches >= PATIENCE:
-            raise EnvironmentFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
+            raise EpisodesFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
         if self.bad_batches >= PATIENCE:
-            raise EnvironmentFailed(
+            raise EpisodesFailed(
                 f"More than {self.max_failed:.0%} of the episodes failed in {PATIENCE} batches in a row"
                 f" (--rl-max-failed), {failures} of {episodes} in the last one.\n"
                 "The first failure of each kind is shown above; all of them are in rollouts/."
@@ -85,13 +87,18 @@ class FailureCount:
         )
 
     def after_run(self) -> None:
-        """Check that the run has scored an episode.
+        """Check that the run has scored episodes, and did not end, too short for PATIENCE, with an environment that
+        fails.
 
         Raises:
-            EnvironmentFailed: it has not, so that nothing was learned.
+            EnvironmentFailed: it has not, or at least half of its batches, up to the last one, have no scores.
         """
         if self.batches and not self.scored:
             raise EnvironmentFailed(self._nothing_to_learn_from("the whole run"))
+        if self.empty_batches and 2 * self.empty_batches >= self.batches:
+            raise EnvironmentFailed(
+                self._nothing_to_learn_from(f"the last {self.empty_batches} of {self.batches} batches")
+            )
 
     def _nothing_to_learn_from(self, where: str) -> str:
         if not self.played:

@@ -68,7 +68,7 @@ async def score_groups(runner: Runner, groups: Sequence[Group]) -> list[list[Sco
 async def _score_group(runner: EnvRunner, group: Group) -> list[ScoreResult]:
     job = group_job(runner, group, runner.config.score_bounds)
     outcome: Outcome[list[ScoreResult]] = Outcome()
-    for _ in range(1 + runner.config.rl_env_retries):
+    for _ in range(1 + (runner.config.rl_env_retries or 0)):
         with activity.own.waiting("waiting for the environment", runner.pool.timeout + GRACE):
             outcome = await runner.pool.call(job)
         if outcome.value is not None:

@@ -37,6 +37,9 @@ PROCESSES_PER_CORE = 4
 REPEATABLE = ("raised", "timed_out", "crashed", "server")
 """Kinds of failures that are retried; a wrong score would be returned again."""
 
+PAUSES = (0.5, 2.0)
+"""Seconds before a call is tried again that failed because of a service."""
+
 T = TypeVar("T")
 
 
@@ -110,7 +113,8 @@ class EnvRunner(EnvTraits):
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self.kind == "score_episode":
             absent = model if isinstance(model, NoModel) else NoModel()
-            self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
+            stored = None if tokenizer is None else StoredTokenizer.of(tokenizer, self.processes.share)
+            self.given = {"model": absent, "tokenizer": stored}
 
     @property
     def may_play_alone(self) -> bool:
@@ -207,16 +211,29 @@ class EnvRunner(EnvTraits):
     async def _repeat(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
     ) -> list[T | None]:
-        """Make the calls, and retry those that failed up to `rl_env_retries` times."""
+        """Make the calls, and retry those that failed."""
         values = await self._call_all(sessions, jobs, place)
-        for _ in range(self.config.rl_env_retries):
-            again = [n for n, one in enumerate(sessions) if one.failure and one.failure.kind in REPEATABLE]
+        tries = 0
+        while again := [n for n, one in enumerate(sessions) if one.failure and self._is_retried(one.failure, tries)]:
+            if any(one.failure and one.failure.kind == "server" for one in sessions):
+                await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+            tries += 1
             for number in again:
                 sessions[number].failure = None
             retried = await self._call_all([sessions[n] for n in again], [jobs[n] for n in again], place)
             for number, value in zip(again, retried, strict=True):
                 values[number] = value
         return values
+
+    def _is_retried(self, failure: Failure, tries: int) -> bool:
+        """Whether a call is tried again that was tried again `tries` times: by the option, else one of `score_episode`
+        whose own code (it has a trace; judges and served environments try again themselves) could not reach a
+        service."""
+        most = self.config.rl_env_retries
+        if most is None:
+            is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
+            most = len(PAUSES) if is_own else 0
+        return failure.kind in REPEATABLE and tries < most
 
     async def _call_all(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str

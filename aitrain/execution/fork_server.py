@@ -68,12 +68,15 @@ class _ForkServer:
         self._workers: set[int] = set()
 
     def serve(self) -> None:
-        """Run commands: spawn, reap, update."""
+        """Run commands: spawn, copy, reap, update."""
         messages = MessageSocket(self._connection)
         while (received := messages.receive())[0] is not None:
             command, value = pickle.loads(received[0])
             if command == "spawn":
-                answer: object = self._spawn(received[1])
+                body = partial(_run_worker, self._environment, received[1], self._connection, os.getpid())
+                answer: object = self._start(body)
+            elif command == "copy":
+                answer = self._start(partial(_run_copy, self._environment, received[1][0], self._connection))
             else:
                 answer = self.reap(value) if command == "reap" else self._update(value)
             for fd in received[1]:
@@ -85,9 +88,9 @@ class _ForkServer:
         for pid in list(self._workers):
             self.reap(pid)
 
-    def _spawn(self, fds: Sequence[int]) -> int | str:
+    def _start(self, body: Callable[[], object]) -> int | str:
         try:
-            pid = fork(partial(_run_worker, self._environment, fds, self._connection, os.getpid()))
+            pid = fork(body)
         except OSError as error:
             return str(error)
         with suppress(OSError):  # the worker does the same: one of the two is first
@@ -111,6 +114,14 @@ class _ForkServer:
         except Exception as error:
             return as_failure(error)
         return None
+
+
+def _run_copy(environment: object, connection: int, control: socket.socket) -> None:
+    """In a forked process: be another fork server, which is there when this one is killed, and ends when the training
+    process does."""
+    os.setpgid(0, 0)
+    control.close()
+    run_fork_server(environment, socket.socket(fileno=connection), [], None)
 
 
 # -- in a worker process

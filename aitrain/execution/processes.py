@@ -26,7 +26,7 @@ from aitrain.execution.stacks import stack_of_dump
 from aitrain.execution.task import on_cancel, paused
 from aitrain.machine import allow_open_files
 
-SERVER_GONE = Failure("crashed", "crashed: the process that starts environment processes is gone")
+SERVER_GONE = Failure("crashed", "crashed: the process that starts environment processes was killed")
 
 
 class CallPool(Protocol):
@@ -46,11 +46,14 @@ class ProcessPool:
     def __init__(self, server: MessageSocket, pid: int) -> None:
         self.server_pid = pid
         self._server = server
+        self._spare: tuple[MessageSocket, int] | None = None
+        """A copy of the fork server, with its process id, which takes its place if it is killed."""
         self._lock = threading.Lock()
         self._free: list[_Worker] = []
         self._lost: list[int] = []  # process ids of workers whose lease was dropped without a release
         self._generation = 0
         self._is_open = True
+        self._make_spare()
 
     @classmethod
     def start(cls, environment: object, close: Sequence[int] = ()) -> ProcessPool:
@@ -66,9 +69,9 @@ class ProcessPool:
         return cls(MessageSocket(ours), pid)
 
     @property
-    def fd(self) -> int:
-        """File descriptor of the connection to the fork server."""
-        return self._server.fileno()
+    def fds(self) -> list[int]:
+        """File descriptors of the connections to the fork server and its spare."""
+        return [self._server.fileno(), *([self._spare[0].fileno()] if self._spare else [])]
 
     def update(self, attributes: dict[str, bytes]) -> None:
         """Set pickled attributes on the environment, for the processes that are leased from now on.
@@ -78,6 +81,9 @@ class ProcessPool:
         """
         self._generation += 1
         failure = self._ask("update", attributes)
+        with self._lock:
+            if self._spare:
+                self._exchange(self._spare[0], "update", attributes)
         while self._free:
             self._retire(self._free.pop())
         if isinstance(failure, Failure):
@@ -107,6 +113,8 @@ class ProcessPool:
         with self._lock:
             was_open, self._is_open = self._is_open, False
             self._server.close()
+            if self._spare:
+                self._spare[0].close()
         if not was_open:
             return
         while self._free:
@@ -167,18 +175,43 @@ class ProcessPool:
         return worker
 
     def _ask(self, command: str, value: object = None, fds: Sequence[int] = ()) -> object:
-        """The fork server's answer; the clock of the calling task is paused meanwhile."""
+        """The fork server's answer, or its spare's if it was killed; the clock of the calling task is paused
+        meanwhile.
+
+        Raises:
+            CallFailed: both are gone.
+        """
         with paused(), self._lock:
-            try:
-                is_sent = self._server.send(pickle.dumps((command, value)), fds)
-                answer = self._server.receive()[0] if is_sent else None
-            except BaseException:
-                self._server.close()  # after Ctrl+C, the pending answer would be read as that of the next command
-                raise
+            answer = self._exchange(self._server, command, value, fds)
+            if answer is None and self._is_open and self._spare:
+                self._server.close()
+                (self._server, self.server_pid), self._spare = self._spare, None
+                answer = self._exchange(self._server, command, value, fds)
+                self._make_spare()
         if answer is None:
             raise CallFailed(SERVER_GONE)
         result: object = pickle.loads(answer)
         return result
+
+    def _exchange(
+        self, server: MessageSocket, command: str, value: object = None, fds: Sequence[int] = ()
+    ) -> bytes | None:
+        """The pickled answer of a fork server; None if it is gone."""
+        try:
+            return server.receive()[0] if server.send(pickle.dumps((command, value)), fds) else None
+        except BaseException:
+            server.close()  # after Ctrl+C, the pending answer would be read as that of the next command
+            raise
+
+    def _make_spare(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            answer = self._exchange(self._server, "copy", None, [theirs.fileno()])
+        pid = None if answer is None else pickle.loads(answer)
+        if isinstance(pid, int):
+            self._spare = MessageSocket(ours), pid
+        else:  # there is no memory for it
+            ours.close()
 
 
 class Lease:
@@ -318,8 +351,10 @@ def _has_ended(pid: int, seconds: float) -> bool:
 
 
 def _crash(status: object) -> Failure:
-    """The failure of a call whose process ended with this status."""
-    code = os.waitstatus_to_exitcode(status if isinstance(status, int) else 0)
+    """The failure of a call whose process ended with this status; None: with the fork server that had started it."""
+    if not isinstance(status, int):
+        return SERVER_GONE
+    code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return Failure("crashed", f"crashed: its process exited with code {code}")
     name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"

@@ -11,7 +11,15 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from aitrain.engines.scopes import frozen_heap
-from aitrain.errors import AitrainError, CannotWriteError, DivergedError, EnvironmentFailed, RunFailed, ServerFailed
+from aitrain.errors import (
+    AitrainError,
+    CannotWriteError,
+    DivergedError,
+    EnvironmentFailed,
+    EpisodesFailed,
+    RunFailed,
+    ServerFailed,
+)
 from aitrain.events import Ended
 from aitrain.jobs.environment_check import note_findings
 from aitrain.jobs.outcome import RunOutcome, result_of
@@ -115,11 +123,11 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         _check_updates(context, trainer)
     except TrainingOver:
         return
-    except ServerFailed:
+    except (EpisodesFailed, ServerFailed) as error:
         if trainer.state.global_step == 0:
             raise
         trainer.save_checkpoint()
-        if not context.stop.on_any_rank():
+        if isinstance(error, EpisodesFailed) or not context.stop.on_any_rank():
             raise
         prepared.stopper.stopped = True
     except pickle.UnpicklingError as error:

@@ -26,6 +26,9 @@ from aitrain.runs.watchdog import descendants
 PYTHON = [sys.executable, "-P"]
 """`-P` keeps the working directory off the path: a folder named `vllm` there must not hide the library."""
 WORKER = "aitrain.jobs.worker"
+MOST_LOG, KEPT_LOG = 64 << 20, 8 << 20
+"""Bytes at which a log is cut, and of its beginning and its end that are kept."""
+CUT = b"[aitrain left out the middle of this log: more was printed than is kept]\n"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables from which torch's `env://` knows the other processes."""
 
@@ -70,6 +73,38 @@ def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((host, 0))
         yield held.getsockname()[1]
+
+
+@contextmanager
+def kept_short(log: Path, every: float = 0.25) -> Iterator[None]:
+    """Cut a log that processes append to whenever it has grown too large: its beginning and its end are kept."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(every):
+            cut(log)
+
+    thread = threading.Thread(target=watch, name="log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        cut(log)
+
+
+def cut(log: Path) -> None:
+    """Cut a log if it is too large, in place, as processes hold it open; lines that they append just then are lost."""
+    with suppress(OSError), log.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) <= MOST_LOG:
+            return
+        file.seek(-KEPT_LOG, os.SEEK_END)
+        end = file.read()
+        file.seek(0)
+        file.seek(file.read(KEPT_LOG).rfind(b"\n") + 1 or KEPT_LOG)  # whole lines, in which secrets are masked later
+        file.write(CUT + end[end.find(b"\n") + 1 :])
+        file.truncate()
 
 
 @dataclass

@@ -25,6 +25,7 @@ from aitrain.launch.local_processes import (
     LocalProcesses,
     Ranks,
     how_it_ended,
+    kept_short,
     reserved_port,
     worker_command,
 )
@@ -83,6 +84,7 @@ class Processes:
         with ExitStack() as stack:
             log = stack.enter_context(self.log.open("a", encoding="utf-8"))
             stack.callback(self._mask_logs)
+            stack.enter_context(kept_short(self.log))
             stack.enter_context(on_stop_signals(self._on_signal))
             self._prepare(stack)
             stack.enter_context(self._watched())

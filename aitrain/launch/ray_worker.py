@@ -16,7 +16,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import Part, SharedMemory, Snapshot, read
 from aitrain.errors import RunFailed
 from aitrain.events import Ended, Failed, decode
-from aitrain.launch.local_processes import Ranks, how_it_ended, rank_variables, worker_command
+from aitrain.launch.local_processes import Ranks, how_it_ended, kept_short, rank_variables, worker_command
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, process_variables
 from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests
@@ -143,14 +143,15 @@ class RankProcess:
             )
         try:
             threading.Thread(target=_read_lines, args=[child, lines], daemon=True).start()
-            while not self.is_silent:
-                has_ended = child.poll() is not None
-                news = self._next_news(child, lines, memory)
-                self._do(tell(news), child, tell)
-                if has_ended and not news.lines:
-                    break  # a process that it has forked still holds its output
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(PATIENCE)
+            with nullcontext() if self.numbers.local else kept_short(self.log):
+                while not self.is_silent:
+                    has_ended = child.poll() is not None
+                    news = self._next_news(child, lines, memory)
+                    self._do(tell(news), child, tell)
+                    if has_ended and not news.lines:
+                        break  # a process that it has forked still holds its output
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(PATIENCE)
         finally:
             memory.unlink()
             _kill(child)

@@ -13,7 +13,7 @@ from aitrain.options.train import TrainConfig
 PORTS = range(20000, 30000)
 """Ports for the steps of SLURM, so that jobs that share a machine do not meet each other."""
 STARTED_HERE = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-"""Set by torchrun, accelerate launch and mpirun in each process that they start."""
+"""Set by torchrun, accelerate launch and OpenMPI's mpirun in each process that they start."""
 FOREIGN_VARIABLES = (
     *("GROUP_RANK", "ROLE_RANK", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -105,7 +105,12 @@ def refuse_launchers(environ: Mapping[str, str]) -> None:
         ConfigError: it did.
     """
     count = max(_number(environ, "WORLD_SIZE"), _number(environ, "OMPI_COMM_WORLD_SIZE"))
-    if count > 1 and any(name in environ for name in STARTED_HERE):
+    if not any(name in environ for name in STARTED_HERE):
+        count = 1
+    mpich = max(_number(environ, "PMI_SIZE"), _number(environ, "MV2_COMM_WORLD_SIZE"))
+    if mpich != _number(environ, "SLURM_STEP_NUM_TASKS"):  # else srun has set it (--mpi=pmi2)
+        count = max(count, mpich)
+    if count > 1:
         raise ConfigError(
             f"torchrun, accelerate launch or mpirun started this command {count} times; aitrain starts its training"
             " processes itself\nRun the command alone with --num-processes; on several machines once on each, with"

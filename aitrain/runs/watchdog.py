@@ -22,6 +22,7 @@ from pathlib import Path
 
 from aitrain.activity import Snapshot
 from aitrain.runs.checkpoint import checkpoints_of, step_of
+from aitrain.runs.eval_result import JOB as EVAL
 from aitrain.runs.run_folder import RunFolder, read_object
 
 LONGEST_POLL = 2.0
@@ -34,6 +35,8 @@ DUMPED_THREADS = 100
 """Threads that faulthandler writes, the newest; the main thread is the oldest."""
 BYTES = 8 << 20
 """Bytes read or written that count as progress in phases that move files; heartbeats need hours for that many."""
+LONGER = 4
+"""By which factor the --stall-timeout that a message proposes is longer than the stall."""
 MARGIN = 10.0
 """Seconds by which a wait with its own deadline may exceed it on a busy machine."""
 
@@ -174,18 +177,18 @@ def message(stall: Stall, folder: RunFolder, processes: int) -> str:
     who = "" if processes == 1 else f", {ranks}"
     step = read_object(folder.status).get("step")
     where = f" after step {step}" if step else ""
+    hangs = [
+        f"The run stalled: no progress for {stall.seconds:.0f} seconds (--stall-timeout).",
+        f"It hangs in: {stall.phase}{where}{who}. {folder.log} has the stacks of all threads.",
+    ]
+    longer = f"--stall-timeout {max(60, LONGER * round(stall.seconds, -1)):.0f}"
+    if read_object(folder.status).get("job") == EVAL:  # the command says itself how to continue it
+        return "\n".join([*hangs, f"If that is only slow, give it more time: {longer}"])
     saved = checkpoints_of(folder)
-    command = f"aitrain grpo --config {shlex.quote(str(folder.config))}"
-    return "\n".join(
-        [
-            f"The run stalled: no progress for {stall.seconds:.0f} seconds (--stall-timeout).",
-            f"It hangs in: {stall.phase}{where}{who}. {folder.log} has the stacks of all threads.",
-            f"Saved: {saved[0].name} (step {step_of(saved[0])}). Continue with:"
-            if saved
-            else "Nothing is saved yet. Start again with:",
-            f"  {command} --resume" if saved else f"  {command}",
-        ]
-    )
+    again = "continue" if saved else "start again"
+    what = f"Saved: {saved[0].name} (step {step_of(saved[0])})" if saved else "Nothing is saved yet"
+    command = f"aitrain grpo --config {shlex.quote(str(folder.config))}{' --resume' if saved else ''} {longer}"
+    return "\n".join([*hangs, f"{what}. If that is only slow, {again} with more time:", f"  {command}"])
 
 
 # -- stacks

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from aitrain.errors import EpisodesFailed
 from aitrain.events import Announce, Step
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import Best
@@ -137,6 +138,7 @@ class EvalCallback(TrainerCallback):  # type: ignore[misc]
         self.evaluate = evaluate
         self.eval_state = eval_state
         self.ends_epoch = ends_epoch
+        self.failure: EpisodesFailed | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -153,8 +155,21 @@ class EvalCallback(TrainerCallback):  # type: ignore[misc]
             is_last and (is_due or self.config.save_best)
         )
         if is_due and not is_last and not control.should_training_stop:
-            is_best = self.eval_state.add(self.evaluate(state.global_step))
+            try:
+                is_best = self.eval_state.add(self.evaluate(state.global_step))
+            except EpisodesFailed as error:
+                self.failure, is_best = error, False
+                control.should_training_stop = control.should_save = True
             control.should_save |= is_best and self.config.save_best
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """End the run because of an evaluation, when its step is logged and saved.
+
+        Raises:
+            EpisodesFailed: too many evaluations in a row have no scores.
+        """
+        if self.failure is not None:
+            raise self.failure
 
     def _is_due(self, state: TrainerState) -> bool:
         if self.config.eval_strategy == "steps":

@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.environment.contract import Case
 from aitrain.environment.locator import errors_of
-from aitrain.errors import EnvironmentFailed
+from aitrain.errors import EpisodesFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import DECODINGS, Scoring, by_case
@@ -112,7 +112,8 @@ def evaluate(
     rank.
 
     Raises:
-        EnvironmentFailed: no case could be scored, or too many calls hang.
+        EpisodesFailed: an environment failed on all of its cases.
+        EnvironmentFailed: too many calls hang.
         ServerFailed: a vLLM server failed one of the ranks.
     """
     size = plan.batch_size * rollouts.accelerator.num_processes
@@ -139,13 +140,13 @@ def _check_each(plan: EvalPlan, failures: Sequence[tuple[str, str]], scoring: Sc
     """Check that no environment failed on all of its cases: without it, the mean score would be that of the others.
 
     Raises:
-        EnvironmentFailed: one did.
+        EpisodesFailed: one did.
     """
     scored = {case.env for case in plan.cases if str(case.number) in scoring}
     for env in sorted({env for env, _ in failures} - scored):
         kinds = [kind for name, kind in failures if name == env]
         with errors_of(env):
-            raise EnvironmentFailed(
+            raise EpisodesFailed(
                 f"The environment failed on all {len(kinds)} held-out cases ({', '.join(sorted(set(kinds)))}).\n"
                 "The first failure is shown above; --debug shows all that the run printed. aitrain env check"
                 " finds such failures without a model."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from aitrain import activity
+from aitrain.environment.failure_count import PATIENCE
+from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
 from aitrain.runs.held_out import bounds_of
 from aitrain.runs.metrics_line import MetricsLine
@@ -40,7 +42,11 @@ class HeldOutScoring:
         return scores
 
     def after_step(self, step: int) -> MetricsLine:
-        """Scores after a step, also written as a line of metrics."""
+        """Scores after a step, also written as a line of metrics.
+
+        Raises:
+            EpisodesFailed: PATIENCE evaluations in a row have no scores.
+        """
         line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.plan))
         if line.is_scoring and self.trainer.accelerator.is_main_process:
             self.recorder.add_metrics(line)
@@ -81,7 +87,14 @@ class HeldOutScoring:
     def _score(self, phase: EvalPhase, plan: EvalPlan) -> EvalScores:
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
-        scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
+        failures = self.trainer.rollouts.failures
+        try:
+            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
+        except EpisodesFailed as error:
+            failures.empty_evaluations += 1
+            self._skip(phase, error)
+            return EvalScores(mixture=plan.mixture)
+        failures.empty_evaluations = 0
         if phase.name == "before":
             self.context.progress.score_before = scores.means[0]
         each = {one.name: scores.means_of(one)["score"] for one in plan.mixture}
@@ -89,3 +102,21 @@ class HeldOutScoring:
         self.context.announce(evaluated)
         self.tracking.take(evaluated)
         return scores
+
+    def _skip(self, phase: EvalPhase, error: EpisodesFailed) -> None:
+        """Note that an evaluation has no scores: what was trained is worth more than one evaluation of it.
+
+        Raises:
+            EpisodesFailed: nothing was trained yet; during the training, PATIENCE evaluations in a row have none; or
+                after it, its last batch had none either.
+        """
+        failures, during = self.trainer.rollouts.failures, phase.name not in ("before", "after")
+        if phase.name == "before" or (not during and failures.empty_batches):
+            raise error
+        if during and failures.empty_evaluations >= PATIENCE:
+            raise EpisodesFailed(f"{PATIENCE} evaluations in a row have no scores.\n{error}") from error
+        later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
+        self.context.note(
+            f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
+            f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
+        )

@@ -102,7 +102,7 @@ class PolicyRollouts:
         """Count the failures of a training batch over all ranks, so that all of them raise together.
 
         Raises:
-            EnvironmentFailed: too many episodes failed in consecutive batches.
+            EpisodesFailed: too many episodes failed in consecutive batches.
         """
         scores = sum(episode.result.score is not None for episode in episodes)
         failures = sum(episode.result.failure is not None for episode in episodes)

@@ -396,15 +396,24 @@ def test_what_cannot_be_read_here_is_told(processes: ProcessPool) -> None:
     assert failure.kind in ("wrong_type", "raised")
 
 
-def test_without_the_fork_server_nothing_can_be_leased_and_leases_have_crashed(processes: ProcessPool) -> None:
-    lease = processes.lease(Episode)
-    asked(lease, "ask", 1)
+def test_a_fork_server_that_is_killed_is_replaced_by_one_that_knows_the_same(processes: ProcessPool) -> None:
+    processes.update({"size": pickle.dumps(7)})
+    for _ in range(3):
+        lease = processes.lease(Episode)
+        asked(lease, "ask", 1)
 
-    os.kill(processes.server_pid, signal.SIGKILL)
+        os.kill(processes.server_pid, signal.SIGKILL)
 
-    assert eventually(lambda: not is_alive(lease.pid))
-    assert asked(lease, "ask", 2) == SERVER_GONE
-    lease.release()
+        assert eventually(lambda pid=lease.pid: not is_alive(pid))  # type: ignore[misc]
+        assert asked(lease, "ask", 2) == SERVER_GONE
+        lease.release()
+        assert asked(processes.lease(Episode), "size") == 7
+
+
+def test_without_any_fork_server_nothing_can_be_leased(processes: ProcessPool) -> None:
+    for pid in (*children(processes.server_pid), processes.server_pid):
+        os.kill(pid, signal.SIGKILL)
+
     with pytest.raises(CallFailed) as raised:
         processes.lease(Episode)
     assert raised.value.failure == SERVER_GONE
@@ -508,7 +517,8 @@ def test_what_cannot_be_set_is_told(processes: ProcessPool) -> None:
 def test_close_leaves_no_process() -> None:
     processes = ProcessPool.start(Environment())
     leases = [processes.lease(Episode) for _ in range(5)]
-    pids = [processes.server_pid, *(asked(lease, "pid") for lease in leases)]
+    pids = [processes.server_pid, *children(processes.server_pid)]
+    assert {asked(lease, "pid") for lease in leases} < set(pids)
     leases[0].release()
     pool = CallerPool(1, 1.0)
     assert all(map(is_alive, pids))
@@ -546,7 +556,7 @@ def test_nothing_leaks_over_many_leases(processes: ProcessPool) -> None:
     cycle(1)
 
     assert (descriptors(os.getpid()), descriptors(processes.server_pid)) == before
-    assert len(children(processes.server_pid)) == 1
+    assert len(children(processes.server_pid)) == 2  # one that is idle, and the spare server
 
 
 def children(pid: int) -> list[int]:
@@ -592,6 +602,7 @@ def trainer(end: str) -> tuple[subprocess.Popen[str], list[int]]:
 def test_a_training_process_that_is_killed_takes_all_with_it() -> None:
     started, pids = trainer("time.sleep(1000)")
     assert len(pids) == 4
+    pids += children(pids[0])
     assert all(map(is_alive, pids))
 
     started.kill()

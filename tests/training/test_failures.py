@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ import pytest
 import torch
 
 import aitrain
-from aitrain import Result, TrainConfig
+from aitrain import EnvironmentFailed, Result, TrainConfig
 from aitrain.engines.hf import HFEngine
-from aitrain.runs.run_folder import read_lines
-from tests.environments.ill import SHARES, illness_of
+from aitrain.runs.checkpoint import checkpoints_of, step_of
+from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.training import held_out_scoring
+from aitrain.training.evaluation import EvalPhase, EvalScores, evaluate
+from tests.environments.ill import SHARES, Gone, illness_of
 from tests.training.scripted_policy import scripted
 
 Train = Callable[..., Result]
@@ -406,6 +409,60 @@ def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_train
     assert "The environment failed on all 1 held-out cases (raised)" in done.stderr
     assert 'raise RuntimeError("the board is gone")' in done.stderr
     assert not (command.folder / "run").exists()
+
+
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The evaluations so far, with the one under way."""
+    names: list[str] = []
+
+    def counted(rollouts: Any, plan: Any, phase: EvalPhase, write: Any) -> EvalScores:
+        names.append(phase.name)
+        return evaluate(rollouts, plan, phase, write)
+
+    monkeypatch.setattr(held_out_scoring, "evaluate", counted)
+    return names
+
+
+class NoJudge(Gone):
+    """Works in training, and for the held-out case except in some evaluations."""
+
+    def __init__(self, evaluations: list[str], without: Collection[str]) -> None:
+        self.evaluations, self.without = evaluations, without
+
+    def score_episode(self, completion: str, case_idx: int) -> float:
+        if case_idx < 0 and self.evaluations[-1] in self.without:
+            raise RuntimeError("no judge")
+        return len(completion) % 5 / 5
+
+
+def test_an_evaluation_without_scores_is_skipped_and_the_third_in_a_row_ends_the_run_with_a_checkpoint(
+    train: Train, evaluations: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 8, "project_name": "judged"}
+    away = NoJudge(evaluations, {"step1", "step3", "step4", "step5"})
+    with pytest.raises(EnvironmentFailed, match="3 evaluations in a row have no scores"):
+        train(away, **options)
+
+    said = capsys.readouterr().err
+    assert said.count("is skipped: The environment failed on all 1 held-out cases (raised)") == 3
+    assert "rl_env_retries" in said
+    folder = RunFolder(tmp_path / "runs" / "judged")
+    lines = list(read_lines(folder.metrics))
+    assert [line["step"] for line in lines if "reward" in line] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in lines if "eval_score" in line] == [2]
+    assert [step_of(one) for one in checkpoints_of(folder)] == [5]
+
+    result = train(NoJudge(evaluations, ()), **options, resume_from_checkpoint="auto")
+    assert (result.steps, result.status) == (8, "finished")
+    assert evaluations[-3:] == ["step6", "step7", "after"]
+
+
+def test_a_run_whose_last_evaluation_has_no_scores_is_finished(train: Train, evaluations: list[str]) -> None:
+    result = train(NoJudge(evaluations, {"after"}), max_steps=1, eval_strategy="no")
+
+    assert (result.status, result.steps, result.score_after, result.verdict) == ("finished", 1, None, None)
+    assert (result.model / "model.safetensors").exists()
 
 
 def test_a_run_whose_calls_hang_in_threads_ends_with_the_advice_to_use_processes_and_is_saved(

@@ -82,7 +82,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
             "side-effects",
             "warning",
             f"An episode prints {printed / 1000:.1f} KB on average.",
-            "train.log of a run of 100,000 episodes grows to gigabytes, and hides what matters.",
+            "It hides what matters in train.log, of which a run keeps the beginning and the end.",
             "Remove the prints, or log at a level that is off.",
         )
 

@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -53,12 +54,16 @@ def checked(environment: Any, seconds: float = 30.0, **options: Any) -> FastChec
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_healthy_environment_gets_one_line(isolation: str) -> None:
+def test_a_healthy_environment_gets_one_line_and_leaves_no_file(
+    isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = checked(Sums(), rl_env_isolation=isolation)
     assert found.skipped == ""
     assert found.findings == ()
     assert list(found.lines()) == [f"Environment checks: {found.passed} passed."]
     assert found.passed >= 9
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_finding_says_where_what_and_what_to_do() -> None:
