@@ -329,8 +329,19 @@ class ChangesInARareBranch(Rows):
         return float(not self.log or self.case == case_idx)
 
 
-def test_a_line_that_is_reached_late_is_watched_before_it_runs() -> None:
-    found, told, _ = later(ChangesInARareBranch())
+class ChangesInARareBranchAsync(Rows):
+    async def score_episode(self, case_idx: int) -> float:
+        if not self.log:
+            await asyncio.sleep(0.002)
+            return 1.0
+        self.case = case_idx
+        await asyncio.sleep(0.002)
+        return float(self.case == case_idx)
+
+
+@pytest.mark.parametrize("kind", [ChangesInARareBranch, ChangesInARareBranchAsync])
+def test_a_line_that_is_reached_late_is_watched_before_it_runs(kind: Any) -> None:
+    found, told, _ = later(kind())
 
     assert found == [[1.0] * EPISODES] * 3
     assert len(told) == 1

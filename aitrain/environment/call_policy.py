@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.state_watch import CallTracer, Snapshot, StateWatch, UnknownStateError, Walk
+from aitrain.execution.async_calls import step_turn
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import is_abandoned, paused
 
@@ -34,6 +37,7 @@ class CallGate:
         self._changed = threading.Condition()
         self._running: set[PolicyCall] = set()
         self._alone: PolicyCall | None = None
+        self._steps_alone: PolicyCall | None = None  # the only `async def` call that takes steps
         self._pending = 0  # calls that wait until they are alone, in their middle: no other begins meanwhile
 
     def enter(self, call: PolicyCall, wants_alone: Callable[[], bool]) -> bool:
@@ -59,11 +63,22 @@ class CallGate:
             self._running.add(call)
             self._alone = call
 
+    def may_step(self, call: PolicyCall, wants_alone: bool) -> bool:
+        """Whether an `async def` call may run up to its next `await`; `wants_alone`: as the only one until it ends."""
+        if self._steps_alone is None and wants_alone:
+            self._steps_alone = call
+        return self._steps_alone in (None, call)
+
+    def has_steps_alone(self, call: PolicyCall) -> bool:
+        """Whether other `async def` calls wait for this one."""
+        return self._steps_alone is call
+
     def leave(self, call: PolicyCall) -> None:
         """End a call; no-op if it has ended."""
         with self._changed:
             self._running.discard(call)
             self._alone = None if self._alone is call else self._alone
+            self._steps_alone = None if self._steps_alone is call else self._steps_alone
             self._changed.notify_all()
 
     def _wait(self, call: PolicyCall, is_ready: Callable[[], bool]) -> None:
@@ -90,6 +105,8 @@ class PolicyCall:
         try:
             if is_abandoned():
                 raise CallFailed(Failure("raised", "cancelled: the result is no longer needed"))
+            step_turn.set(self.wait_for_turn)  # of this call: each has a context of its own
+            _current_call.set(self)
             return self.policy.watched(self, job, is_alone)
         finally:
             _GATE.leave(self)
@@ -97,6 +114,13 @@ class PolicyCall:
     def be_alone(self) -> None:
         """Wait until no other call runs."""
         _GATE.be_alone(self)
+
+    async def wait_for_turn(self) -> None:
+        """Wait, on the loop of `async def` calls, while another one is to run alone."""
+        if not _GATE.may_step(self, self.policy.is_serial):
+            with self.waiting():
+                while not _GATE.may_step(self, self.policy.is_serial):
+                    await asyncio.sleep(0.002)
 
     def end(self) -> None:
         """Let other calls run, although this one has not ended."""
@@ -114,6 +138,16 @@ class PolicyCall:
                 yield
         finally:
             self.policy.waiting_calls -= 1
+
+
+_current_call: ContextVar[PolicyCall | None] = ContextVar("current_call", default=None)
+
+
+def _step_alone() -> None:
+    """Let the calling `async def` call be the only one that takes steps, until it ends."""
+    call = _current_call.get()
+    if call is not None:
+        _GATE.may_step(call, wants_alone=True)
 
 
 # -- copies
@@ -266,6 +300,10 @@ class CallPolicy:
                 threading.settrace(threads)
             tracer.end()
             self._after_call(tracer)
+            if _GATE.has_steps_alone(call) and tracer.on_loop is not tracer:
+                tracer.on_loop.look()
+                self._after_call(tracer.on_loop)
+                tracer.on_loop.is_alone = False
 
     def _after_call(self, tracer: CallTracer) -> None:
         if not tracer.is_alone or self.by_episode:
@@ -289,7 +327,7 @@ class CallPolicy:
         if self.is_free or self.is_serial:
             self._baseline = None
             return
-        self._loop_tracer = CallTracer(self.watch, None)
+        self._loop_tracer = CallTracer(self.watch, _step_alone)
         if self._baseline is None or self._baseline.walk.has_caches or self._baseline.is_changed():
             self._baseline = self.watch.snapshot()
             if self._baseline is None:

@@ -607,9 +607,9 @@ class StateWatch:
 
 class CallTracer:
     """Traces one call: as long as it runs beside others, for lines that no watched call has reached; once it runs
-    alone, for what it changes. `wait_until_alone` is called before such a line; None if the call has to go on."""
+    alone, for what it changes. `wait_until_alone` is called before such a line."""
 
-    def __init__(self, watch: StateWatch, wait_until_alone: Callable[[], None] | None) -> None:
+    def __init__(self, watch: StateWatch, wait_until_alone: Callable[[], None]) -> None:
         self.watch, self._wait_until_alone = watch, wait_until_alone
         self.is_alone = self.is_over = False
         self.on_loop: CallTracer = self
@@ -632,7 +632,7 @@ class CallTracer:
         if self.is_alone:
             written, _written = _written or set(), None
             self.watch.note_files(written, self._place)
-            self._look(at_end=True)
+            self.look(at_end=True)
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         """Trace a frame of the user's code."""
@@ -652,7 +652,7 @@ class CallTracer:
             and self._snapshot
             and id(frame.f_globals) not in self._snapshot.walk.seen
         ):
-            self._look()
+            self.look()
             self._snapshot = self.watch.snapshot()
         frame.f_trace_opcodes = True
         return self._trace
@@ -670,7 +670,7 @@ class CallTracer:
             key = (code, frame.f_lasti, event)
             if (event == "return" or operation in _WRITES) and self._looks.get(key, 0) < 3:
                 self._looks[key] = self._looks.get(key, 0) + 1
-                self._look()
+                self.look()
                 if event == "opcode" and self._snapshot and not self.is_over:
                     self._note_store(frame, operation)
             self._place = self._place_of(frame)
@@ -685,8 +685,7 @@ class CallTracer:
         if not self.is_alone:
             self._events += 1
             if frame.f_lineno in unseen:
-                if self._wait_until_alone is not None:
-                    self._wait_until_alone()
+                self._wait_until_alone()
                 self.begin_alone()
                 stack: FrameType | None = frame
                 while stack is not None:  # its callers are traced by instructions too, when they continue
@@ -694,7 +693,7 @@ class CallTracer:
                     stack = stack.f_back
         unseen.discard(frame.f_lineno)
 
-    def _look(self, at_end: bool = False) -> None:
+    def look(self, at_end: bool = False) -> None:
         """Compare with the snapshot."""
         if self._snapshot is None or (self.is_over and not at_end):
             return
