@@ -16,7 +16,7 @@ from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.state_watch import CallTracer, Snapshot, StateWatch, UnknownStateError, Walk
 from aitrain.execution.async_calls import step_turn
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.task import is_abandoned, paused
+from aitrain.execution.task import Task, current_task, is_abandoned, paused
 
 Notify = Callable[[str], None]
 T = TypeVar("T")
@@ -38,28 +38,32 @@ class CallGate:
         self._running: set[PolicyCall] = set()
         self._alone: PolicyCall | None = None
         self._steps_alone: PolicyCall | None = None  # the only `async def` call that takes steps
-        self._pending = 0  # calls that wait until they are alone, in their middle: no other begins meanwhile
+        self._pending: set[PolicyCall] = set()  # wait until they are alone, in their middle: no other begins meanwhile
 
     def enter(self, call: PolicyCall, wants_alone: Callable[[], bool]) -> bool:
         """Wait until a call may begin; returns whether it runs alone. `wants_alone` is asked again when others end."""
 
+        is_alone = False
+
         def may_begin() -> bool:
-            return not self._running if wants_alone() else self._alone is None and not self._pending
+            nonlocal is_alone
+            is_alone = wants_alone()
+            return not self._running if is_alone else self._alone is None and not self._pending
 
         with self._changed:
             self._wait(call, may_begin)
             self._running.add(call)
-            self._alone = call if wants_alone() else None
-            return self._alone is call
+            self._alone = call if is_alone else None
+        return is_alone
 
     def be_alone(self, call: PolicyCall) -> None:
         """Wait in the middle of a call until the others have ended, or wait for the same."""
         with self._changed:
             self._running.discard(call)
-            self._pending += 1
+            self._pending.add(call)
             self._changed.notify_all()
             self._wait(call, lambda: not self._running)
-            self._pending -= 1
+            self._pending.discard(call)
             self._running.add(call)
             self._alone = call
 
@@ -77,6 +81,7 @@ class CallGate:
         """End a call; no-op if it has ended."""
         with self._changed:
             self._running.discard(call)
+            self._pending.discard(call)
             self._alone = None if self._alone is call else self._alone
             self._steps_alone = None if self._steps_alone is call else self._steps_alone
             self._changed.notify_all()
@@ -84,7 +89,9 @@ class CallGate:
     def _wait(self, call: PolicyCall, is_ready: Callable[[], bool]) -> None:
         if not is_ready():
             with call.waiting():
-                self._changed.wait_for(is_ready)
+                while not self._changed.wait_for(is_ready, timeout=1.0):
+                    for ended in [each for each in (*self._running, *self._pending) if each.has_ended]:
+                        self.leave(ended)  # its task ended in another way than by returning
 
 
 _GATE = CallGate()
@@ -96,11 +103,13 @@ class PolicyCall:
 
     policy: CallPolicy
     tracer: CallTracer | None = None
+    task: Task[object] | None = None
 
     def run(self, job: Callable[[], T]) -> T:
         """Call `job` when its turn comes, and watch it."""
         if self.policy.is_free:
             return job()
+        self.task = current_task.get()
         is_alone = _GATE.enter(self, lambda: self.policy.is_serial)
         try:
             if is_abandoned():
@@ -110,6 +119,11 @@ class PolicyCall:
             return self.policy.watched(self, job, is_alone)
         finally:
             _GATE.leave(self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its task has ended, or was abandoned."""
+        return self.task is not None and self.task.is_done
 
     def be_alone(self) -> None:
         """Wait until no other call runs."""
@@ -280,7 +294,7 @@ class CallPolicy:
         before = sys.gettrace()
         if self._mode == "serial":
             return job()
-        if before is not None:
+        if before is not None and not isinstance(before, CallTracer):
             self.watch.unknown = "a debugger or a coverage tool traces its calls"
             self._decide()
             return job()

@@ -571,8 +571,12 @@ class StateWatch:
             self._unseen[code] = {line for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
         return self._unseen[code]
 
-    def is_users(self, file: str) -> bool:
-        """Whether a file is the user's, or has a class of the environment."""
+    def is_users(self, frame: FrameType) -> bool:
+        """Whether a function is the user's, or is in the file of a class of the environment."""
+        file = frame.f_code.co_filename
+        if file.startswith("<"):  # made by `exec`, as dataclasses make methods
+            module = sys.modules.get(str(frame.f_globals.get("__name__")))
+            return module is None or module is builtins or is_users_module(module)
         return is_users_file(file) or file in self._files_of_classes
 
     @functools.cached_property
@@ -644,8 +648,8 @@ class CallTracer:
             self._events += 1
             if self._events > MAX_EVENTS:
                 sys.settrace(None)
-            return self._trace if self.watch.is_users(code.co_filename) and self.watch.unseen_lines(code) else None
-        if not self.watch.is_users(code.co_filename):
+            return self._trace if self.watch.is_users(frame) and self.watch.unseen_lines(code) else None
+        if not self.watch.is_users(frame):
             return None
         if (
             self.watch.reached(frame.f_globals)
