@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Literal, TypeAlias, TypeVar
 
 from aitrain.errors import ConfigError
@@ -294,10 +295,9 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     """
     cases = {str(place): (one.environment or two.environment, one.key.prompt) for place, (one, two) in enumerate(pairs)}
     first, second = (recorded_mixture(one.environment, one.options, cases) for one in (a, b))
-    ranges, others = ({case: one.bounds for one in mixture for case in one.prompts} for mixture in (first, second))
-    for case in ranges.keys() & others.keys():
-        if ranges[case] != others[case]:
-            found = f"{_range_text(ranges[case])} in {a.label} and {_range_text(others[case])} in {b.label}"
+    for one, other in product(first, second):
+        if one.name == other.name and one.bounds != other.bounds:
+            found = f"{_range_text(one.bounds)} in {a.label} and {_range_text(other.bounds)} in {b.label}"
             raise ConfigError(f"The score ranges differ: {found}\nScore both with the same environment and range.")
     return tuple(one for one in (first if named(first) else second) if one.prompts)
 
@@ -314,10 +314,17 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mix
         tries = min(max(map(len, scoring.values())) for scoring in scorings)
         if tries > 1:
             yield from _row(f"pass@{tries}", [chances(one, tries, mixture) for one in scorings], can_be_solved(mixture))
-    if any(LENIENT in sample.metrics for pair in pairs for case in pair for sample in case.all_samples):
+    if _can_be_split(pairs, mixture):
         yield from _row(LENIENT, _values(pairs, _mean_of(decodings[0], _lenient)), mixture)
         distances = tuple(replace(one, bounds=_distances(one.bounds)) for one in mixture)
         yield from _row(FORMAT, _values(pairs, _mean_of(decodings[0], _format)), distances)
+
+
+def _can_be_split(pairs: Sequence[Matched], mixture: Mixture) -> bool:
+    """Whether the scores have a lenient part: in one environment at least, and in none for one of the models only."""
+    lenient = _values(pairs, lambda case: any(LENIENT in sample.metrics for sample in case.all_samples))
+    known = [tuple(any(one.part(side).values()) for side in lenient) for one in mixture]
+    return any(map(all, known)) and all(first == second for first, second in known)
 
 
 def _distances(bounds: Bounds | None) -> Bounds | None:

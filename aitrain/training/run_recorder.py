@@ -43,11 +43,10 @@ class RunRecorder:
         """Append one line of metrics; a scoring stands before the line of its step, also if it was made up for later.
         Only the first process may call this, after `begin`."""
         before = list(read_lines(self.folder.metrics)) if line.is_scoring else []
-        last = MetricsLine.from_json(before[-1]) if before else None
-        if last is None or last.is_scoring or last.step != line.step:
-            append_lines(self.folder.metrics, [line.to_json()])
-        else:
+        if before and before[-1].get("step") == line.step:
             write_text(self.folder.metrics, json_lines([*before[:-1], line.to_json(), before[-1]]))
+        else:
+            append_lines(self.folder.metrics, [line.to_json()])
 
     def sync(self) -> None:
         """Make this process's records survive a power cut: a checkpoint must not be newer than its records."""

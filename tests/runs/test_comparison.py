@@ -236,6 +236,13 @@ def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     assert rows["sampled"] == rows["lenient"] + rows["format"]
 
 
+def test_a_lenient_score_that_only_one_model_has_splits_no_score(tmp_path: Path) -> None:
+    strict, both = with_lenient([0.0] * 8, [0.5] * 8), episodes({str(n): [0.0] for n in range(8)})
+    (comparison,) = compared(tmp_path, strict, both)
+    assert [row.name for row in comparison.rows] == ["sampled"]
+    assert comparison.format_sentence() == ""
+
+
 def test_whether_a_gain_is_only_format_is_unknown_where_neither_part_of_it_shows(tmp_path: Path) -> None:
     lenient = [1.0] * 5 + [0.0] * 25
     (comparison,) = compared(
