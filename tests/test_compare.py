@@ -118,6 +118,8 @@ def test_what_cannot_be_compared_is_a_wrong_command(runs: Path, call: Call) -> N
         (("low",), "is an eval of one model"),
         (("low", "high", "--html", "no/such/folder.html"), "--html: cannot write no/such/folder.html"),
         (("low", "high", "--fail-if-worse", "-1"), "fail-if-worse"),
+        (("high", "low", "--fail-if-worse", "inf"), "--fail-if-worse inf: give a difference of two scores"),
+        (("high", "low", "--detect", "nan"), "--detect nan"),
     ):
         code, out, err = call("compare", *arguments)
         assert (code, out) == (2, "")

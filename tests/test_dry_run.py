@@ -378,7 +378,7 @@ def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert any(line.startswith("18 cases to train on, 2 held out, 9 steps") for line in lines)
+    assert any(line.startswith("12 cases to train on, 8 held out, 6 steps") for line in lines)
     assert "not checked: the weights of tiny" in lines
     assert "noise" not in done.stdout
     assert listing(here) == ["env.py"]

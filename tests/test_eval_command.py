@@ -27,6 +27,7 @@ from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord
 from aitrain.runs.run_folder import RunFolder, write_json
 from tests.conftest import write
+from tests.runs.scorings import only
 
 ARITHMETIC = ["--rl-env", "envs.arithmetic"]
 ENVIRONMENT = """class Says:
@@ -62,7 +63,7 @@ class Evals:
             record = RolloutRecord(
                 row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
             )
-            eval_result(folder.path, reference, EvalFacts("Arithmetic", 42, 1, 1, (0.0, 1.0)), [record]).write()
+            eval_result(folder.path, reference, EvalFacts("Arithmetic", 42, 1, 1, only(["0"])), [record]).write()
         return folder
 
 

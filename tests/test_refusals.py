@@ -160,7 +160,7 @@ WITH_A_MODEL = {
                                  {"env.py": GOOD.replace("completion", "case_id")}),
     "too few prompts": Refused("--rl-prompts-per-step 32", 2, ["One step needs 32 prompts and there are 20"]),
     "score that is not a number": Refused("--rl-max-new-tokens 4", 3,
-                                          ["score_episode of case", "returned nan", "all 2 held-out cases"],
+                                          ["score_episode of case", "returned nan", "all 8 held-out cases"],
                                           {"env.py": GOOD.replace("0.5", "float('nan')")}),
 }  # fmt: skip
 
@@ -292,10 +292,10 @@ IN_PROCESS: dict[str, tuple[Any, dict[str, Any], type[AitrainError], list[str]]]
     "attention that is not there": (Good(), {"attn_implementation": "foo"}, ConfigError,
                                     ["attn_implementation: ", "Omit it"]),
     "template that is not there": (Good(), {"chat_template": "foo"}, ConfigError, ["chat_template: foo is neither"]),
-    "text for a score": (scoring("0.5"), {}, EnvironmentFailed, ["all 2 held-out cases (wrong_type)"]),
-    "score above 1": (scoring(1.5), {}, EnvironmentFailed, ["all 2 held-out cases (out_of_range)"]),
-    "score that is infinite": (scoring(math.inf), {}, EnvironmentFailed, ["all 2 held-out cases (not_finite)"]),
-    "scoring that raises": (scoring(lambda: 1 / 0), {}, EnvironmentFailed, ["all 2 held-out cases (raised)"]),
+    "text for a score": (scoring("0.5"), {}, EnvironmentFailed, ["all 8 held-out cases (wrong_type)"]),
+    "score above 1": (scoring(1.5), {}, EnvironmentFailed, ["all 8 held-out cases (out_of_range)"]),
+    "score that is infinite": (scoring(math.inf), {}, EnvironmentFailed, ["all 8 held-out cases (not_finite)"]),
+    "scoring that raises": (scoring(lambda: 1 / 0), {}, EnvironmentFailed, ["all 8 held-out cases (raised)"]),
 }  # fmt: skip
 
 

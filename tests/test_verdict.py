@@ -2,9 +2,9 @@
 
 import pytest
 
-from aitrain.runs.held_out import IntervalValues, before_and_after
-from aitrain.runs.intervals import UNIT
+from aitrain.runs.held_out import IntervalValues
 from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, Verdict, verdict_of, verdict_of_scores, verdict_sentence
+from tests.runs.scorings import table_of
 
 
 def change(low: float | None, high: float | None, mean: float = 0.0) -> IntervalValues:
@@ -35,7 +35,7 @@ def test_five_cases_that_all_improve_are_too_few_for_a_verdict() -> None:
     for cases, verdict in ((5, "undetected"), (6, "better")):
         before, after = ({str(case): [score] for case in range(cases)} for score in (0.0, 1.0))
         scorings = {"before_sampled": before, "after_sampled": after}
-        assert verdict_of_scores(before_and_after(scorings, UNIT, 1)) == verdict
+        assert verdict_of_scores(table_of(scorings)) == verdict
 
 
 def test_without_cases_in_common_there_is_no_verdict() -> None:
@@ -43,13 +43,13 @@ def test_without_cases_in_common_there_is_no_verdict() -> None:
     assert verdict_sentence(None) == ""
     assert verdict_of_scores(None) is None
     assert verdict_of_scores({}) is None
-    assert verdict_of_scores(before_and_after({"before_sampled": {"1": [0.0]}}, UNIT, 1)) is None
+    assert verdict_of_scores(table_of({"before_sampled": {"1": [0.0]}})) is None
 
 
 def test_a_run_is_judged_by_its_sampled_completions() -> None:
     wrong, right = ({str(case): [score] for case in range(20)} for score in (0.0, 1.0))
     scorings = {"before_sampled": wrong, "after_sampled": right, "before_greedy": right, "after_greedy": wrong}
-    assert verdict_of_scores(before_and_after(scorings, UNIT, 1)) == "better"
+    assert verdict_of_scores(table_of(scorings)) == "better"
 
 
 def test_the_sentence_has_the_words_the_interval_and_the_number_of_cases() -> None:

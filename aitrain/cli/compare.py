@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from itertools import pairwise
@@ -125,6 +126,9 @@ def compare_models(
 
     if not models:
         raise ConfigError("Name what is compared: aitrain compare RUN, or aitrain compare A B")
+    for flag, number in ((FAIL_IF_WORSE, fail_if_worse), ("--detect", detect)):
+        if number is not None and not math.isfinite(number):
+            raise ConfigError(f"{flag} {number}: give a difference of two scores, such as 0.05")
     given = given_flags(flags, eval_cases=cases, eval_samples=samples)
     asked = AskedEvals(models, given, config, "reuse", Verbosity(quiet, verbose, debug))
     comparisons = compare_all(read_scorings(scored_folders(asked)))

@@ -194,6 +194,8 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     if {"rl_env", "rl_env_module"} & {*in_file, *asked.flags}:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
     given = {**taken, **in_file, **asked.flags}
+    if "eval_cases" in {*in_file, *asked.flags}:
+        taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if given.get("dtype") == "float16" or given.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     shared = resolve(EvalConfig, asked.config, {"model": "tiny", **asked.flags}, taken)

@@ -28,8 +28,8 @@ from aitrain.runs.eval_result import (
     model_of,
     recorded_scores,
 )
-from aitrain.runs.held_out import bounds_of
 from aitrain.runs.json_values import as_float
+from aitrain.runs.mixture import weighted_mean
 from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines, read_object, to_jsonable, write_json
@@ -79,10 +79,9 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
         config.seed,
         len(plan.cases),
         plan.samples,
-        bounds_of(context.runner.config.rl_score_range),
+        plan.mixture,
         prepared.overlap,
         context.progress.seconds or 0.0,
-        plan.mixture,
     )
     result = eval_result(context.folder.path, prepared.reference, facts, _records(context.folder))
     result.write()
@@ -123,8 +122,8 @@ class EvalRecorder:
     """Seconds of earlier starts."""
     played: int = 0
     failed: int = 0
-    scores: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Sum and number of the scores of this start, by decoding."""
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    """By decoding, sum and number of the scores of this start, of one environment after the other."""
 
     def __post_init__(self) -> None:
         plan, progress = self.prepared.plan, self.context.progress
@@ -141,14 +140,18 @@ class EvalRecorder:
             Interrupted: a process was asked to stop.
         """
         self._write(records)
-        scored = [record.score for record in records if record.score is not None]
+        each = [
+            [record.score for record in records if record.score is not None and record.environment == one.name]
+            for one in self.prepared.plan.mixture
+        ]
         dropped = sum(record.stop == "no_room" for record in records)
-        own = [len(records), len(scored), sum(record.error is not None for record in records), dropped, sum(scored)]
+        own = [float(len(records)), sum(record.error is not None for record in records), dropped]
+        own += [number for scores in each for number in (sum(scores), len(scores))]
         accelerator = self.prepared.rollouts.accelerator
         counts = torch.tensor(own, dtype=torch.float64 if accelerator.device.type != "mps" else torch.float32)
-        played, count, failed, dropped, total = accelerator.reduce(counts.to(accelerator.device), "sum").tolist()
-        self._show(records, int(played), int(failed), (total, int(count)))
-        self.prepared.rollouts.failures.after_batch(int(count), int(failed), int(played - dropped))
+        played, failed, dropped, *sums = accelerator.reduce(counts.to(accelerator.device), "sum").tolist()
+        self._show(records, int(played), int(failed), sums)
+        self.prepared.rollouts.failures.after_batch(int(sum(sums[1::2])), int(failed), int(played - dropped))
         if self.context.stop.on_any_rank() and self.done < (self.context.progress.steps or 0):
             raise Interrupted(f"Stopped after {self.done} of {self.context.progress.steps} episodes.")
 
@@ -157,7 +160,7 @@ class EvalRecorder:
         rollouts.mkdir(exist_ok=True)
         append_lines(rollouts / f"rank{PartialState().process_index}.jsonl", (record.to_json() for record in records))
 
-    def _show(self, records: list[RolloutRecord], played: int, failed: int, scored: tuple[float, int]) -> None:
+    def _show(self, records: list[RolloutRecord], played: int, failed: int, sums: list[float]) -> None:
         progress = self.context.progress
         self.done, self.played, self.failed = self.done + played, self.played + played, self.failed + failed
         seconds = time.monotonic() - self.began
@@ -165,9 +168,10 @@ class EvalRecorder:
         progress.step, progress.seconds = self.done, round(self.earlier + seconds, 3)
         progress.ends_at = round(time.time() + left, 1)
         name = records[0].eval_phase.removeprefix(f"{PHASE}_") if records else ""
-        total, count = (before + new for before, new in zip(self.scores.get(name, (0.0, 0)), scored, strict=True))
-        self.scores[name] = (total, int(count))
-        mean = total / count if count else None
+        before = self.scores.get(name, [0.0] * len(sums))
+        self.scores[name] = sums = [old + new for old, new in zip(before, sums, strict=True)]
+        each = zip(self.prepared.plan.mixture, sums[::2], sums[1::2], strict=True)
+        mean = weighted_mean([(one.share, total / count) for one, total, count in each if count])
         share = self.failed / max(1, self.played)
         self.context.announce(Evaluating(self.done, progress.steps or 0, name, mean, left, share))
 

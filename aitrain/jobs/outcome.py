@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import Best
 from aitrain.runs.early_stop import TimeToTarget, time_to_target
-from aitrain.runs.held_out import bounds_of
 from aitrain.runs.mixture import env_results, score_table
 from aitrain.runs.result import Result
 from aitrain.runs.rollout_index import RolloutIndex
@@ -35,11 +34,11 @@ class RunOutcome:
 def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> Result:
     """The result of a run at its end."""
     config, trainer, plan = context.config, prepared.trainer, prepared.held_out.plan
-    before, after, best = outcome.before, outcome.after, outcome.best
+    before, after, best = replace(outcome.before, mixture=plan.mixture), outcome.after, outcome.best
     (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
-    scores = score_table(scorings, plan.mixture, bounds_of(config.rl_score_range), config.eval_samples)
+    scores = score_table(scorings, plan.mixture, config.eval_samples)
     stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
     server = trainer.rollouts.server
     return Result(
@@ -56,6 +55,7 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
         selection_score=None if best is None else best.score,
         selection_greedy=None if best is None else best.greedy,
         selection_scorings=None if best is None else len(prepared.eval_state.scorings),
+        selection_cases=None if best is None else len(prepared.split.choosing) or None,
         scores=scores,
         verdict=verdict_of_scores(scores),
         time_to_target=_time_to_target(config, prepared, after),

@@ -68,7 +68,8 @@ class EvaluationOptions(Options):
     section = "Evaluation"
 
     eval_cases: ResumeSafe[NonNegativeInt | None] = None
-    """Held-out cases to score before and after; unset: a tenth of the dataset, at most 64; 0: none."""
+    """Held-out cases to score before and after; unset: those of a tenth of the prompts, or of 8 where a tenth is fewer
+    (at most two fifths), and at most 64; 0: none."""
     eval_samples: ResumeSafe[PositiveInt] = 1
     """Samples of each held-out case: their mean is the case's score; with several, pass@K is reported as well."""
     eval_strategy: ResumeSafe[Literal["no", "steps", "epoch"]] = "epoch"
@@ -100,8 +101,8 @@ class CheckpointOptions(Options):
     save_total_limit: ResumeSafe[PositiveInt | None] = 1
     """Checkpoints to keep; older ones are deleted."""
     save_best: ResumeSafe[bool] = False
-    """Also keep the checkpoint with the best held-out score, and make it model/ at the end, scored once more with new
-    samples for the score that is reported."""
+    """Also keep the checkpoint with the best held-out score, and make it model/ at the end: one half of the held-out
+    cases chooses it, and the scores before and after are those of the other half."""
     resume_from_checkpoint: ResumeSafe[str | None] = None
     """A checkpoint folder, or auto (short: --resume) for the newest complete one of this run's folder."""
     resume_anyway: ResumeSafe[bool] = False

@@ -12,16 +12,27 @@ from aitrain.runs.rollout_record import RolloutRecord
 
 @dataclass(frozen=True, slots=True)
 class CaseKey:
-    """What identifies a case in another scoring: a hash of its content, and the environment's seed."""
+    """What identifies a case in another scoring: hashes of its content, and the environment's seed."""
 
     content: str
     seed: int | None
+    prompt: str
+    """The same for cases with an equal prompt."""
 
     @classmethod
     def of(cls, record: RolloutRecord) -> CaseKey:
         """The key of an episode's case."""
         text = json.dumps([record.prompt, record.row], sort_keys=True)
-        return cls(hashlib.sha256(text.encode()).hexdigest(), record.seed)
+        return cls(_hash(text), record.seed, prompt_key(record.prompt))
+
+
+def prompt_key(prompt: object) -> str:
+    """A hash that is equal for equal prompts, as rows and records have them."""
+    return _hash(json.dumps(prompt, sort_keys=True))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def match_cases(a: Mapping[str, CaseKey], b: Mapping[str, CaseKey]) -> list[tuple[str, str]]:

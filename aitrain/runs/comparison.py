@@ -8,18 +8,32 @@ corrected for the number of comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias
+from itertools import product
+from typing import Literal, TypeAlias, TypeVar
 
 from aitrain.errors import ConfigError
 from aitrain.runs.case_key import match_cases
 from aitrain.runs.comparison_notes import missing_match, notes_on
-from aitrain.runs.held_out import IntervalValues, as_values, interval_text, pass_at
+from aitrain.runs.held_out import IntervalValues, as_values, interval_text
 from aitrain.runs.html_table import html_line, html_table
-from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_change
+from aitrain.runs.intervals import EQUAL, Bounds
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.mixture import Mixture, of_changes, of_means, recorded_mixture
+from aitrain.runs.mixture import (
+    Mixture,
+    ScoredEnv,
+    bounds_of_mean,
+    can_be_solved,
+    chances,
+    interval_of_change,
+    named,
+    of_changes,
+    of_means,
+    recorded_mixture,
+    weighted_changes,
+)
 from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
 from aitrain.runs.significance import FEWEST_CASES, MOST_CASES, WANTED_POWER, Power, holm
 from aitrain.runs.verdict import Verdict, verdict_of, verdict_sentence
@@ -29,6 +43,8 @@ LENIENT = "lenient"
 FORMAT = "format"
 """The row of the score without the lenient one: what the format costs."""
 MOST_METRICS = 30
+
+T = TypeVar("T")
 
 Matched: TypeAlias = tuple[RecordedCase, RecordedCase]
 """A case in A and in B."""
@@ -89,6 +105,8 @@ class Comparison:
     """The environment's own numbers, tokens and turns; they have no verdict."""
     notes: list[str]
     """What makes the comparison less certain, or less fair."""
+    power: Power | None
+    """The power of comparisons whose cases differ as these do."""
 
     def row(self, name: str) -> ComparedRow | None:
         """The row of this name, if there is one."""
@@ -113,11 +131,6 @@ class Comparison:
     def only_in(self) -> tuple[int, int]:
         """Number of cases that only A has, and that only B has."""
         return len(self.a.cases) - len(self.pairs), len(self.b.cases) - len(self.pairs)
-
-    @property
-    def power(self) -> Power | None:
-        """The power of comparisons whose cases differ as these do."""
-        return Power.of([pair.difference for pair in self.pairs if pair.difference is not None], self.a.bounds)
 
     def is_worse_by(self, margin: float) -> bool:
         """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
@@ -223,9 +236,6 @@ def compare_all(scorings: Sequence[RecordedScoring]) -> list[Comparison]:
 
 def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     decodings = [name for name in a.decodings if name in b.decodings]
-    if a.bounds != b.bounds:
-        ranges = " and ".join(f"{one.options.get('rl_score_range')} in {one.label}" for one in (a, b))
-        raise ConfigError(f"The score ranges differ: {ranges}\nScore both with the same environment and range.")
     if not decodings:
         kinds = " and ".join(f"{one.label} is {' and '.join(one.decodings) or 'empty'}" for one in (a, b))
         raise ConfigError(f"No decoding was scored in both: {kinds}\nEvaluate one of them with --decoding both.")
@@ -234,12 +244,18 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
         raise ConfigError(missing_match(a, b))
     both, decoding = [(a.cases[one], b.cases[other]) for one, other in matched], decodings[0]
     pairs = [CasePair(one, other, one.mean(decoding, _score), other.mean(decoding, _score)) for one, other in both]
-    rows = list(_score_rows(both, decodings, a.bounds, _mixture(a, b, both)))
+    mixture = _mixture(a, b, both)
+    rows = list(_score_rows(both, decodings, mixture))
     if not any(row.name == decoding for row in rows):
         raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
     shared = sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]
-    metrics = [row for name in shared for row in _row(name, both, _mean_of(decoding, _metric(name)), None, False)]
-    return Comparison(a, b, decoding, pairs, rows, metrics, notes_on(a, b, both))
+    free = tuple(replace(one, bounds=None) for one in mixture)
+    metrics = [
+        row for name in shared for row in _row(name, _values(both, _mean_of(decoding, _metric(name))), free, False)
+    ]
+    first, second = _values(both, _mean_of(decoding, _score))
+    power = Power.of(weighted_changes(first, second, mixture), bounds_of_mean(mixture))
+    return Comparison(a, b, decoding, pairs, rows, metrics, notes_on(a, b, both), power)
 
 
 def _correct(comparisons: Sequence[Comparison], name: str) -> None:
@@ -272,47 +288,74 @@ CaseValue: TypeAlias = Callable[[RecordedCase], float | None]
 
 
 def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -> Mixture:
-    """The environments of the pairs, by their places, if one of the scorings has several."""
-    env_of = {str(place): one.environment or other.environment for place, (one, other) in enumerate(pairs)}
-    mixture = recorded_mixture(a.environment, env_of) or recorded_mixture(b.environment, env_of)
-    return tuple(one for one in mixture if one.cases)
+    """The environments of the pairs, by their places: those of A, or of B if only B has several.
+
+    Raises:
+        ConfigError: the scorings have different score ranges.
+    """
+    cases = {str(place): (one.environment or two.environment, one.key.prompt) for place, (one, two) in enumerate(pairs)}
+    first, second = (recorded_mixture(one.environment, one.options, cases) for one in (a, b))
+    for one, other in product(first, second):
+        if one.name == other.name and one.bounds != other.bounds:
+            found = f"{_range_text(one.bounds)} in {a.label} and {_range_text(other.bounds)} in {b.label}"
+            raise ConfigError(f"The score ranges differ: {found}\nScore both with the same environment and range.")
+    return tuple(one for one in (first if named(first) else second) if one.prompts)
 
 
-def _score_rows(
-    pairs: Sequence[Matched], decodings: Sequence[str], bounds: Bounds | None, mixture: Mixture
-) -> Iterator[ComparedRow]:
+def _range_text(bounds: Bounds | None) -> str:
+    return "any" if bounds is None else ",".join(f"{end:g}" for end in bounds)
+
+
+def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture) -> Iterator[ComparedRow]:
     for name in decodings:
-        yield from _row(name, pairs, _mean_of(name, _score), bounds, mixture=mixture)
-        for one in mixture:
-            own = [pair for place, pair in enumerate(pairs) if str(place) in one.cases]
-            yield from _row(f"{name}, {one.name}", own, _mean_of(name, _score), one.bounds)
-        tries = min(max(len(case.scores(name)) for case in side) for side in zip(*pairs, strict=True))
-        if tries > 1 and bounds is not None:
-            yield from _row(f"pass@{tries}", pairs, _solved(name, tries, bounds), UNIT)
-    distances = (bounds[0] - bounds[1], bounds[1] - bounds[0]) if bounds else None
-    yield from _row(LENIENT, pairs, _mean_of(decodings[0], _lenient), bounds)
-    yield from _row(FORMAT, pairs, _mean_of(decodings[0], _format), distances)
+        for row, envs in ((name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))):
+            yield from _row(row, _values(pairs, _mean_of(name, _score)), envs)
+        scorings = _values(pairs, lambda case: case.scores(name))
+        tries = min(max(map(len, scoring.values())) for scoring in scorings)
+        if tries > 1:
+            yield from _row(f"pass@{tries}", [chances(one, tries, mixture) for one in scorings], can_be_solved(mixture))
+    if _can_be_split(pairs, mixture):
+        yield from _row(LENIENT, _values(pairs, _mean_of(decodings[0], _lenient)), mixture)
+        distances = tuple(replace(one, bounds=_distances(one.bounds)) for one in mixture)
+        yield from _row(FORMAT, _values(pairs, _mean_of(decodings[0], _format)), distances)
+
+
+def _can_be_split(pairs: Sequence[Matched], mixture: Mixture) -> bool:
+    """Whether the scores have a lenient part: in one environment at least, and in none for one of the models only."""
+    lenient = _values(pairs, lambda case: any(LENIENT in sample.metrics for sample in case.all_samples))
+    known = [tuple(any(one.part(side).values()) for side in lenient) for one in mixture]
+    return any(map(all, known)) and all(first == second for first, second in known)
+
+
+def _distances(bounds: Bounds | None) -> Bounds | None:
+    """The bounds of a difference of scores."""
+    return bounds and (bounds[0] - bounds[1], bounds[1] - bounds[0])
+
+
+def _values(pairs: Sequence[Matched], value: Callable[[RecordedCase], T | None]) -> list[dict[str, T]]:
+    """The values of the cases of A and of B that have one, by their places."""
+    sides = zip(*pairs, strict=True)
+    return [
+        {str(place): found for place, case in enumerate(side) if (found := value(case)) is not None} for side in sides
+    ]
 
 
 def _row(
-    name: str,
-    pairs: Sequence[Matched],
-    value: CaseValue,
-    bounds: Bounds | None,
-    is_tested: bool = True,
-    mixture: Mixture = (),
+    name: str, values: Sequence[Mapping[str, float]], mixture: Mixture, is_tested: bool = True
 ) -> Iterator[ComparedRow]:
     """The row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
-    values = {str(place): (value(a), value(b)) for place, (a, b) in enumerate(pairs)}
-    first = {place: a for place, (a, b) in values.items() if a is not None and b is not None}
-    second = {place: b for place, (a, b) in values.items() if a is not None and b is not None}
-    if bounds and not all(bounds[0] <= number <= bounds[1] for number in (*first.values(), *second.values())):
-        bounds = None
-    mean_a, mean_b = (as_values(of_means(side, mixture, bounds)) for side in (first, second))
-    tested = of_changes(first, second, mixture, bounds) if is_tested else None
-    change = tested if is_tested else as_values(of_change(first, second, bounds))
+    first, second = ({case: side[case] for case in values[0] if case in values[1]} for side in values)
+    mixture = tuple(_with_right_bounds(one, (first, second)) for one in mixture)
+    mean_a, mean_b = (as_values(of_means(side, mixture)) for side in (first, second))
+    change = of_changes(first, second, mixture) if is_tested else as_values(interval_of_change(first, second, mixture))
     if mean_a and mean_b and change:
         yield ComparedRow(name, mean_a, mean_b, change, change.get("p_value"))
+
+
+def _with_right_bounds(one: ScoredEnv, sides: Sequence[Mapping[str, float]]) -> ScoredEnv:
+    low, high = one.bounds or (-math.inf, math.inf)
+    is_within = all(low <= value <= high for side in sides for value in one.part(side).values())
+    return one if is_within else replace(one, bounds=None)
 
 
 def _score(sample: RecordedSample) -> float | None:
@@ -324,17 +367,15 @@ def _metric(name: str) -> SampleValue:
 
 
 def _lenient(sample: RecordedSample) -> float | None:
-    return None if sample.score is None else sample.metrics.get(LENIENT)
+    """The lenient score; that of an episode without one is its score, so that both parts add up to it."""
+    lenient = sample.metrics.get(LENIENT)
+    return sample.score if sample.score is None or lenient is None else lenient
 
 
 def _format(sample: RecordedSample) -> float | None:
-    lenient = sample.metrics.get(LENIENT)
+    lenient = _lenient(sample)
     return None if sample.score is None or lenient is None else sample.score - lenient
 
 
 def _mean_of(decoding: str, value: SampleValue) -> CaseValue:
     return lambda case: case.mean(decoding, value)
-
-
-def _solved(decoding: str, tries: int, bounds: Bounds) -> CaseValue:
-    return lambda case: pass_at({"": case.scores(decoding)}, tries, bounds).get("")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from aitrain.options.generation import GenerationOptions
-from aitrain.runs.json_values import as_text
+from aitrain.runs.json_values import as_object, as_text
 from aitrain.runs.recorded_scoring import RecordedCase, RecordedScoring
 
 COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
@@ -52,6 +52,12 @@ def _about_conditions(a: RecordedScoring, b: RecordedScoring) -> Iterator[str]:
     if differing:
         texts = [f"{name} ({json.dumps(a.options[name])} and {json.dumps(b.options[name])})" for name in differing]
         yield f"Options differ, which may be a part of the change: {', '.join(texts)}"
+    shares = [
+        {name: as_object(facts).get("share") for name, facts in as_object(one.environment.get("environments")).items()}
+        for one in (a, b)
+    ]
+    if all(shares) and shares[0] != shares[1]:
+        yield f"The environments have other shares in {b.label}: those of {a.label} weigh both scores"
     facts = ("class", "sha256", "config")
     if a.environment and b.environment and any(a.environment.get(one) != b.environment.get(one) for one in facts):
         yield (

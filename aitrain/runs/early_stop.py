@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from aitrain.runs.intervals import Bounds, of_mean
+from aitrain.runs.intervals import Interval, of_mean
 from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.mixture import Mixture, bounds_of_mean, cases_of, combined
 
 
 class TimeToTarget(TypedDict):
@@ -62,22 +63,31 @@ def reason_to_stop(
     return None
 
 
-def cases_to_reach(until: float, cases: int, bounds: Bounds) -> int | None:
-    """Smallest number of held-out cases, `cases` or more, with which perfect scores reach `until`; None if none
-    does."""
-    if until >= bounds[1]:
+def cases_to_reach(until: float, mixture: Mixture) -> int | None:
+    """Smallest number of held-out cases of each environment with which perfect scores reach `until`, 0 if the present
+    ones do; None if no number does."""
+    bounds = bounds_of_mean(mixture)
+    if bounds is None or until >= bounds[1]:
         return None
 
     def reaches(count: int) -> bool:
-        best = of_mean([bounds[1]] * count, bounds)
+        best = perfect_score(mixture, count)
         return best is not None and best.low is not None and best.low >= until
 
-    if cases and reaches(cases):
-        return cases
-    low, high = cases, max(1, 2 * cases)
+    if reaches(0):
+        return 0
+    low, high = 0, 1
     while not reaches(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if reaches(middle) else (middle, high)
     return high
+
+
+def perfect_score(mixture: Mixture, count: int = 0) -> Interval | None:
+    """The interval of the highest scores of so many cases of each environment; of the present ones with 0."""
+    bounded = [(one, one.bounds[1]) for one in mixture if one.bounds is not None]
+    return combined(
+        (one.share, of_mean([highest] * (count or cases_of((one,))), one.bounds)) for one, highest in bounded
+    )

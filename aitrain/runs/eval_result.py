@@ -10,9 +10,8 @@ from statistics import fmean, median
 from typing import Any, TypedDict
 
 from aitrain.runs.environment_source import source_hash
-from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case, pass_at
-from aitrain.runs.intervals import UNIT, Bounds, of_mean
-from aitrain.runs.mixture import Mixture, interval_of_mean
+from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case
+from aitrain.runs.mixture import Mixture, can_be_solved, chances, interval_of_mean, named, of_means
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
@@ -115,10 +114,9 @@ class EvalFacts:
     seed: int
     cases: int
     samples: int
-    bounds: Bounds | None
+    mixture: Mixture
     overlap: int = 0
     seconds: float = 0.0
-    mixture: Mixture = ()
 
 
 def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: Iterable[RolloutRecord]) -> EvalResult:
@@ -129,8 +127,6 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
     played = {name: played[name] for name in DECODINGS if name in played}
     every = [record for found in played.values() for record in found]
     scorings = {name: _scoring(found) for name, found in played.items()}
-    bounds = facts.bounds
-    sampled = scorings.get("sampled", {})
     return EvalResult(
         folder,
         model_of(model),
@@ -139,10 +135,8 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
         facts.cases,
         facts.samples,
         scores=dict(_score_rows(scorings, facts)),
-        pass_at=pass_at_each(sampled, facts.samples, bounds),
-        solved={}
-        if bounds is None
-        else {name: share for name, one in scorings.items() for share in _solved(one, bounds)},
+        pass_at=pass_at_each(scorings.get("sampled", {}), facts.samples, facts.mixture),
+        solved={name: share for name, one in scorings.items() for share in _solved(one, facts.mixture)},
         metrics={name: _metrics(found) for name, found in played.items()},
         lengths={name: _lengths([record.tokens for record in found]) for name, found in played.items()},
         stops={name: dict(Counter(record.stop for record in found)) for name, found in played.items()},
@@ -153,16 +147,16 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
         tokens=sum(record.tokens for record in every),
         seconds=round(facts.seconds, 3),
         turns={name: fmean(len(record.turns) for record in found) for name, found in played.items()},
-        environments={one.name: {"share": one.share, "cases": len(one.cases)} for one in facts.mixture},
+        environments={one.name: {"share": one.share, "cases": len(one.prompts)} for one in named(facts.mixture)},
     )
 
 
 def _score_rows(scorings: Mapping[str, Scoring], facts: EvalFacts) -> Iterator[tuple[str, IntervalValues | None]]:
     """The mean scores by decoding, and with several environments those of each."""
     for name, scoring in scorings.items():
-        yield name, as_values(interval_of_mean(scoring, facts.mixture, facts.bounds))
-        for one in facts.mixture:
-            yield f"{name}, {one.name}", as_values(interval_of_mean(scoring, (one,), one.bounds))
+        yield name, as_values(interval_of_mean(scoring, facts.mixture))
+        for one in named(facts.mixture):
+            yield f"{name}, {one.name}", as_values(interval_of_mean(scoring, (one,)))
 
 
 def model_of(model: ModelReference) -> EvaluatedModel:
@@ -185,23 +179,26 @@ def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
     return None
 
 
-def pass_at_each(scoring: Scoring, samples: int, bounds: Bounds | None) -> dict[str, IntervalValues | None]:
+def pass_at_each(scoring: Scoring, samples: int, mixture: Mixture) -> dict[str, IntervalValues | None]:
     """Unbiased pass@1 to pass@K with their intervals; empty without bounds or without a scored case."""
-    if bounds is None or not scoring:
+    solvable = can_be_solved(mixture)
+    if not solvable or not scoring:
         return {}
-    found = {tries: pass_at(scoring, tries, bounds) for tries in range(1, samples + 1)}
-    return {str(tries): as_values(of_mean(chances.values(), UNIT)) for tries, chances in found.items()}
+    tries = range(1, samples + 1)
+    return {str(count): as_values(of_means(chances(scoring, count, mixture), solvable)) for count in tries}
 
 
 def _scoring(records: Sequence[RolloutRecord]) -> Scoring:
     return by_case((str(record.row_number), record.score) for record in records if record.score is not None)
 
 
-def _solved(scoring: Scoring, bounds: Bounds) -> Iterable[float]:
+def _solved(scoring: Scoring, mixture: Mixture) -> Iterable[float]:
     """The share of cases with a solved episode; nothing without a case."""
-    chances = [pass_at({case: scores}, len(scores), bounds)[case] for case, scores in scoring.items()]
-    if chances:
-        yield fmean(chance > 0 for chance in chances)
+    solved: dict[str, float] = {}
+    for case, scores in scoring.items():
+        solved |= {case: float(chance > 0) for chance in chances({case: scores}, len(scores), mixture).values()}
+    if (share := of_means(solved, can_be_solved(mixture))) is not None:
+        yield share.mean
 
 
 def _metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:

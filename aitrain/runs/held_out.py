@@ -13,9 +13,8 @@ from statistics import fmean
 from typing import NotRequired, TypeAlias, TypedDict
 
 from aitrain.options.value_types import score_bounds
-from aitrain.runs.intervals import UNIT, Bounds, Interval, of_change, of_mean
+from aitrain.runs.intervals import UNIT, Bounds, Interval
 from aitrain.runs.json_values import as_float, as_int
-from aitrain.runs.significance import sign_flip_p_value
 
 Scoring: TypeAlias = Mapping[str, Sequence[float]]
 """Scores of each case's samples, by its row number; without samples that could not be scored."""
@@ -61,12 +60,6 @@ def case_means(scoring: Scoring) -> dict[str, float]:
     return {case: fmean(scores) for case, scores in scoring.items() if scores}
 
 
-def mean_score(scoring: Scoring) -> float | None:
-    """Mean of the cases' means, None if nothing was scored."""
-    means = case_means(scoring)
-    return fmean(means.values()) if means else None
-
-
 def pass_at(scoring: Scoring, tries: int, bounds: Bounds) -> dict[str, float]:
     """Unbiased estimate of the probability that one of `tries` samples is solved, for each case with at least `tries`
     scored samples."""
@@ -77,36 +70,6 @@ def pass_at(scoring: Scoring, tries: int, bounds: Bounds) -> dict[str, float]:
             failed = sum(score < solved_from for score in scores)
             chances[case] = 1 - math.comb(failed, tries) / math.comb(len(scores), tries)
     return chances
-
-
-def before_and_after(scorings: Mapping[str, Scoring], bounds: Bounds | None, tries: int) -> ScoreTable:
-    """Table of scorings named `before_sampled` and so on; with pass@K if cases have several samples and the score range
-    is bounded."""
-    table: ScoreTable = {}
-    for decoding in DECODINGS:
-        before, after = scorings.get(f"before_{decoding}", {}), scorings.get(f"after_{decoding}", {})
-        table[decoding] = _row(case_means(before), case_means(after), bounds)
-        if decoding == "sampled" and tries > 1 and bounds is not None:
-            table[f"pass@{tries}"] = _row(pass_at(before, tries, bounds), pass_at(after, tries, bounds), UNIT)
-    return table
-
-
-def _row(before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds | None) -> ScoreRow:
-    return {
-        "before": as_values(of_mean(before.values(), bounds)),
-        "after": as_values(of_mean(after.values(), bounds)),
-        "change": change_values(before, after, bounds),
-    }
-
-
-def change_values(
-    before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds | None
-) -> IntervalValues | None:
-    """The mean change of the cases that have both scores, with its interval and its p-value; None without a case."""
-    change = as_values(of_change(before, after, bounds))
-    if change is not None:
-        change["p_value"] = sign_flip_p_value([after[case] - before[case] for case in before if case in after])
-    return change
 
 
 def as_values(interval: Interval | None) -> IntervalValues | None:

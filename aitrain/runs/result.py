@@ -43,6 +43,9 @@ class Result:
     selection_greedy: float | None = None
     selection_scorings: int | None = None
     """Number of scorings that it was chosen from."""
+    selection_cases: int | None = None
+    """Number of held-out cases that it was chosen by; they are in no other score. None for those of the other
+    scores, of which new samples were taken."""
     scores: ScoreTable = field(default_factory=dict)
     """The scores before and after with their intervals."""
     verdict: Verdict | None = None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from aitrain.runs.case_key import prompt_key
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text, parse_object
 from aitrain.runs.rollout_record import RolloutRecord, upgraded
 
@@ -87,6 +88,8 @@ class RolloutIndex:
     entries: list[IndexEntry] = field(default_factory=list)
     prompts: dict[tuple[bool, str], str] = field(default_factory=dict)
     """Excerpt of each case's prompt, by (is held out, case)."""
+    held_out: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Environment and `prompt_key` of each held-out case."""
     rendered: dict[GroupKey, IndexEntry] = field(default_factory=dict)
     """The episode of each group whose record has the rendered prompt."""
     damaged: int = 0
@@ -101,7 +104,8 @@ class RolloutIndex:
             # plain files only: a link could lead anywhere
             found = {path: path.stat() for path in candidates if path.is_file() and not path.is_symlink()}
             if any(file.is_another(found.get(file.path)) for file in self.files):
-                self.entries, self.prompts, self.rendered, self.damaged, self.files = [], {}, {}, 0, []
+                self.entries, self.damaged, self.files = [], 0, []
+                self.prompts, self.held_out, self.rendered = {}, {}, {}
             known = {file.path for file in self.files}
             for path, stat in found.items():
                 if path not in known:
@@ -123,6 +127,8 @@ class RolloutIndex:
                     key = (entry.is_held_out, entry.case)
                     if key not in self.prompts:
                         self.prompts[key] = prompt_excerpt(values.get("prompt"), values.get("messages"))
+                        if entry.is_held_out:
+                            self.held_out[entry.case] = entry.environment, prompt_key(values.get("prompt"))
                 elif line.strip() or end - start >= LONGEST_LINE:
                     self.damaged += 1
 

@@ -68,7 +68,7 @@ def _check_run(context: RunContext, processes: int, check_cases: Callable[[dict[
     facts = describe_run(context.runner)
     resumed_eval_state(context, run_manifest(context, inputs.cases, facts, processes))
     context.note(
-        f"{len(parts.train)} cases to train on, {len(parts.held_out)} held out, {inputs.arguments.max_steps} steps.",
+        f"{parts}, {inputs.arguments.max_steps} steps.",
         "info",
     )
     if config.trl_table("model_init_kwargs"):

@@ -8,7 +8,7 @@ from aitrain.batch import CaseSchedule
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.runs.early_stop import cases_to_reach, reason_to_stop
-from aitrain.runs.held_out import bounds_of
+from aitrain.runs.mixture import Mixture, bounds_of_mean, cases_of
 from aitrain.training.callbacks import EvalState, StopCallback
 
 
@@ -49,8 +49,8 @@ class EarlyStop(TrainerCallback):  # type: ignore[misc]
         return self.reason is not None
 
 
-def check_stopping(config: TrainConfig, held_out: int, schedule: CaseSchedule) -> str | None:
-    """Check that --until and --patience can end the training; returns a note if --patience cannot.
+def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> str | None:
+    """Check that --until and --patience can end the training by their cases; returns a note if --patience cannot.
 
     Raises:
         ConfigError: there is no evaluation during the training, or no scores of so few cases reach --until.
@@ -58,7 +58,7 @@ def check_stopping(config: TrainConfig, held_out: int, schedule: CaseSchedule) -
     name = "until" if config.until is not None else "patience"
     if config.until is None and config.patience is None:
         return None
-    if not held_out:
+    if not cases_of(mixture):
         raise ConfigError(f"{name}: no cases are held out\nSet --eval-cases, or add cases to the dataset.")
     evaluations = _evaluations(config, schedule)
     if not evaluations:
@@ -66,15 +66,15 @@ def check_stopping(config: TrainConfig, held_out: int, schedule: CaseSchedule) -
             f"{name}: there is no evaluation before the last of the {schedule.steps} steps\n"
             f"Use --eval-strategy steps --eval-steps {max(1, schedule.steps // 10)}, or another number."
         )
-    bounds = bounds_of(config.rl_score_range)
-    if config.until is not None and bounds is not None:
-        needed = cases_to_reach(config.until, held_out, bounds)
+    if config.until is not None and (bounds := bounds_of_mean(mixture)) is not None:
+        needed = cases_to_reach(config.until, mixture)
         if needed is None:
             raise ConfigError(f"until: {config.until:g} must be below {bounds[1]:g}, the highest score")
-        if needed > held_out:
+        if needed:
+            needed, half = (2 * needed, ", as --save-best takes half of them") if config.save_best else (needed, "")
             raise ConfigError(
-                f"until: with {held_out} held-out cases not even perfect scores have an interval that begins at"
-                f" {config.until:g}\nUse --eval-cases {needed} or more, or a lower --until."
+                f"until: with {cases_of(mixture)} held-out cases not even perfect scores have an interval that begins"
+                f" at {config.until:g}\nUse --eval-cases {needed} or more{half}, or a lower --until."
             )
     if config.patience is not None and config.patience > evaluations:
         return f"--patience {config.patience} cannot end this run: evaluations before the last step: {evaluations}."

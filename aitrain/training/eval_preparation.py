@@ -190,8 +190,8 @@ def _shown(
     overlap += everything.overlap - sum(one.overlap for one in chosen.values())
     if overlap:
         context.note(
-            f"{overlap} of {len(everything.held_out)} cases were trained on, or look the same as one that was: their"
-            " score does not show what was learned for new prompts."
+            f"{overlap} of {len(everything.held_out)} cases were trained on, or chose the step (--save-best), or look"
+            " the same as such a case: their score does not show what was learned for new prompts."
         )
     return _Shown(everything, chat, prompts, overlap)
 
@@ -208,7 +208,8 @@ def _nothing_to_play(built: Datasets, dropped: int, limit: PromptLimit) -> str:
 def _trained_on(
     runner: EnvRunner, reference: ModelReference, built: Datasets, limit: PromptLimit, cases: DatasetSplit
 ) -> int:
-    """Number of cases among those that the model's run was trained on; 0 if the run had another environment."""
+    """Number of cases among those that the model's run was trained on, or its step was chosen by; 0 if the run had
+    another environment."""
     if reference.run is None:
         return 0
     known = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
@@ -216,7 +217,8 @@ def _trained_on(
     for name, trained in run.environments.items():
         if _is_same_environment(runner.environment, runner.config, trained, reference.run):
             needed = math.ceil(plan_batch(run, processes=1).prompts_per_step * run.env_shares[name])
-            numbers = {case.number for case in split(built, trained, limit, needed).train}
+            parts = split(built, trained, limit, needed)
+            numbers = {case.number for case in (*parts.train, *parts.choosing)}
             count = max(count, sum(case.number in numbers for case in cases.held_out))
     return count
 

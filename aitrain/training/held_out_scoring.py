@@ -8,9 +8,8 @@ from aitrain import activity
 from aitrain.environment.failure_count import PATIENCE
 from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
-from aitrain.runs.held_out import bounds_of
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.mixture import interval_of_mean
+from aitrain.runs.mixture import interval_of_mean, named
 from aitrain.training.diagnostics import DiagnosticsCallback
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_before
 from aitrain.training.run_context import RunContext
@@ -26,17 +25,23 @@ class HeldOutScoring:
     context: RunContext
     trainer: EpisodeTrainer
     plan: EvalPlan
+    """The cases whose scores before and after are reported."""
+    choosing: EvalPlan
+    """The cases that evaluations during the training play: others with --save-best, else the same."""
     recorder: RunRecorder
     tracking: Tracking
     diagnostics: DiagnosticsCallback
 
     def before(self) -> EvalScores:
-        """Scores of the initial policy. A resumed run plays only the cases and samples that are not recorded."""
-        phase = EvalPhase("before", 0, 0)
+        """Scores of the initial policy on all cases; the means are those of the cases that are played during the
+        training. A resumed run plays only the cases and samples that are not recorded."""
+        phase, plan = EvalPhase("before", 0, 0), self.choosing
+        if plan is not self.plan:
+            plan = replace(plan, cases=[*self.plan.cases, *plan.cases])
         if self.context.checkpoint is None:
-            scores = self._score(phase, self.plan)
+            scores = self._score(phase, plan)
         else:
-            plan = replace(self.plan, recorded=recorded_before(self.context.folder, self.plan.cases))
+            plan = replace(plan, recorded=recorded_before(self.context.folder, plan.cases))
             scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
         self._diagnose(self.line_of(0, scores))
         return scores
@@ -47,7 +52,7 @@ class HeldOutScoring:
         Raises:
             EpisodesFailed: PATIENCE evaluations in a row have no scores.
         """
-        line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.plan))
+        line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.choosing))
         if line.is_scoring and self.trainer.accelerator.is_main_process:
             self.recorder.add_metrics(line)
         self._diagnose(line)
@@ -56,27 +61,32 @@ class HeldOutScoring:
 
     def line_of(self, step: int, scores: EvalScores) -> MetricsLine:
         """Scores after a step as a line of metrics."""
-        bounds, mixture = bounds_of(self.context.config.rl_score_range), self.plan.mixture
-        interval = interval_of_mean(scores.sampled, mixture, bounds)
+        interval = interval_of_mean(scores.sampled, scores.mixture)
         sampled, greedy = scores.means
-        values = {f"env/{one.name}/eval_{name}": mean for one in mixture for name, mean in scores.means_of(one).items()}
+        values = {
+            f"env/{one.name}/eval_{name}": mean
+            for one in named(scores.mixture)
+            for name, mean in scores.means_of(one).items()
+        }
         return MetricsLine(
             step=step,
             eval_score=sampled,
             eval_low=None if interval is None else interval.low,
             eval_greedy=greedy,
-            eval_cases=len(self.plan.cases),
-            eval_samples=self.plan.samples,
+            eval_cases=len(self.choosing.cases),
+            eval_samples=self.choosing.samples,
             trained_seconds=round(self.trainer.watch.trained_seconds, 3),
             trained_tokens=self.trainer.rollouts.trained_tokens,
             values=values,
         )
 
     def after(self, model_step: int, is_chosen: bool) -> EvalScores:
-        """Scores of model/, the weights of a step; with new samples if the step was chosen by its score, which is then
-        biased."""
-        phase = EvalPhase("after", self.trainer.state.global_step, model_step)
-        scores = self._score(phase, replace(self.plan, first_sample=self.plan.samples) if is_chosen else self.plan)
+        """Scores of model/, the weights of a step; with new samples if the step was chosen by scores of the same
+        cases."""
+        phase, plan = EvalPhase("after", self.trainer.state.global_step, model_step), self.plan
+        if self.choosing is not plan:
+            return self._score(phase, plan)
+        scores = self._score(phase, replace(plan, first_sample=plan.samples) if is_chosen else plan)
         self._diagnose(self.line_of(phase.step, scores))
         return scores
 
@@ -97,7 +107,7 @@ class HeldOutScoring:
         failures.empty_evaluations = 0
         if phase.name == "before":
             self.context.progress.score_before = scores.means[0]
-        each = {one.name: scores.means_of(one)["score"] for one in plan.mixture}
+        each = {one.name: scores.means_of(one)["score"] for one in named(plan.mixture)}
         evaluated = Evaluated(phase.name.replace("step", "step "), *scores.means, each)
         self.context.announce(evaluated)
         self.tracking.take(evaluated)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from aitrain.environment.contract import Case, asks_nothing
@@ -22,11 +22,14 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 
 DEFAULT_EVAL_SHARE = 10
+FEWEST_PROMPTS = 8
+"""Prompts to hold out by default where a tenth of them are fewer, as long as they are at most two fifths."""
 DEFAULT_EVAL_CASES = 64
 
 
 CaseList: TypeAlias = Cases | MixedCases
 """Cases of the only environment, or of several."""
+NO_CASES = Cases([], [])
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class DatasetSplit:
 
     train: CaseList
     held_out: CaseList
+    """Those whose scores are reported."""
     dropped: int
     dropped_held_out: int = 0
     left_out: int = 0
@@ -43,11 +47,13 @@ class DatasetSplit:
     """Held-out cases with the prompt of a training case."""
     why_none: str = ""
     """Why there are no held-out cases."""
-    repeated: int = 0
-    """Held-out cases with the prompt of another one; 0 if all have the same, as what they ask is in their rows then."""
+    choosing: CaseList = NO_CASES
+    """With --save-best, the held-out cases that the step is chosen by: the score of the best of several steps is too
+    high on the cases that it was chosen by."""
 
     def __str__(self) -> str:
-        return f"{len(self.train)} cases to train on, {len(self.held_out)} held out"
+        others = f", and {len(self.choosing)} to choose the best step by" if len(self.choosing) else ""
+        return f"{len(self.train)} cases to train on, {len(self.held_out)} held out{others}"
 
     def notes(self, limit: int | None) -> Iterator[str]:
         """Notes about the split for the user; `limit` is the maximum tokens of a prompt."""
@@ -59,11 +65,6 @@ class DatasetSplit:
             yield (
                 f"{self.overlap} of {len(self.held_out)} held-out cases have the same prompt as a training case:"
                 " their score does not show what was learned for new prompts."
-            )
-        if self.repeated:
-            yield (
-                f"{self.repeated} of {len(self.held_out)} held-out cases repeat the prompt of another one: if their"
-                " right answers are equal as well, the intervals are too narrow."
             )
         if not len(self.held_out):
             yield f"No held-out cases, so no score before and after: {self.why_none}."
@@ -137,35 +138,44 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     dropped = len(everything) - len(train)
     if own_eval is None:
         rows = _hold_out(train, shown, config, needed)
-        held, gone = set(rows.held_out), {*rows.held_out, *rows.left_out}
+        gone = {*rows.held_out, *rows.left_out}
         trained = {key for place, key in enumerate(shown) if place not in gone}
-        return DatasetSplit(
+        found = DatasetSplit(
             train.select([number for place, number in enumerate(train.numbers) if place not in gone]),
-            train.select([number for place, number in enumerate(train.numbers) if place in held]),
+            train.select([train.numbers[place] for place in rows.held_out]),
             dropped,
             left_out=len(rows.left_out),
-            overlap=sum(shown[place] in trained for place in held),
+            overlap=sum(shown[place] in trained for place in rows.held_out),
             why_none=_why_none(config, len(train), needed),
-            repeated=_repeated(shown[place] for place in held),
         )
+        return _halved(found, [shown[place] for place in rows.held_out], config)
     usable, shown_held_out = _usable(own_eval, limit)
     count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
     held_out = usable.select(_chosen(usable, count, config.seed))
     key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
-    trained = set(shown)
-    overlap = sum(key_of[number] in trained for number in held_out.numbers)
+    keys, trained = [key_of[number] for number in held_out.numbers], set(shown)
     too_long = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
     why_none = too_long if config.eval_cases != 0 else "--eval-cases is 0"
-    left = len(own_eval) - len(usable)
-    repeated = _repeated(key_of[number] for number in held_out.numbers)
-    return DatasetSplit(train, held_out, dropped, left, overlap=overlap, why_none=why_none, repeated=repeated)
+    left, overlap = len(own_eval) - len(usable), sum(key in trained for key in keys)
+    return _halved(DatasetSplit(train, held_out, dropped, left, overlap=overlap, why_none=why_none), keys, config)
 
 
-def _repeated(prompts: Iterable[bytes]) -> int:
-    """How many of the held-out prompts were there before; 0 if all are the same."""
-    every = list(prompts)
-    different = len(set(every))
-    return len(every) - different if different > 1 else 0
+def _halved(found: DatasetSplit, shown: Sequence[bytes], config: TrainConfig) -> DatasetSplit:
+    """With --save-best, the split with one half of the held-out cases for choosing; a single one does both."""
+    (cases,) = parts_of(found.held_out)
+    if not config.save_best or len(cases) < 2:
+        return found
+    rows = hold_out(_distinct(cases, shown), len(cases) // 2, len(cases) - 1, config.seed)
+    gone = {*rows.held_out, *rows.left_out}
+    reporting = [number for place, number in enumerate(cases.numbers) if place not in gone]
+    choosing = cases.select([cases.numbers[place] for place in rows.held_out])
+    return replace(found, held_out=cases.select(reporting), choosing=choosing)
+
+
+def _distinct(cases: Cases, shown: Sequence[bytes]) -> Sequence[Hashable]:
+    """What tells the cases apart: their prompts; their rows if all prompts are equal, or their places."""
+    rows = [canonical_text(case.row) for case in cases] if len(set(shown)) < 2 else shown
+    return range(len(cases)) if len(set(rows)) < 2 else rows
 
 
 def _why_none(config: TrainConfig, cases: int, needed: int) -> str:
@@ -215,7 +225,7 @@ def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit
         sum(part.left_out for part in parts),
         sum(part.overlap for part in parts) + shared,
         parts[0].why_none,
-        sum(part.repeated for part in parts),
+        MixedCases([one for part in parts for one in parts_of(part.choosing)]),
     )
 
 
@@ -241,20 +251,21 @@ def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
 
 def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int) -> HoldoutRows:
     """Hold out groups of cases with equal prompts; with equal rows if all prompts are equal; else single rows."""
-    count, most = config.eval_cases, len(cases) - 1
-    if count is None:
-        most = max(0, len(cases) - needed)
-        count = min(len(cases) // DEFAULT_EVAL_SHARE, DEFAULT_EVAL_CASES, most)
-    if count and count >= len(cases):
+    keys, count = _distinct(cases, shown), config.eval_cases
+    if count is not None and count >= max(1, len(cases)):
         raise ConfigError(
             f"eval_cases: cannot hold out {count} of {len(cases)} cases: nothing would be left to train on"
         )
-    keys: Sequence[Hashable] = shown
-    if len(set(keys)) < 2:
-        keys = [canonical_text(case.row) for case in cases]
-    if len(set(keys)) < 2:
-        keys = range(len(cases))
-    return hold_out(keys, count, most, config.seed)
+    if count is not None:
+        return hold_out(keys, count, len(cases) - 1, config.seed)
+    if len(cases) < DEFAULT_EVAL_SHARE:
+        return HoldoutRows([], [])
+    prompts = len(set(keys))
+    wanted = max(1, prompts // DEFAULT_EVAL_SHARE, min(FEWEST_PROMPTS, 2 * prompts // 5))
+    most = DEFAULT_EVAL_CASES
+    if config.save_best:  # so that the half that reports is as large as without
+        wanted, most = max(wanted, min(2 * wanted, 2 * prompts // 5)), 2 * most
+    return hold_out_prompts(keys, min(wanted, most), most, len(cases) - needed, config.seed)
 
 
 def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
@@ -301,12 +312,9 @@ def hold_out(keys: Sequence[Hashable], count: int, max_rows: int, seed: int) -> 
     `count` because the groups are large, the smallest remaining group is removed from training, and as many of its rows
     as are missing are held out. Removes at most `max_rows` rows from training.
     """
-    groups: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        groups.setdefault(key, []).append(place)
     held: list[int] = []
     rest: list[list[int]] = []
-    for group in _drawn(list(groups.values()), count, seed):
+    for group in _drawn(keys, count, seed):
         if len(held) + len(group) <= count:
             held += group
         else:
@@ -319,9 +327,23 @@ def hold_out(keys: Sequence[Hashable], count: int, max_rows: int, seed: int) -> 
     return HoldoutRows(sorted(held), [])
 
 
-def _drawn(groups: list[list[int]], count: int, seed: int) -> list[list[int]]:
-    """All groups in random order. The first `count` are the ones that `random.sample` draws."""
-    rng = random.Random(seed)
+def hold_out_prompts(keys: Sequence[Hashable], count: int, most: int, max_rows: int, seed: int) -> HoldoutRows:
+    """Hold out at most `count` keys, drawn at random, with at most `most` rows; training loses all rows of these keys,
+    at most `max_rows`."""
+    held, left_out, each = list[int](), list[int](), most // count
+    for group in _drawn(keys, count, seed)[:count]:
+        if len(held) + len(left_out) + len(group) <= max_rows:
+            held += group[:each]
+            left_out += group[each:]
+    return HoldoutRows(sorted(held), sorted(left_out))
+
+
+def _drawn(keys: Sequence[Hashable], count: int, seed: int) -> list[list[int]]:
+    """The places of each key, in random order. The first `count` are the ones that `random.sample` draws."""
+    found: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(key, []).append(place)
+    groups, rng = list(found.values()), random.Random(seed)
     places = rng.sample(range(len(groups)), min(count, len(groups)))
     others = sorted(set(range(len(groups))) - set(places))
     rng.shuffle(others)

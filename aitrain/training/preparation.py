@@ -40,7 +40,7 @@ from aitrain.training.evaluation import BATCH, EvalPlan
 from aitrain.training.held_out_scoring import HeldOutScoring
 from aitrain.training.holdout import DatasetSplit, PromptLimit, prompt_limit, prompt_limits, split_each
 from aitrain.training.hub import check_hub_token
-from aitrain.training.mixture import mixture_of
+from aitrain.training.mixture import mixture_of, note_on_few_cases
 from aitrain.training.model import (
     Precision,
     check_quantization,
@@ -208,7 +208,10 @@ def fit_to_model(
     arguments.max_steps = schedule.steps  # TRL knows no more of the schedule
     if schedule.filled:
         context.note(str(schedule), "info")
-    if note := check_stopping(config, len(parts.held_out), schedule):
+    if note := note_on_few_cases(mixture_of(context.runner, parts.held_out)):
+        context.note(note)
+    choosing = parts.choosing if len(parts.choosing) else parts.held_out
+    if note := check_stopping(config, mixture_of(context.runner, choosing), schedule):
         context.note(note)
     if context.checkpoint is not None and (note := note_on_steps(context.checkpoint, arguments)):
         context.note(note, "info")
@@ -253,10 +256,11 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     batch = min(batch, context.runner.episodes_at_once or batch)  # so that all ranks play as many batches
     mixture = mixture_of(context.runner, parts.held_out, parts.train)
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch, mixture=mixture)
-    held_out, stopper = (
-        HeldOutScoring(context, trainer, plan, recorder, tracking, diagnostics),
-        StopCallback(context.stop),
-    )
+    choosing = plan
+    if len(parts.choosing):
+        choosing = replace(plan, cases=parts.choosing, mixture=mixture_of(context.runner, parts.choosing))
+    held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, diagnostics)
+    stopper = StopCallback(context.stop)
     early_stop = EarlyStop(config, eval_state, stopper)
     if config.stop_when_flat is not None:
         trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))
@@ -264,7 +268,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     trainer.add_callback(EvalCallback(config, held_out.after_step, eval_state, inputs.schedule.ends_epoch))
     trainer.add_callback(early_stop)
     if context.checkpoint is not None:
-        continue_scorings(eval_state, trainer, context.checkpoint, plan)
+        continue_scorings(eval_state, trainer, context.checkpoint, choosing)
         trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
     context.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
@@ -284,7 +288,7 @@ def _lengths(
     fill the context."""
     if new_tokens is None:
         return Lengths(context_tokens or config.rl_max_turns * config.rl_max_new_tokens, context_tokens)
-    cases = [(prompts[case.env], case) for case in (*parts.train, *parts.held_out)]
+    cases = [(prompts[case.env], case) for case in (*parts.train, *parts.held_out, *parts.choosing)]
     if context_tokens is not None and any(limit.is_open(case) for limit, case in cases):
         return Lengths(new_tokens, context_tokens)
     whole = new_tokens + max(limit.length_of(case) for limit, case in cases)

@@ -9,7 +9,7 @@ from accelerate import PartialState
 from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, append_lines, append_text, json_lines, sync
+from aitrain.runs.run_folder import RunFolder, append_lines, append_text, json_lines, read_lines, sync, write_text
 from aitrain.training.unshared_folder import UnsharedFolder
 
 
@@ -40,8 +40,13 @@ class RunRecorder:
             append_text(self._rollouts_of(rank), text)
 
     def add_metrics(self, line: MetricsLine) -> None:
-        """Append one line of metrics. Only the first process may call this, after `begin`."""
-        append_lines(self.folder.metrics, [line.to_json()])
+        """Append one line of metrics; a scoring stands before the line of its step, also if it was made up for later.
+        Only the first process may call this, after `begin`."""
+        before = list(read_lines(self.folder.metrics)) if line.is_scoring else []
+        if before and before[-1].get("step") == line.step:
+            write_text(self.folder.metrics, json_lines([*before[:-1], line.to_json(), before[-1]]))
+        else:
+            append_lines(self.folder.metrics, [line.to_json()])
 
     def sync(self) -> None:
         """Make this process's records survive a power cut: a checkpoint must not be newer than its records."""

@@ -251,7 +251,7 @@ def _megabytes(size: int) -> str:
 
 # -- resuming
 
-SCORED_BY = ("eval_cases", "eval_samples")
+SCORED_BY = ("eval_cases", "eval_samples", "save_best")
 """Options that must be equal for two evaluations to be comparable."""
 
 

@@ -162,7 +162,8 @@ def _about_scores(result: JsonObject) -> Iterator[str]:
         yield (
             f"This is the model after step {result.get('model_step')}, chosen by its held-out score,"
             f" {result['selection_score']:.3f}, the best of {result.get('selection_scorings')}."
-            " The table's score after training is of new samples, taken after the choice."
+            " The table's score after training is of "
+            f"{'other cases' if result.get('selection_cases') else 'new samples'}."
         )
     if result.get("eval_overlap"):
         yield f"{result['eval_overlap']} of the held-out cases have the same prompt as a training case."

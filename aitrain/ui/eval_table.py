@@ -52,7 +52,7 @@ def remarks(results: Sequence[EvalResult]) -> Iterator[str]:
         if result.dropped:
             yield f"{label}: {result.dropped} episodes dropped, as their prompt leaves no room for an answer"
         if result.overlap:
-            yield f"{label}: {result.overlap} of {result.cases} cases were trained on"
+            yield f"{label}: {result.overlap} of {result.cases} cases were trained on, or chose its step"
 
 
 def _names(results: Sequence[EvalResult]) -> list[str]:

@@ -8,11 +8,12 @@ from typing import TypedDict
 
 from aitrain.options.optimization import default_rate
 from aitrain.runs.checkpoint import checkpoints_of
-from aitrain.runs.held_out import bounds_of, recorded_table
-from aitrain.runs.intervals import of_mean
+from aitrain.runs.early_stop import perfect_score
+from aitrain.runs.held_out import recorded_table
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
 from aitrain.runs.level_rules import RunTraits
 from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.mixture import Mixture, bounds_of_mean, recorded_mixture
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_options import read_options
 from aitrain.runs.verdict import Verdict, verdict_of_scores
@@ -93,7 +94,7 @@ def continuing(folder: RunFolder) -> str:
     if read_object(folder.status).get("status", "finished") == "finished" and steps:
         return f"{command} --resume --max-steps {2 * steps}"
     if "--until" in because:
-        higher = _higher_target(options, as_int(result.get("eval_cases")) or 0)
+        higher = _higher_target(options, _mixture(folder), as_int(result.get("eval_cases")) or 0)
         return "" if higher is None else f"{command} --resume --until {higher:g}"
     if "--patience" in because:
         return f"{command} --resume --patience {2 * (as_int(options.get('patience')) or 1)}"
@@ -116,7 +117,7 @@ def _learned_nothing(folder: RunFolder) -> bool:
 
 def _is_solved(folder: RunFolder) -> bool:
     """Whether the mean reward of each logged step was near the highest score."""
-    traits = RunTraits(bounds_of(read_options(folder.config).get("rl_score_range")))
+    traits = RunTraits(bounds_of_mean(_mixture(folder)))
     return all(
         traits.is_solved({"reward": line.reward or 0.0}) for line in read_metrics(folder.metrics) if not line.is_scoring
     )
@@ -141,10 +142,13 @@ def _gentler(folder: RunFolder, result: JsonObject) -> str:
     return f"{command} --lr {rate / 3:.1g}{'' if options.get('save_best') else ' --save-best'}{evaluate}"
 
 
-def _higher_target(options: JsonObject, cases: int) -> float | None:
+def _mixture(folder: RunFolder) -> Mixture:
+    return recorded_mixture(read_object(folder.environment), read_options(folder.config), {})
+
+
+def _higher_target(options: JsonObject, mixture: Mixture, cases: int) -> float | None:
     """A target between --until and what perfect scores reach; None if there is none."""
-    until, bounds = as_float(options.get("until")), bounds_of(options.get("rl_score_range"))
-    perfect = of_mean([bounds[1]] * cases, bounds) if bounds else None
+    until, perfect = as_float(options.get("until")), perfect_score(mixture, cases // len(mixture))
     if until is None or perfect is None or perfect.low is None:
         return None
     higher = math.floor((until + perfect.low) / 2 * 100) / 100

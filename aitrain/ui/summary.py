@@ -21,7 +21,6 @@ from aitrain.runs.held_out import (
     ScoreTable,
     Scoring,
     as_values,
-    bounds_of,
     by_case,
     interval_of,
     recorded_table,
@@ -29,7 +28,7 @@ from aitrain.runs.held_out import (
 from aitrain.runs.intervals import Bounds
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
-from aitrain.runs.mixture import Mixture, interval_of_mean, recorded_mixture, score_table
+from aitrain.runs.mixture import Mixture, bounds_of_mean, interval_of_mean, named, recorded_mixture, score_table
 from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -63,11 +62,13 @@ class Curves(TypedDict):
 
 
 class Selection(TypedDict):
-    """The step that --save-best chose, its score, and the number of scorings that were compared."""
+    """The step that --save-best chose, its score, the number of scorings that were compared, and of their cases if they
+    are in no other score."""
 
     score: float
     step: int | None
     scorings: int | None
+    cases: int | None
 
 
 class ScoredStep(TypedDict):
@@ -162,7 +163,8 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     selection: Selection | None = None
     if (score := as_float(result.get("selection_score"))) is not None:
         step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
-        selection = {"score": score, "step": step, "scorings": scorings}
+        cases = as_int(result.get("selection_cases"))
+        selection = {"score": score, "step": step, "scorings": scorings, "cases": cases}
     is_eval = state["job"] == "eval"
     table = eval_scores(run, rollouts) if is_eval else scores(run, rollouts)
     return {
@@ -178,7 +180,7 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "scores": table,
         "evaluation": evaluation(result) if is_eval else None,
         "selection": selection,
-        "bounds": _bounds(read_options(run.config)),
+        "bounds": bounds_of_mean(_mixture(run)),
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
         "verdict": verdict_of_scores(table),
@@ -264,12 +266,13 @@ def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
         return _recorded_scores(result)
     options = read_options(run.config)
     tries = as_int(options.get("eval_samples")) or 1
-    return score_table(_ends(rollouts.entries), _mixture(run, rollouts), _bounds(options), tries)
+    return score_table(_ends(rollouts.entries), _mixture(run, rollouts), tries)
 
 
-def _mixture(run: RunFolder, rollouts: RolloutIndex) -> Mixture:
-    """The environments of the run, if it has several."""
-    return recorded_mixture(read_object(run.environment), {one.case: one.environment for one in rollouts.entries})
+def _mixture(run: RunFolder, rollouts: RolloutIndex | None = None) -> Mixture:
+    """The environments of the run, with the held-out cases of its rollouts."""
+    cases = {} if rollouts is None else rollouts.held_out
+    return recorded_mixture(read_object(run.environment), read_options(run.config), cases)
 
 
 def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:
@@ -282,10 +285,6 @@ def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:
         )
         for when in {entry.eval_phase for entry in ends}
     }
-
-
-def _bounds(options: JsonObject) -> Bounds | None:
-    return bounds_of(options.get("rl_score_range"))
 
 
 def _recorded_scores(result: JsonObject) -> ScoreTable:
@@ -309,11 +308,10 @@ def eval_scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
     result = read_object(run.result)
     recorded = {str(name): interval_of(value) for name, value in as_object(result.get("scores")).items()}
     if not recorded and rollouts is not None:
-        bounds = _bounds(read_options(run.config))
         phases: Phases = {}
         for entry in rollouts.entries:
             phases.setdefault(entry.eval_phase, []).append(entry)
-        recorded = {name: _interval(phases, name, bounds, _mixture(run, rollouts)) for name in DECODINGS}
+        recorded = {name: _interval(phases, name, _mixture(run, rollouts)) for name in DECODINGS}
     tries = {str(2**power) for power in range(1, 20)} | {str(as_int(result.get("samples")))}
     chances = {name: value for name, value in as_object(result.get("pass_at")).items() if name in tries - {"1"}}
     recorded |= {f"pass@{name}": interval_of(value) for name, value in chances.items()}
@@ -340,27 +338,28 @@ def evaluation(result: JsonObject) -> Evaluation:
 
 
 def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:
-    """The held-out scores by weight version. For the step of model/, the scores after training replace earlier
-    ones."""
-    bounds, mixture = _bounds(read_options(run.config)), _mixture(run, rollouts)
+    """The held-out scores by weight version: of the cases that were played during the training, if there are any. For
+    the step of model/, the scores after training replace earlier ones."""
+    mixture = _mixture(run, rollouts)
+    during = {entry.case for entry in rollouts.entries if entry.eval_phase.startswith("step")}
     points: dict[int, Phases] = {}
     for entry in rollouts.entries:
-        if entry.eval_phase:
+        if entry.eval_phase and (entry.case in during or not during):
             points.setdefault(entry.weight_version, {}).setdefault(entry.eval_phase, []).append(entry)
     curve: list[ScoredStep] = []
     for step, found in sorted(points.items()):
-        sampled, greedy = (_interval(found, name, bounds, mixture) for name in DECODINGS)
-        each = {one.name: _interval(found, "sampled", None, (one,)) for one in mixture}
+        sampled, greedy = (_interval(found, name, mixture) for name in DECODINGS)
+        each = {one.name: _interval(found, "sampled", (one,)) for one in named(mixture)}
         own: ScoredStep = {"step": step, "sampled": sampled, "greedy": greedy}
         curve.append({**own, "environments": each} if each else own)
     return curve
 
 
-def _interval(scorings: Phases, decoding: str, bounds: Bounds | None, mixture: Mixture) -> IntervalValues | None:
+def _interval(scorings: Phases, decoding: str, mixture: Mixture) -> IntervalValues | None:
     names = sorted((name for name in scorings if name.endswith(decoding)), key=lambda name: name.startswith("after"))
     entries = scorings[names[-1]] if names else []
     scored = by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
-    return as_values(interval_of_mean(scored, mixture, bounds))
+    return as_values(interval_of_mean(scored, mixture))
 
 
 def _recorded_curve(lines: Iterable[MetricsLine], result: JsonObject) -> list[ScoredStep]:

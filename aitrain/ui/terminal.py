@@ -177,7 +177,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
         chosen = ""
         if result.selection_score is not None:
             of = f"the best of {result.selection_scorings} evaluations, {result.selection_score:.3f}"
-            chosen = f", step {result.model_step}: {of}; above is its score with new samples"
+            by = "on other held-out cases" if result.selection_cases else "with new samples"
+            chosen = f", step {result.model_step}: {of}; above is its score {by}"
         yield "model", f"{folder.model}{kind}{chosen}", ""
         if (merged := folder.model / "merged").exists():
             yield "merged with its base", str(merged), ""

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.runs.json_values import JsonObject
+from aitrain.runs.mixture import weighted_mean
 from aitrain.runs.run_folder import to_jsonable
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.episode_view import show_heading, show_text
@@ -49,12 +50,10 @@ class PhaseCount:
 
     def means(self, shares: Mapping[str, float]) -> tuple[float | None, float | None]:
         """Mean score before and after; with `shares`, of the means of the environments, weighted with them."""
-        compared = [(shares[name], part) for name, part in self.parts.items() if name in shares and part.before]
-        if compared:
-            total = sum(share for share, _ in compared)
-            before = sum(share * fmean(part.before) for share, part in compared) / total
-            return before, sum(share * fmean(part.after) for share, part in compared) / total
-        return (fmean(self.before), fmean(self.after)) if self.before else (None, None)
+        parts = [(shares[name], part) for name, part in self.parts.items() if name in shares and part.before]
+        parts = parts or ([(1.0, self)] if self.before else [])
+        before, after = ([(share, fmean(getattr(part, end))) for share, part in parts] for end in ("before", "after"))
+        return weighted_mean(before), weighted_mean(after)
 
     def to_json(self, shares: Mapping[str, float]) -> JsonObject:
         """The counts and means."""

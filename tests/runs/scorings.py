@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from aitrain.runs.held_out import ScoreTable, Scoring
+from aitrain.runs.intervals import UNIT, Bounds
+from aitrain.runs.mixture import Mixture, ScoredEnv, score_table
 
 from tests.ui.conftest import record, write_run
 
 OPTIONS = {"model": "some/base", "rl_score_range": "0,1", "rl_temperature": 1.0}
 ENVIRONMENT = {"class": "Sums", "sha256": "ab" * 32, "config": {}}
+
+
+def only(cases: Iterable[str], bounds: Bounds | None = UNIT) -> Mixture:
+    """The mixture of a run with one environment, whose cases have prompts of their own."""
+    return (ScoredEnv(bounds=bounds, prompts={case: case for case in cases}),)
+
+
+def table_of(scorings: Mapping[str, Scoring], bounds: Bounds | None = UNIT, tries: int = 1) -> ScoreTable:
+    """The table of a run with one environment."""
+    return score_table(scorings, only({case for scoring in scorings.values() for case in scoring}, bounds), tries)
 
 
 def episode(case: str, score: float | None, **differences: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.runs.comparison import Comparison, compare_all, telling_samples
-from aitrain.runs.held_out import before_and_after
+from aitrain.runs.eval_result import EvalFacts, eval_result
+from aitrain.runs.mixture import recorded_mixture
+from aitrain.runs.model_reference import read_model
 from aitrain.runs.recorded_scoring import read_scorings
-from tests.runs.scorings import ENVIRONMENT, episode, episodes, write_scoring
+from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.ui.summary import scores
+from tests.runs.scorings import ENVIRONMENT, episode, episodes, table_of, write_scoring
 
 
 def compared(tmp_path: Path, *scorings: Sequence[dict[str, Any]], **options: Any) -> list[Comparison]:
@@ -28,7 +35,7 @@ def test_cases_are_matched_by_content_and_the_change_is_that_of_the_run(tmp_path
     b = {"z": [1.0, 1.0], "only b": [0.0], "x": [1.0, 1.0], "y": [0.0, 1.0], "only b, too": [0.0]}
     (comparison,) = compared(tmp_path, episodes(a), episodes(b))
     rows = [{name: scores for name, scores in scoring.items() if len(name) == 1} for scoring in (a, b)]
-    expected = before_and_after({"before_sampled": rows[0], "after_sampled": rows[1]}, (0, 1), 2)
+    expected = table_of({"before_sampled": rows[0], "after_sampled": rows[1]}, tries=2)
     for name in ("sampled", "pass@2"):
         row, table = comparison.row(name), expected[name]
         assert row is not None
@@ -134,6 +141,51 @@ def test_other_score_ranges_are_refused(tmp_path: Path) -> None:
         compare_all(read_scorings([a, b]))
 
 
+def test_several_environments_have_one_weighted_mean_in_every_number_of_run_eval_and_comparison(tmp_path: Path) -> None:
+    """Scores of `half` are at most 0.5, and only it has a lenient score; those of `game` begin at -1."""
+    envs = {"half": {"share": 0.75, "score_range": "0,0.5"}, "game": {"share": 0.25, "score_range": "-1,1"}}
+    rng, records = random.Random(1), []
+    for phase, chance in (("before_sampled", 0.3), ("after_sampled", 0.5)):
+        for row, sample in product(range(16), range(4)):
+            env, right = "half" if row < 6 else "game", rng.random() < chance
+            score = (0.5 * right) if env == "half" else 2.0 * right - 1
+            said = {"lenient": min(0.5, score + 0.25)} if env == "half" else {}
+            of = {"row_number": row, "sample": sample, "environment": env, "eval_phase": phase, "metrics": said}
+            records.append(episode(f"{env} {row}", score, **of))
+    run = RunFolder(write_scoring(tmp_path / "run", records, eval_samples=4))
+    run.environment.write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
+    run.result.unlink()
+    rollouts = RolloutIndex(run.rollouts)
+    rollouts.refresh()
+    table = scores(run, rollouts)
+    (comparison,) = compare_all(read_scorings([run.path]))
+
+    assert 0 < comparison.row("pass@4").change["mean"]
+    for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):
+        row = comparison.row(name)
+        assert (row.a, row.b, row.change) == (table[name]["before"], table[name]["after"], table[name]["change"])
+    changes = {row.name: row.change["mean"] for row in comparison.rows}
+    assert changes["sampled"] == pytest.approx(changes["lenient"] + changes["format"])
+    assert changes["sampled"] == pytest.approx(0.75 * changes["sampled, half"] + 0.25 * changes["sampled, game"])
+    assert comparison.power.largest >= 0.75 * 0.5 + 0.25 * 2
+
+    mixture = recorded_mixture(read_object(run.environment), {}, rollouts.held_out)
+    after = [RolloutRecord.from_json(one | {"eval_phase": "eval_sampled"}) for one in records if "after" in one["eval_phase"]]
+    evaluated = eval_result(run.path, read_model("tiny"), EvalFacts("both", 0, 16, 4, mixture), after)
+    assert evaluated.scores["sampled"] == table["sampled"]["after"]
+    assert evaluated.pass_at["4"] == table["pass@4"]["after"]
+    assert evaluated.solved["sampled"] == table["pass@4"]["after"]["mean"]  # of four samples, that is the same
+
+
+def test_other_shares_are_said(tmp_path: Path) -> None:
+    folders = [write_scoring(tmp_path / name, episodes({"x": [0.0]}, environment="one")) for name in "ab"]
+    for folder, share in zip(folders, (0.25, 0.5), strict=True):
+        envs = {"one": {"share": share, "score_range": "0,1"}, "two": {"share": 1 - share, "score_range": "0,1"}}
+        (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
+    (comparison,) = compare_all(read_scorings(folders))
+    assert "The environments have other shares in b: those of a weigh both scores" in comparison.notes
+
+
 def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"None of the 1 cases of a is among the 2 of b.*\n.*aitrain eval A B"):
         compared(tmp_path, episodes({"x": [0.0]}), episodes({"y": [0.0], "z": [0.0]}))
@@ -182,6 +234,13 @@ def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     assert skill.format_sentence().startswith("The gain is not only format: score +1.000")
     rows = {row.name: row.change["mean"] for row in skill.rows}
     assert rows["sampled"] == rows["lenient"] + rows["format"]
+
+
+def test_a_lenient_score_that_only_one_model_has_splits_no_score(tmp_path: Path) -> None:
+    strict, both = with_lenient([0.0] * 8, [0.5] * 8), episodes({str(n): [0.0] for n in range(8)})
+    (comparison,) = compared(tmp_path, strict, both)
+    assert [row.name for row in comparison.rows] == ["sampled"]
+    assert comparison.format_sentence() == ""
 
 
 def test_whether_a_gain_is_only_format_is_unknown_where_neither_part_of_it_shows(tmp_path: Path) -> None:

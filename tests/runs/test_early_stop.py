@@ -5,6 +5,8 @@ import pytest
 from aitrain.runs.early_stop import cases_to_reach, evaluations_without_better, reason_to_stop, time_to_target
 from aitrain.runs.intervals import UNIT, of_mean
 from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.mixture import ScoredEnv
+from tests.runs.scorings import only
 
 
 def scorings(*scores: tuple[float, float | None]) -> list[MetricsLine]:
@@ -62,8 +64,18 @@ def test_perfect_scores_of_fewer_cases_do_not_reach_the_target(until: float, cas
         interval = of_mean([1.0] * count, UNIT)
         return (interval.low if interval else None) or 0.0
 
-    assert cases_to_reach(until, 1, UNIT) == cases
+    assert cases_to_reach(until, only([])) == cases
     assert low(cases) >= until
     assert cases == 1 or low(cases - 1) < until
-    assert cases_to_reach(until, 500, UNIT) == 500
-    assert cases_to_reach(1.0, 64, UNIT) is None
+    assert cases_to_reach(until, only(map(str, range(500)))) == 0
+    assert cases_to_reach(1.0, only("a")) is None
+
+
+def test_the_target_of_several_environments_is_one_of_their_weighted_mean() -> None:
+    mixture = tuple(
+        ScoredEnv(name, 0.5, bounds, {f"{name}{n}": f"{n}" for n in range(8)})
+        for name, bounds in (("a", (0.0, 0.5)), ("b", (-1.0, 2.0)))
+    )
+    assert cases_to_reach(1.2, mixture)  # above 1, the highest score of most environments
+    assert cases_to_reach(0.3, mixture) == 0
+    assert cases_to_reach(1.25, mixture) is None

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from aitrain.runs.eval_result import EvalFacts, EvalResult, eval_result, pass_at_each
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutRecord
+from tests.runs.scorings import only
 
-FACTS = EvalFacts("Env", seed=7, cases=3, samples=2, bounds=(0.0, 1.0))
+FACTS = EvalFacts("Env", seed=7, cases=3, samples=2, mixture=only("012"))
 
 
 def record(row: int, sample: int, score: float | None, phase: str = "eval_sampled", **more: Any) -> RolloutRecord:
@@ -54,7 +55,7 @@ def test_scores_are_means_over_cases_and_what_has_no_score_is_counted_apart(tmp_
 
 def test_scores_without_bounds_have_a_mean_and_no_solved_cases(tmp_path: Path) -> None:
     unbounded = [record(0, 0, -3.0), record(1, 0, 12.0), record(2, 0, 3.0)]
-    result = eval_result(tmp_path, read_model("tiny"), EvalFacts("Env", 7, 3, 1, None), unbounded)
+    result = eval_result(tmp_path, read_model("tiny"), EvalFacts("Env", 7, 3, 1, only("012", None)), unbounded)
     assert result.scores["sampled"]["mean"] == 4.0  # type: ignore[index]
     assert (result.pass_at, result.solved) == ({}, {})
 
@@ -69,7 +70,7 @@ def test_nothing_scored_is_none_and_no_error(tmp_path: Path) -> None:
 def test_pass_at_k_is_the_closed_formula_and_the_share_of_all_subsets(cases: list[list[bool]]) -> None:
     samples = max(map(len, cases))
     scoring = {str(number): list(map(float, case)) for number, case in enumerate(cases)}
-    found = pass_at_each(scoring, samples, (0.0, 1.0))
+    found = pass_at_each(scoring, samples, only(scoring))
     for tries in range(1, samples + 1):
         enough = [case for case in cases if len(case) >= tries]
         closed = [1 - math.comb(case.count(False), tries) / math.comb(len(case), tries) for case in enough]

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitrain.runs.held_out import before_and_after, bounds_of, case_means, interval_text, mean_score, pass_at
+from aitrain.runs.held_out import bounds_of, case_means, interval_text, pass_at
+from aitrain.runs.mixture import mean_score
+from tests.runs.scorings import only, table_of
 
 
 def test_the_mean_is_that_of_the_cases_however_many_samples_each_has() -> None:
     scoring = {"1": [1.0, 1.0, 1.0], "2": [0.0], "3": []}
     assert case_means(scoring) == {"1": 1.0, "2": 0.0}
-    assert mean_score(scoring) == 0.5
-    assert mean_score({"3": []}) is None
+    assert mean_score(scoring, only(scoring)) == 0.5
+    assert mean_score({"3": []}, only("3")) is None
 
 
 @pytest.mark.parametrize("tries", [1, 2, 3, 5])
@@ -39,12 +41,12 @@ def test_a_case_is_solved_at_the_highest_score() -> None:
 
 def test_pass_at_is_there_with_several_samples_and_a_highest_score() -> None:
     scorings = {"before_sampled": {"1": [0.0, 1.0]}, "after_sampled": {"1": [1.0, 1.0]}}
-    table = before_and_after(scorings, (0, 1), 2)
+    table = table_of(scorings, (0, 1), 2)
     assert list(table) == ["sampled", "pass@2", "greedy"]
     assert (table["sampled"]["change"]["mean"], table["pass@2"]["change"]["mean"]) == (0.5, 0.0)
     assert table["greedy"] == {"before": None, "after": None, "change": None}
-    assert list(before_and_after(scorings, None, 2)) == ["sampled", "greedy"]
-    assert list(before_and_after(scorings, (0, 1), 1)) == ["sampled", "greedy"]
+    assert list(table_of(scorings, None, 2)) == ["sampled", "greedy"]
+    assert list(table_of(scorings)) == ["sampled", "greedy"]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
-from aitrain.runs.held_out import before_and_after
 from aitrain.runs.intervals import of_mean
 from aitrain.runs.mixture import (
     Mixture,
@@ -19,28 +19,32 @@ from aitrain.runs.mixture import (
     of_means,
     recorded_mixture,
     score_table,
+    weighted_changes,
 )
+from aitrain.runs.significance import Power
+from aitrain.runs.verdict import verdict_of
+from tests.runs.scorings import only
 
-A = ScoredEnv("a", 0.75, (0.0, 1.0), frozenset("1234"))
-B = ScoredEnv("b", 0.25, (-1.0, 1.0), frozenset("56"))
+A = ScoredEnv("a", 0.75, (0.0, 1.0), dict(zip("1234", "wxyz", strict=True)))
+B = ScoredEnv("b", 0.25, (-1.0, 1.0), dict(zip("56", "pq", strict=True)))
 BEFORE = {"1": [0.0], "2": [1.0], "3": [0.0], "4": [1.0], "5": [-1.0], "6": [0.0]}
 AFTER = {"1": [1.0], "2": [1.0], "3": [1.0], "4": [1.0], "5": [0.0], "6": [0.0]}
 
 
 def test_the_score_is_the_weighted_mean_of_the_environments_not_of_the_cases() -> None:
     assert mean_score(BEFORE, (A, B)) == 0.75 * 0.5 + 0.25 * -0.5
-    assert mean_score(BEFORE, ()) == pytest.approx(1 / 6)
+    assert mean_score(BEFORE, only(BEFORE)) == pytest.approx(1 / 6)
 
 
 def test_an_environment_without_a_scored_case_is_left_out() -> None:
-    without_b = {case: scores for case, scores in BEFORE.items() if case in A.cases}
+    without_b = {case: scores for case, scores in BEFORE.items() if case in A.prompts}
     assert mean_score(without_b, (A, B)) == 0.5
     assert mean_score({}, (A, B)) is None
 
 
 def test_the_interval_of_one_environment_alone_is_its_own() -> None:
     means = {case: scores[0] for case, scores in BEFORE.items()}
-    alone, own = of_means(means, (A,), None), of_mean([0.0, 1.0, 0.0, 1.0])
+    alone, own = of_means(means, (A,)), of_mean([0.0, 1.0, 0.0, 1.0])
     assert alone is not None
     assert own is not None
     assert (alone.mean, alone.low, alone.high) == pytest.approx((own.mean, own.low, own.high))
@@ -62,10 +66,10 @@ def test_the_intervals_hold_the_true_weighted_mean_as_often_as_they_say() -> Non
     for _ in range(400):
         means = {f"{env}-{case}": float(source.random() < truth[env]) for env in (0, 1) for case in range(30)}
         mixture = tuple(
-            ScoredEnv(str(env), shares[env], (0.0, 1.0), frozenset(case for case in means if case[0] == str(env)))
+            ScoredEnv(str(env), shares[env], (0.0, 1.0), {case: case for case in means if case[0] == str(env)})
             for env in (0, 1)
         )
-        found = of_means(means, mixture, None)
+        found = of_means(means, mixture)
         assert found is not None
         assert found.low is not None
         assert found.high is not None
@@ -75,9 +79,9 @@ def test_the_intervals_hold_the_true_weighted_mean_as_often_as_they_say() -> Non
 
 def test_a_table_has_a_row_for_each_environment() -> None:
     scorings = {"before_sampled": BEFORE, "after_sampled": AFTER}
-    table = score_table(scorings, (A, B), None, 1)
+    table = score_table(scorings, (A, B), 1)
     assert [name for name, row in table.items() if row["after"]] == ["sampled", "sampled, a", "sampled, b"]
-    own = before_and_after({name: A.part(found) for name, found in scorings.items()}, A.bounds, 1)
+    own = score_table(scorings, (replace(A, name=""),), 1)
     assert table["sampled, a"] == own["sampled"]
     change = table["sampled"]["change"]
     assert change is not None
@@ -89,7 +93,7 @@ def test_a_table_has_a_row_for_each_environment() -> None:
 
 def test_several_samples_have_a_row_of_pass_at_k_for_each_environment_with_bounds() -> None:
     two = {case: [scores[0], 1.0] for case, scores in BEFORE.items()}
-    table = score_table({"before_sampled": two, "after_sampled": two}, (A, replace(B, bounds=None)), None, 2)
+    table = score_table({"before_sampled": two, "after_sampled": two}, (A, replace(B, bounds=None)), 2)
     assert {"pass@2", "pass@2, a"} <= table.keys()
     assert "pass@2, b" not in table
     assert table["pass@2"]["before"] == table["pass@2, a"]["before"]
@@ -97,21 +101,60 @@ def test_several_samples_have_a_row_of_pass_at_k_for_each_environment_with_bound
 
 def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
     """Eight cases of one environment got better, and one of the other, which decides the mean, got worse."""
-    many = ScoredEnv("many", 0.1, (0.0, 1.0), frozenset(f"m{n}" for n in range(8)))
-    few = ScoredEnv("few", 0.9, (0.0, 1.0), frozenset(["f"]))
-    before = dict.fromkeys(many.cases, 0.0) | {"f": 1.0}
-    after = dict.fromkeys(many.cases, 1.0) | {"f": 0.0}
-    change = of_changes(before, after, (many, few), None)
+    many = ScoredEnv("many", 0.1, (0.0, 1.0), {f"m{n}": str(n) for n in range(8)})
+    few = ScoredEnv("few", 0.9, (0.0, 1.0), {"f": "0"})
+    before = dict.fromkeys(many.prompts, 0.0) | {"f": 1.0}
+    after = dict.fromkeys(many.prompts, 1.0) | {"f": 0.0}
+    change = of_changes(before, after, (many, few))
     assert change is not None
     assert change["mean"] == pytest.approx(0.1 - 0.9)
     assert change.get("p_value") == 1.0
-    alone = of_changes(before, after, (many,), None)
+    alone = of_changes(before, after, (many,))
     assert alone is not None
     assert (alone.get("p_value") or 0.0) < 0.05
 
 
+def test_the_power_is_the_share_of_comparisons_of_the_weighted_mean_that_detect_the_difference() -> None:
+    """A quarter of the cases has three quarters of the weight; counted alike, they would seem to detect 0.78."""
+    rng, verdicts, predicted = random.Random(3), [], []
+    mixture = tuple(
+        ScoredEnv(name, share, (0.0, 1.0), {f"{name}{n}": f"{name}{n}" for n in range(cases)})
+        for name, share, cases in (("few", 0.75, 16), ("many", 0.25, 48))
+    )
+    for _ in range(150):
+        before, after = (
+            {case: float(rng.random() < chance) for one in mixture for case in one.prompts} for chance in (0.3, 0.55)
+        )
+        verdicts.append(verdict_of(of_changes(before, after, mixture)) != "undetected")
+        power = Power.of(weighted_changes(before, after, mixture), (0.0, 1.0))
+        predicted.append(power.power(0.25, 64) if power else 0.0)
+    assert fmean(predicted) == pytest.approx(fmean(verdicts), abs=0.1)
+
+
+def test_cases_with_an_equal_prompt_count_as_one_with_their_mean() -> None:
+    """As before and after, so in the interval, the p-value, pass@K and the number of cases."""
+    one = ScoredEnv(prompts={str(row): f"say {row // 3}" for row in range(24)})
+    right = {str(row): [float(row // 3 < 4), 0.0] for row in range(24)}
+    wrong = {row: [0.0, 0.0] for row in right}
+    table = score_table({"before_sampled": wrong, "after_sampled": right}, (one,), 2)
+    whole = score_table(
+        {when: {case: found[case] for case in list(found)[::3]} for when, found in
+         (("before_sampled", wrong), ("after_sampled", right))}, only(list(right)[::3]), 2
+    )  # fmt: skip
+    assert table == whole
+    assert table["pass@2"]["after"]["count"] == 8
+    part = {**right, "0": [1.0, 1.0]}
+    assert mean_score(part, (one,)) == pytest.approx((0.5 * 4 + 0.5 / 3) / 8)
+
+
+def test_where_all_cases_have_one_prompt_what_they_ask_is_in_their_rows() -> None:
+    one = ScoredEnv(prompts=dict.fromkeys("123456", "guess"))
+    assert of_means(dict.fromkeys("123456", 0.5), (one,)).count == 6
+
+
 def test_the_mixture_of_a_run_folder_is_that_of_its_result() -> None:
     facts = {"environments": {"a": {"share": 0.75, "score_range": "0,1"}, "b": {"share": 0.25, "score_range": "-1,1"}}}
-    found: Mixture = recorded_mixture(facts, {case: "a" if case in A.cases else "b" for case in BEFORE})
+    found: Mixture = recorded_mixture(facts, {}, {**{c: ("a", p) for c, p in A.prompts.items()}, **{c: ("b", p) for c, p in B.prompts.items()}})
     assert found == (A, B)
-    assert recorded_mixture({"class": "Vowels"}, {"1": ""}) == ()
+    one = recorded_mixture({"class": "Vowels"}, {"rl_score_range": "-1,1"}, {"1": ("", "p")})
+    assert one == (ScoredEnv(bounds=(-1.0, 1.0), prompts={"1": "p"}),)

@@ -28,12 +28,14 @@ INTERRUPTED = "Ctrl-C, SIGTERM, or the end of the parent process"
 
 
 class Told(Vowels):
-    """Twenty held-out cases, which all get the next score of a list each time that they are sampled; each greedy one
-    gets 0."""
+    """Twenty held-out cases, which all get the next score of a list each time that they are sampled, `played` of them
+    after the first time; each greedy one gets 0."""
 
-    def __init__(self, *scores: float) -> None:
+    def __init__(self, *scores: float, played: int = 20) -> None:
         super().__init__()
-        self.scores: Iterator[float] = chain(*([score] * 20 + [0.0] * 20 for score in scores), repeat(0.0))
+        counts = chain([20], repeat(played))
+        each = ([score] * count + [0.0] * count for score, count in zip(scores, counts, strict=False))
+        self.scores: Iterator[float] = chain(*each, repeat(0.0))
 
     def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
         return [{"prompt": f"tell {n}", "case_idx": -1} for n in range(20)]
@@ -82,8 +84,8 @@ def test_a_target_that_only_the_last_scoring_reaches_is_reached_in_the_last_step
 
 
 def test_a_run_that_gets_no_better_ends_and_has_the_best_step_where_that_is_kept(train: Train) -> None:
-    """Step 1 is the best, and is scored with new samples at the end."""
-    result = train(Told(0.1, 0.4, 0.2, 0.4, 0.3), **OPTIONS, patience=2, save_best=True)
+    """Step 1 is the best by one half of the cases, and is scored on the other half at the end."""
+    result = train(Told(0.1, 0.4, 0.2, 0.4, 0.3, played=10), **OPTIONS, patience=2, save_best=True)
 
     assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 3, 1, 0.3)
     assert result.stopped_because is not None

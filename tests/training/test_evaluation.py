@@ -21,13 +21,19 @@ from aitrain import Result, Score, TrainConfig
 from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
+from aitrain.jobs import evaluate as eval_job
+from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
+from aitrain.runs.comparison import compare_all
+from aitrain.runs.model_reference import read_model, run_options
+from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate, recorded_before
 from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.run_context import RunContext
 from aitrain.ui.summary import held_out_curve, scores, summary
 from aitrain.ui.terminal import score_table
 from tests.environments.dictionary_lookup import DictionaryLookup
@@ -296,25 +302,64 @@ def test_a_damaged_best_checkpoint_leaves_the_last_step_as_the_model_and_says_so
 
 
 def test_a_run_resumed_with_other_held_out_cases_chooses_among_scorings_of_those(train: Train) -> None:
-    """Of one case step 1 was the best, with 0.9; of both cases there is one scoring, of step 2, that came to 0.3."""
-    told = chain([0.1, 0.1, 0.9, 0.9, 0.2, 0.2, 0.5, 0.5], repeat(0.3))
+    """By one case step 1 was the best, with 0.9; by two there is one scoring, of step 2, that came to 0.3."""
+    told = chain([0.1] * 4, [0.9] * 2, [0.2] * 2, [0.5] * 2, repeat(0.3))
 
     class Told(Vowels):
         def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return [{"prompt": f"tell {n}", "case_idx": -1} for n in range(2)]
+            return [{"prompt": f"tell {n}", "case_idx": -1} for n in range(4)]
 
         def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
             return next(told) if case_idx == -1 else len(completion) % 5 / 5
 
     best = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_best": True, "project_name": "run"}
     best |= {"save_strategy": "steps", "save_steps": 1}
-    first = result_of(train(Told(), **best, eval_cases=1))
+    first = result_of(train(Told(), **best, eval_cases=2))
     names = ("model_step", "selection_score", "selection_scorings", "score_after")
     assert tuple(first[name] for name in names) == (1, 0.9, 2, 0.5)
 
-    resumed = result_of(train(Told(), **best, eval_cases=2, resume_from_checkpoint="auto"))
+    resumed = result_of(train(Told(), **best, eval_cases=4, resume_from_checkpoint="auto"))
     assert tuple(resumed[name] for name in names) == (2, 0.3, 1, 0.3)
-    assert resumed["score_before"] == 0.2
+    assert (resumed["eval_cases"], resumed["selection_cases"]) == (2, 2)
+
+
+def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_an_eval_of_the_run(
+    train: Train,
+) -> None:
+    class Held(Vowels):
+        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+            return [{"prompt": f"tell {n}:"} for n in range(12)]
+
+    result = train(Held(), max_steps=3, eval_strategy="steps", eval_steps=1, save_best=True, save_strategy="steps")
+    played = {
+        phase: {record["row_number"] for record in evaluations(result.folder, f"{phase}_sampled")}
+        for phase in ("before", "step1", "step2", "step3", "after")
+    }
+    assert len(played["before"]) == 12
+    assert played["step1"] == played["step2"] == played["step3"] == played["before"] - played["after"]
+    assert len(played["after"]) == 6
+
+    values, rollouts = result_of(result), RolloutIndex(result.folder / "rollouts")
+    rollouts.refresh()
+    assert (values["eval_cases"], values["selection_cases"]) == (6, 6)
+    before = [
+        one["score"] for one in evaluations(result.folder, "before_sampled") if one["row_number"] in played["after"]
+    ]
+    assert values["score_before"] == pytest.approx(sum(before) / 6)
+    assert values["scores"]["sampled"]["before"]["count"] == values["scores"]["sampled"]["change"]["count"] == 6
+    assert computed(result.folder) == values["scores"]
+    curve = {point["step"]: point["sampled"]["mean"] for point in held_out_curve(RunFolder(result.folder), rollouts)}
+    lines = [line for line in result.history if "eval_score" in line]
+    assert [curve[line["step"]] for line in lines] == [pytest.approx(line["eval_score"]) for line in lines]
+    (comparison,) = compare_all(read_scorings([result.folder]))
+    assert comparison.main.change == values["scores"]["sampled"]["change"]
+
+    taken = {name: value for name, value in run_options(read_model(str(result.folder))).items() if name in OF_THE_RUN}
+    config = EvalConfig(**{**taken, "model": str(result.folder), "output_dir": str(result.folder.parent)})
+    with closing(start_runner(Held(), config)) as runner:
+        evaluated = eval_job.run(RunContext(config, RunFolder.create(config), runner, lambda _: None))
+    assert (evaluated.cases, evaluated.overlap) == (6, 0)
+    assert evaluated.scores["sampled"] == values["scores"]["sampled"]["after"]
 
 
 def test_the_last_step_is_scored_with_new_samples_too_where_it_is_the_best(train: Train) -> None:

@@ -39,7 +39,7 @@ function nextSteps({ advice, next_steps: steps }) {
 /** Which step --save-best chose, as the score it was chosen by is not the score after. */
 function selectionNote({ selection }) {
   if (!selection) return null;
-  return el("p", { class: "hint selection" }, `The model is that of step ${count(selection.step)}: its score of ${score(selection.score)} was the best of ${plural(selection.scorings, "scoring")}. The best of several is high by luck as well, so the score after training is of new samples.`);
+  return el("p", { class: "hint selection" }, `The model is that of step ${count(selection.step)}: its score of ${score(selection.score)} was the best of ${plural(selection.scorings, "scoring")}. The best of several is high by luck as well, so the score after training is of ${selection.cases ? "other cases" : "new samples"}.`);
 }
 
 /** How many held-out cases were seen in training. */
