@@ -103,10 +103,16 @@ class CheckpointOptions(Options):
     """Also keep the checkpoint with the best held-out score, and make it model/ at the end, scored once more with new
     samples for the score that is reported."""
     resume_from_checkpoint: ResumeSafe[str | None] = None
-    """A checkpoint folder, or auto (short: --resume) for the newest complete one of this run's folder."""
+    """A checkpoint folder, or auto (short: --resume) for the newest complete one of this run's folder; the run starts
+    from the beginning if there is none yet."""
     resume_anyway: ResumeSafe[bool] = False
     """Resume even if options, environment or dataset have changed: the run continues, without exact
     reproducibility."""
+
+    @property
+    def resumes_newest(self) -> bool:
+        """Whether to resume from the newest complete checkpoint of this run's folder."""
+        return self.resume_from_checkpoint in ("auto", "latest", "true")
 
 
 class HubOptions(Options):

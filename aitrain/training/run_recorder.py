@@ -23,7 +23,12 @@ class RunRecorder:
         self.resumed_from = None if checkpoint is None else read_manifest(checkpoint)
 
     def begin(self) -> None:
-        """Delete the old records, once. Every process must call this: none may write meanwhile."""
+        """Delete the old records, once. Every process must call this: none may write meanwhile.
+
+        Raises:
+            CannotWriteError: another command has the run folder.
+        """
+        self.folder.check_owner()
         if self.resumed_from is None:
             return
         state = PartialState()
@@ -41,6 +46,7 @@ class RunRecorder:
 
     def add_metrics(self, line: MetricsLine) -> None:
         """Append one line of metrics. Only the first process may call this, after `begin`."""
+        self.folder.check_owner()
         append_lines(self.folder.metrics, [line.to_json()])
 
     def sync(self) -> None:
