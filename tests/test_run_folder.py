@@ -116,10 +116,10 @@ worker = '''
 import os, sys, time
 from aitrain.runs.run_folder import inherit_lock
 inherit_lock()
-if os.fork() == 0:
-    print("left", os.getpid(), flush=True)
+left = os.fork()
+if left == 0:
     time.sleep(600)
-print("worker", os.getpid(), flush=True)
+print(os.getpid(), left, flush=True)
 sys.stdin.read()
 '''
 with RunFolder(Path(sys.argv[1])).locked() as folder:
@@ -128,7 +128,7 @@ with RunFolder(Path(sys.argv[1])).locked() as folder:
     subprocess.Popen([sys.executable, "-c", worker], env=inherited, pass_fds=[folder.lock])
     sys.stdin.read()
 """
-"""A command with a training process whose environment leaves a process behind; each says its id."""
+"""A command with a training process whose environment leaves a process behind; it says the ids of both."""
 
 
 def taken(folder: RunFolder, told: list[str], is_waiting: threading.Event) -> threading.Thread:
@@ -152,7 +152,7 @@ def test_a_command_waits_until_the_other_one_and_its_training_processes_have_end
     arguments = [sys.executable, "-c", HOLDER, str(folder.path)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
-        pids = {name: int(pid) for name, pid in (command.stdout.readline().split() for _ in range(2))}
+        worker, left = map(int, command.stdout.readline().split())
         told, is_waiting = list[str](), threading.Event()
         waiting = taken(folder, told, is_waiting)
         assert is_waiting.wait(60)
@@ -161,10 +161,10 @@ def test_a_command_waits_until_the_other_one_and_its_training_processes_have_end
         assert told == [f"Another command runs in {folder.path}: waiting for its end. Ctrl-C ends the wait."]
         with (folder.path / LOCK).open() as file:
             assert lock_file(file.fileno()) is False  # the training process has it
-        os.kill(pids[b"worker"], signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
         waiting.join(60)
         assert told[1:] == ["has run, which was there"]
-        os.kill(pids[b"left"], signal.SIGKILL)
+        os.kill(left, signal.SIGKILL)
 
 
 def test_a_folder_in_which_nothing_began_is_removed_and_made_again_for_the_command_that_waits(tmp_path: Path) -> None:
