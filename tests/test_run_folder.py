@@ -196,6 +196,7 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest
 
     with RunFolder.new(config(tmp_path, project_name="mine")) as folder:
         assert list(folder.remarks("mine")) == []
+        folder.write_config(config(tmp_path))
         monkeypatch.setattr("fcntl.flock", refuse)
         with RunFolder.new(config(tmp_path, project_name="mine")) as second:
             name, locks = second.remarks("mine")

@@ -17,6 +17,7 @@ from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.documentation import common_help, help_text
 from aitrain.options.presets import described
+from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.loading import loading
@@ -129,7 +130,7 @@ def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) 
     from aitrain.options.reading import place_of_run, resolve  # here, because help needs none of it
 
     given = given_flags(flags, resume_from_checkpoint="auto" if resume else None)
-    place = place_of_run(config) if config and given.get("resume_from_checkpoint") == "auto" else {}
+    place = place_of_run(config) if config and given.get("resume_from_checkpoint") in NEWEST else {}
     return resolve(TrainConfig, config, {**place, **given})
 
 

@@ -184,7 +184,7 @@ def _pace(folder: RunFolder) -> float | None:
 
 def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
     """Train some steps in a temporary folder, and measure time and memory."""
-    if wanted.checkpoint is not None:
+    if wanted.config.resume_from_checkpoint is not None:
         raise ConfigError("--measure: cannot be combined with --resume-from-checkpoint\nLeave one of them out.")
     count = _whole_rollouts(count, wanted)
     with tempfile.TemporaryDirectory(prefix="aitrain-plan-") as parent:

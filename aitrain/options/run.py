@@ -88,6 +88,10 @@ class StoppingOptions(Options):
     """Stop after this many evaluations in a row without a better held-out score than all earlier ones."""
 
 
+NEWEST = ("auto", "latest", "true")
+"""Values of `resume_from_checkpoint` for the newest complete checkpoint of the run's folder."""
+
+
 class CheckpointOptions(Options):
     """Checkpoints, and resuming from one."""
 
@@ -112,7 +116,7 @@ class CheckpointOptions(Options):
     @property
     def resumes_newest(self) -> bool:
         """Whether to resume from the newest complete checkpoint of this run's folder."""
-        return self.resume_from_checkpoint in ("auto", "latest", "true")
+        return self.resume_from_checkpoint in NEWEST
 
 
 class HubOptions(Options):

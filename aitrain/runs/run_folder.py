@@ -267,7 +267,7 @@ class RunFolder:
                 if has_lock is False:
                     tell(self._who_has_it())
                     has_lock = lock_file(handle, waits=True)
-                if (self.path / LOCK).exists() and os.path.samestat(os.fstat(handle), os.stat(self.path / LOCK)):
+                if is_open_file(handle, self.path / LOCK):
                     return made, handle, has_lock
             except BaseException:
                 os.close(handle)
@@ -285,7 +285,8 @@ class RunFolder:
         if self.made and self.path != first.path:
             file = shlex.quote(str(first.config))
             again = f"aitrain eval --config {file} --resume" if is_eval else f"aitrain grpo --config {file} --resume"
-            yield f"{first.path} exists, so this is {self.path}. To continue the first one: {again}"
+            how = f" To continue the first one: {again}" if first.config.exists() else ""
+            yield f"{first.path} exists, so this is {self.path}.{how}"
         if self.lock is None:
             yield (
                 f"{self.path} is on a file system without locks: a second command for it would not wait, and end this"
@@ -362,6 +363,14 @@ def lock_file(handle: int, waits: bool = False) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def is_open_file(handle: int, path: Path) -> bool:
+    """Whether the name is still that of the file or folder that was opened."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
 
 
 def _missing(path: Path) -> list[Path]:
