@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_erro
 from aitrain.events import Announce, Note
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
-from aitrain.launch.preflight import RunPlan, check
+from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
@@ -45,15 +46,18 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     _silence_tqdm()
-    with errors_in_python():
-        plan = check(_for_one_process(config), has_environment=environment is not None)
+    with errors_in_python(), ExitStack() as locks:
+        plan = check(_for_one_process(config), environment is not None, locks)
         if plan.nodes is not None:
             raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
-        folder = plan.open_folder()
+        if plan.folder is not None and plan.is_done:
+            print(_in_python(done_text(plan.folder)), file=sys.stderr)
+            return Result.read(plan.folder.path)
+        folder = locks.enter_context(plan.open_folder())
         try:
             return _run(plan, folder, environment)
         except (Exception, KeyboardInterrupt) as error:
-            if plan.folder is None and not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
+            if not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
                 folder.discard()
             if isinstance(error, AitrainError):
                 raise
@@ -139,7 +143,7 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     else:
         resolved, required = with_requirements(plan.config, environment)
         folder.write_config(resolved)
-    for note in (*plan.notes, *filter(None, [required])):
+    for note in (*plan.notes, *folder.remarks(plan.config.project_name), *filter(None, [required])):
         show(Note(note))
     with managed_server(plan, folder, show) as url, StopRequest(raises_on_second=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}

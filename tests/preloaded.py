@@ -19,9 +19,10 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 MODULES = (
@@ -139,7 +140,8 @@ class ForkingPopen(subprocess.Popen[Any]):
         if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        folder, variables, pipes, is_new_session = rest[4], rest[5], rest[9:15], rest[20]
+        kept, folder, variables, pipes, is_new_session = rest[3], rest[4], rest[5], rest[9:15], rest[20]
+        copies = {fd: os.dup(fd) for fd in kept}  # a fork drops the locks of its parent
         self.pid = os.fork()
         if self.pid == 0:
             _forget_interrupted_imports()
@@ -147,8 +149,10 @@ class ForkingPopen(subprocess.Popen[Any]):
                 os.setsid()
             if folder is not None:
                 os.chdir(folder)
-            _become([pipes[0], pipes[3], pipes[5]], variables)
+            _become([pipes[0], pipes[3], pipes[5]], variables, copies)
             _run(*words[2:])
+        for copy in copies.values():
+            os.close(copy)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -161,13 +165,22 @@ def _forget_interrupted_imports() -> None:
     importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]
 
 
-def _become(streams: list[int], variables: dict[str, str] | None) -> None:
-    """Take over standard streams, environment variables and signals as a new process has them; close all else."""
+def _become(
+    streams: list[int], variables: dict[str, str] | None, kept: Mapping[int, int] = MappingProxyType({})
+) -> None:
+    """Take over standard streams, environment variables and signals as a new process has them; close all else, except
+    copies of file descriptors to keep under their own number."""
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary folders are the parent's
     copies = [os.dup(number if stream == -1 else stream) for number, stream in enumerate(streams)]
     for number, copy in enumerate(copies):
         os.dup2(copy, number)
-    os.closerange(3, 1 << 16)
+    for number, copy in kept.items():
+        os.dup2(copy, number)
+    first = 3
+    for number in sorted(kept):
+        os.closerange(first, number)
+        first = number + 1
+    os.closerange(first, 1 << 16)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aitrain.cli.eval import AskedEvals, run_evals
-from aitrain.cli.eval_run import run_eval
 from aitrain.cli.main import app
-from aitrain.cli.verbosity import Verbosity
 from aitrain.environment.locator import find_env
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.launch.eval_plan import check_eval
@@ -46,11 +44,10 @@ class Evals:
         self.is_killed = False
         self.failing = set[str]()
 
-    def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder | None, _: object) -> RunFolder:
+    def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder, _: object) -> None:
         self.configs.append(config)
         self.plans.append(plan)
-        self.continued.append(folder is not None)
-        folder = folder or RunFolder.create(config)
+        self.continued.append(not folder.made)
         folder.write_config(config)
         folder.write_status("running", job="eval")
         reference = read_model(config.model)
@@ -64,7 +61,6 @@ class Evals:
                 row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
             )
             eval_result(folder.path, reference, EvalFacts("Arithmetic", 42, 1, 1, only(["0"])), [record]).write()
-        return folder
 
 
 @pytest.fixture
@@ -200,23 +196,19 @@ def test_a_model_that_fails_does_not_keep_the_others_from_being_played_and_shown
     assert "eval folder: runs/eval-sums" in done.output
 
 
-def test_an_eval_that_another_command_runs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.runs.run_folder.WAIT_FOR_OTHERS", 0.1)
-    config = EvalConfig(model="tiny", rl_env="envs.arithmetic", project_name="mine", output_dir=str(tmp_path))
-    folder = RunFolder.create(config)
-    folder.write_status("running", job="eval", step=3)
-    before = folder.status.read_text()
-    code = (
-        "import sys, pathlib; from aitrain.runs.run_folder import RunFolder\n"
-        f"with RunFolder(pathlib.Path({str(folder.path)!r})).run_lock(): print('in', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with pytest.raises(ConfigError, match="Another process runs in"):
-            run_eval(check_eval(config, read_model("tiny")), config, folder, Verbosity(quiet=True))
-    assert folder.status.read_text() == before
-    assert not folder.config.exists()
+def test_an_eval_waits_for_the_command_that_has_begun_it_and_plays_nothing_again(
+    evals: Evals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_waiting = threading.Event()
+    monkeypatch.setattr("aitrain.launch.preflight.tell_of_wait", lambda text: is_waiting.set())
+    config = EvalConfig(model="tiny", rl_env="envs.arithmetic", project_name="eval-tiny")
+    with ThreadPoolExecutor(1) as pool:
+        with RunFolder(Path("runs/eval-tiny")).locked() as folder:
+            waiting = pool.submit(run_evals, AskedEvals(["tiny"], {"rl_env": "envs.arithmetic"}, existing="resume"))
+            assert is_waiting.wait(60)
+            evals(check_eval(config, read_model("tiny")), config, folder, None)
+        assert waiting.result(60) == [folder.path]
+    assert evals.configs == [config]
 
 
 def test_models_of_one_name_are_told_apart(evals: Evals, tmp_path: Path) -> None:

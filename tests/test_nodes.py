@@ -187,9 +187,9 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
     first, second = (
         TrainConfig(**options, node_rank=rank, master_addr="a", resume_from_checkpoint="auto") for rank in (0, 1)
     )
-    with pytest.raises(ConfigError, match="there is no checkpoint"):
-        check(first)
     plan = check(second)
+    assert plan.folder is None
+    assert check(first).folder is not None
     assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
 
 
@@ -435,11 +435,12 @@ def test_whether_the_run_folder_is_shared_is_seen(
     if not is_shared:
         monkeypatch.setattr(nodes.Path, "exists", lambda self: False)
     finding = beside(lambda: find_folder(links[1], tmp_path / "own"))
-    unseen = show_folder(links[0], folder, "model: tiny\n", folder / "checkpoints" / "checkpoint-4")
+    unseen = show_folder(links[0], folder, "model: tiny\n", folder / "checkpoints" / "checkpoint-4", epoch=3)
     found = finding.result()
 
     assert [peer.node for peer in unseen] == ([] if is_shared else [1])
     assert (found.is_shared, found.path, found.config_text) == (is_shared, folder, "model: tiny\n")
+    assert found.epoch == (3 if is_shared else 0)
     assert found.checkpoint == folder / "checkpoints" / "checkpoint-4"
     assert list(folder.iterdir()) == []
 

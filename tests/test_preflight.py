@@ -11,7 +11,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.cli.grpo import plan_lines
+from aitrain.cli.grpo import plan_lines, train_options
 from aitrain.launch import resource_check
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check, training_gpus
@@ -19,6 +19,7 @@ from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL, check_trl_effects
 from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, enum_values, trl_fields
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
+from aitrain.runs.run_folder import RunFolder
 from tests.conftest import write
 
 ENVIRONMENT = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"
@@ -412,7 +413,7 @@ def test_auto_resumes_the_newest_whole_checkpoint_by_its_step_and_not_its_time(h
 
     assert made.checkpoint == (here / "runs/mine/checkpoints/checkpoint-100").resolve()
     assert made.folder is not None
-    assert made.folder.path == (here / "runs" / "mine").resolve()
+    assert made.folder.path == Path("runs/mine")
     assert made.notes == (
         "runs/mine/checkpoints/checkpoint-300 is skipped:"
         " it has no manifest.json: it was not written completely, or not by aitrain",
@@ -497,11 +498,69 @@ def test_a_derived_accumulation_is_no_change(here: Path) -> None:
     assert "rl_prompts_per_step: 4 -> 2" in refusal(**resume, rl_prompts_per_step=2)
 
 
-def test_resuming_without_a_checkpoint_is_refused_and_says_where_it_was_looked_for(here: Path) -> None:
-    said = refusal(project_name="mine", resume_from_checkpoint="auto")
+def test_without_a_run_or_a_checkpoint_resuming_starts_from_the_beginning_and_says_so(here: Path) -> None:
+    resume = {"project_name": "mine", "resume_from_checkpoint": "auto"}
+    new = plan(**resume)
+    assert not (here / "runs").exists()
+    write(here, {"runs/mine/config.yaml": "model: tiny\n", "runs/mine/metrics.jsonl": '{"step": 3}\n'})
+    killed = plan(**resume)
 
-    assert "resume_from_checkpoint: there is no checkpoint in runs/mine/checkpoints" in said
+    assert new.checkpoint is killed.checkpoint is None
+    assert new.folder == killed.folder == RunFolder(Path("runs/mine"))
+    assert new.notes == ("There is no run runs/mine yet: the run starts from the beginning.",)
+    assert killed.notes == ("There is no checkpoint in runs/mine yet: the run starts from the beginning.",)
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (
+            {"config.yaml": "lr: 0.1", "result.json": '{"status": "finished"}'},
+            "runs/mine has finished, and has no check",
+        ),
+        ({"config.yaml": "", "status.json": '{"job": "eval"}'}, "runs/mine is an eval"),
+        ({"thesis.tex": "", ".lock": ""}, "runs/mine is not a run folder"),
+        ({"checkpoints/checkpoint-3/weights": ""}, "there is no complete checkpoint in runs/mine/checkpoints"),
+    ],
+    ids=["finished", "eval", "foreign", "damaged"],
+)
+def test_what_a_run_from_the_beginning_would_overwrite_is_refused(files: dict[str, str], why: str, here: Path) -> None:
+    write(here / "runs/mine", files)
+    said = refusal(project_name="mine", resume_from_checkpoint="auto")
+    assert f"resume_from_checkpoint: {why}" in said
     assert "--project-name" in said
+
+
+def test_nothing_is_left_to_do_where_the_run_has_finished_with_the_same_options(here: Path) -> None:
+    options = {"project_name": "mine", "max_steps": 4, "lr": 1e-4}
+    checkpoint(here, 4, **options)
+    finished = '{"status": "finished"}'
+    write(here / "runs/mine", {"status.json": finished, "result.json": finished})
+    RunFolder(here / "runs/mine").write_config(plan(**options).config)
+
+    assert plan(**options, resume_from_checkpoint="auto").is_done
+    assert plan(**options, resume_from_checkpoint="auto", output_dir=str(here / "runs")).is_done
+    assert not plan(**options, resume_from_checkpoint="runs/mine/checkpoints/checkpoint-4").is_done
+    assert not plan(**options | {"max_steps": 8}, resume_from_checkpoint="auto").is_done
+    write(here / "runs/mine", {"status.json": '{"status": "running"}'})  # killed while it was being continued
+    assert not plan(**options, resume_from_checkpoint="auto").is_done
+
+
+def test_the_config_of_a_copied_run_resumes_the_copy(here: Path) -> None:
+    run = {"config.yaml": "project_name: mine\noutput_dir: runs\n", "status.json": "{}"}
+    write(here / "runs/mine", run)
+    write(here / "copies/other", run)
+    write(here / "settings", {"config.yaml": run["config.yaml"]})
+
+    def place(file: str, *, resume: bool = True, **flags: str) -> Path:
+        config = train_options(Path(file), flags, resume)
+        return Path(config.output_dir) / config.project_name
+
+    assert place("copies/other/config.yaml") == Path("copies/other")
+    assert place(f"{here}/copies/other/config.yaml") == Path("copies/other")
+    assert place("copies/other/config.yaml", project_name="third") == Path("copies/third")
+    assert place("copies/other/config.yaml", resume=False) == Path("runs/mine")
+    assert place("settings/config.yaml") == Path("runs/mine")
 
 
 def test_resuming_from_a_run_folder_names_its_newest_checkpoint(here: Path) -> None:

@@ -107,7 +107,8 @@ COMMANDS = {
                                       {"runs/a/model/config.json": ""}),
     "output below a file": Refused("--output-dir env.py/a", 2, ["output_dir: cannot make a run folder", "--output-d"]),
     "output is a file": Refused("--output-dir env.py", 2, ["output_dir: cannot make a run folder", "--output-dir"]),
-    "nothing to resume": Refused("--resume-from-checkpoint auto", 2, ["resume_from_checkpoint: there is no"]),
+    "no run to resume": Refused("--resume-from-checkpoint auto --project-name mine", 2,
+                                ["resume_from_checkpoint: runs/mine is not a run"], {"runs/mine/thesis.tex": ""}),
     # the environment, imported and constructed: in the training process, before torch is
     "import error inside the module": Refused(
         "", 3, ["No module named 'not_there'", "env.py, line 1, in <module>: import not_there", "Install not_there"],

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines, read_lines, to_jsonable, write_text
+from aitrain.errors import CannotWriteError
+from aitrain.runs.run_folder import (
+    LOCK,
+    RunFolder,
+    append_lines,
+    keep_lines,
+    lock_file,
+    read_lines,
+    read_object,
+    to_jsonable,
+    write_text,
+)
 
 
 def config(folder: Path, **options: str) -> TrainConfig:
@@ -94,18 +108,98 @@ def test_plain_values_are_json() -> None:
     json.dumps(to_jsonable({"a": (1, 2.5, None, True), "b": {"c": Path("x")}, "d": float("inf")}), allow_nan=False)
 
 
-def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.runs.run_folder.WAIT_FOR_OTHERS", 0.3)
-    code = (
-        "import sys, pathlib; from aitrain.runs.run_folder import RunFolder\n"
-        f"with RunFolder(pathlib.Path({str(tmp_path)!r})).run_lock(): print('in', flush=True); sys.stdin.read()"
-    )
-    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert other.stdout is not None
-    other.stdout.readline()
-    with pytest.raises(ConfigError, match="Another process runs in"), RunFolder(tmp_path).run_lock():
-        pass
-    other.kill()
-    other.communicate()
-    with RunFolder(tmp_path).run_lock():
-        pass
+HOLDER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from aitrain.runs.run_folder import LOCK_VARIABLE, RunFolder
+worker = '''
+import os, sys, time
+from aitrain.runs.run_folder import inherit_lock
+inherit_lock()
+left = os.fork()
+if left == 0:
+    time.sleep(600)
+print(os.getpid(), left, flush=True)
+sys.stdin.read()
+'''
+with RunFolder(Path(sys.argv[1])).locked() as folder:
+    folder.config.touch()
+    inherited = {**os.environ, LOCK_VARIABLE: str(folder.lock)}
+    subprocess.Popen([sys.executable, "-c", worker], env=inherited, pass_fds=[folder.lock])
+    sys.stdin.read()
+"""
+"""A command with a training process whose environment leaves a process behind; it says the ids of both."""
+
+
+def taken(folder: RunFolder, told: list[str], is_waiting: threading.Event) -> threading.Thread:
+    """A thread that locks the folder, and ends when it has it."""
+
+    def tell(text: str) -> None:
+        told.append(text)
+        is_waiting.set()
+
+    def take() -> None:
+        with folder.locked(tell) as mine:
+            told.append(f"has {mine.path.name}, which {'was not' if mine.made else 'was'} there")
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_command_waits_until_the_other_one_and_its_training_processes_have_ended(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    arguments = [sys.executable, "-c", HOLDER, str(folder.path)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        worker, left = map(int, command.stdout.readline().split())
+        told, is_waiting = list[str](), threading.Event()
+        waiting = taken(folder, told, is_waiting)
+        assert is_waiting.wait(60)
+        command.kill()
+        command.wait()
+        assert told == [f"Another command runs in {folder.path}: waiting for its end. Ctrl-C ends the wait."]
+        with (folder.path / LOCK).open() as file:
+            assert lock_file(file.fileno()) is False  # the training process has it
+        os.kill(worker, signal.SIGKILL)
+        waiting.join(60)
+        assert told[1:] == ["has run, which was there"]
+        os.kill(left, signal.SIGKILL)
+
+
+def test_a_folder_in_which_nothing_began_is_removed_and_made_again_for_the_command_that_waits(tmp_path: Path) -> None:
+    folder, told, is_waiting = RunFolder(tmp_path / "runs" / "mine"), list[str](), threading.Event()
+    with folder.locked():
+        waiting = taken(folder, told, is_waiting)
+        assert is_waiting.wait(60)
+    waiting.join(60)
+    assert told[1:] == ["has mine, which was not there"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_was_replaced_writes_nothing_more(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path).claimed(1, step=3)
+    first.write_status("running", step=4)
+    first.check_owner()
+    second = RunFolder(tmp_path).claimed(1)
+    first.write_status("finished", step=5)
+    with pytest.raises(CannotWriteError, match=r"Another command has begun to run in .*: this one writes nothing more"):
+        first.check_owner()
+    second.check_owner()
+    assert (read_object(second.status)["status"], read_object(second.status)["step"]) == ("running", 4)
+    assert RunFolder(tmp_path).claimed(7).epoch == 7
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with RunFolder.new(config(tmp_path, project_name="mine")) as folder:
+        assert list(folder.remarks("mine")) == []
+        folder.write_config(config(tmp_path))
+        monkeypatch.setattr("fcntl.flock", refuse)
+        with RunFolder.new(config(tmp_path, project_name="mine")) as second:
+            name, locks = second.remarks("mine")
+    assert name.startswith(f"{folder.path} exists, so this is {second.path}.")
+    assert name.endswith(f"aitrain grpo --config {folder.path}/config.yaml --resume")
+    assert "is on a file system without locks" in locks

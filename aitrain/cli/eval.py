@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -162,7 +163,9 @@ def each_eval(asked: AskedEvals) -> Iterator[Path]:
         folder = _existing(asked, reference, config)
         try:
             if folder is None or not _is_finished(folder):
-                folder = run_eval(plan, config, folder, asked.verbosity)
+                with _to_play_in(asked, reference, config) as folder:
+                    if not _is_finished(folder):  # else another command has played it meanwhile
+                        run_eval(plan, config, folder, asked.verbosity)
         except AitrainError as error:
             if error.exit_code in (Interrupted.exit_code, EnvironmentFailed.exit_code):  # the others would end so, too
                 raise
@@ -179,10 +182,11 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.eval_plan import absolute
     from aitrain.options.environment import EnvironmentOptions
-    from aitrain.options.reading import read_file, resolve
+    from aitrain.options.reading import place_of_run, read_file, resolve
     from aitrain.runs.model_reference import ModelReference, read_model, run_options
 
     in_file = read_file(EvalConfig, asked.config) if asked.config else {}
+    flags = {**(place_of_run(asked.config) if asked.config and asked.existing == "resume" else {}), **asked.flags}
     models = list(asked.models) or [str(in_file[name]) for name in ("model",) if name in in_file]
     if not models:
         raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
@@ -198,7 +202,7 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if given.get("dtype") == "float16" or given.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
-    shared = resolve(EvalConfig, asked.config, {"model": "tiny", **asked.flags}, taken)
+    shared = resolve(EvalConfig, asked.config, {"model": "tiny", **flags}, taken)
     names = _names(references, shared, "project_name" in {*in_file, *asked.flags})
     return [
         (one, shared.model_copy(update={"model": absolute(_place(one)), "project_name": name}))
@@ -226,6 +230,28 @@ def _names(references: Sequence[ModelReference], config: EvalConfig, is_named: b
 
 
 # -- evals that exist
+
+
+@contextmanager
+def _to_play_in(asked: AskedEvals, reference: ModelReference, config: EvalConfig) -> Iterator[RunFolder]:
+    """The folder to play an eval in, locked until the block ends.
+
+    Raises:
+        ConfigError: another eval was begun there meanwhile.
+    """
+    from aitrain.launch.preflight import tell_of_wait  # here, because help needs none of it
+    from aitrain.runs.run_folder import RunFolder
+
+    named = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
+    existing = _existing(asked, reference, config)
+    if existing is None and (asked.existing == "new" or named.config.exists() or named.is_foreign()):
+        with RunFolder.new(config) as folder:
+            yield folder
+        return
+    with (existing or named).locked(tell_of_wait) as folder:
+        if folder.config.exists() and (other := _differences(folder, reference, config)):
+            raise ConfigError(f"{folder.path} has become another eval: {', '.join(other[:3])}\nRepeat the command.")
+        yield folder
 
 
 def _existing(asked: AskedEvals, reference: ModelReference, config: EvalConfig) -> RunFolder | None:

@@ -9,11 +9,12 @@ from rich.console import Console
 
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted
-from aitrain.events import Ended, Failed, Phase
+from aitrain.events import Ended, Failed, Note, Phase
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.options.evaluate import EvalConfig
 from aitrain.runs.eval_result import JOB
+from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
@@ -21,25 +22,22 @@ from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen, on_standard_error
 
 
-def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder | None, verbosity: Verbosity) -> RunFolder:
-    """Run an eval, in `folder` if it was begun there; returns its folder.
+def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Verbosity) -> None:
+    """Run an eval in its folder, which is locked.
 
     Raises:
         AitrainError: it failed or was stopped; the message names its folder, which is removed if nothing was scored.
     """
-    is_new = folder is None
-    folder = folder or RunFolder.create(config)
     try:
         end = _play(plan, config, folder, verbosity)
     except KeyboardInterrupt:  # before there were processes to stop
-        if is_new and not _has_records(folder):
+        if not _has_records(folder):
             folder.discard()
         raise
     if verbosity.debug and folder.log.exists():
         print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Failed):
-        raise _failure(end, folder, is_new and not _has_records(folder))
-    return folder
+        raise _failure(end, folder, bool(folder.made) and not _has_records(folder))
 
 
 def _play(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Verbosity) -> Failed | Ended:
@@ -48,9 +46,10 @@ def _play(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Verbo
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
         announce = report.during(screen.start())
         announce(Phase(f"evaluating {config.model}"))
-        with folder.run_lock():  # another command may run this eval
-            folder.write_config(config)
-            folder.write_status("running", job=JOB)
+        for remark in folder.remarks(config.project_name, is_eval=True):
+            announce(Note(remark))
+        folder.write_config(config)
+        folder = folder.claimed(1, job=JOB, **sign_of_life())
         try:
             end = Processes(plan, folder, announce).run()
         except BaseException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.documentation import common_help, help_text
 from aitrain.options.presets import described
+from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.loading import loading
@@ -99,31 +100,38 @@ def grpo(
     verbosity = Verbosity(quiet, verbose, debug, as_json)
     if options_only and not dry_run:
         raise ConfigError("--options-only: add --dry-run, or omit it to train")
-    with loading("checking the options", quiet):
-        from aitrain.launch.preflight import check  # here, because help needs none of it
-        from aitrain.options.reading import resolve
-
-        options = resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None))
-        try:
-            plan = check(options)
-        except AitrainError as error:
-            if not dry_run:
-                from aitrain.cli.node_run import report_refusal
-
-                report_refusal(options, error)
-            raise
     if dry_run and as_json:
         raise ConfigError("--json: for a plan as JSON use aitrain plan --json")
-    if dry_run:
-        for line in plan_lines(plan):
-            typer.echo(line)
-        for line in checked_lines(plan, options_only, debug):
-            typer.echo(line)
-        return 0
-    with loading("starting", quiet):
-        from aitrain.cli.running import start  # here, because a refused command needs none of it
+    with ExitStack() as locks:
+        with loading("checking the options", quiet):
+            from aitrain.launch.preflight import check  # here, because help needs none of it
 
-    return start(plan, verbosity)
+            options = train_options(config, flags, resume)
+            try:
+                plan = check(options, locks=None if dry_run else locks)
+            except AitrainError as error:
+                if not dry_run:
+                    from aitrain.cli.node_run import report_refusal
+
+                    report_refusal(options, error)
+                raise
+        if dry_run:
+            for line in (*plan_lines(plan), *checked_lines(plan, options_only, debug)):
+                typer.echo(line)
+            return 0
+        with loading("starting", quiet):
+            from aitrain.cli.running import start  # here, because a refused command needs none of it
+
+        return start(plan, verbosity)
+
+
+def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
+    """The options of a file and of flags. With --resume, the config.yaml of a run is that of the run which it is in."""
+    from aitrain.options.reading import place_of_run, resolve  # here, because help needs none of it
+
+    given = given_flags(flags, resume_from_checkpoint="auto" if resume else None)
+    place = place_of_run(config) if config and given.get("resume_from_checkpoint") in NEWEST else {}
+    return resolve(TrainConfig, config, {**place, **given})
 
 
 NOT_CHECKED = "not checked: "
@@ -236,6 +244,7 @@ def plan_lines(plan: RunPlan) -> list[str]:
         **_servers(plan),
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
+        **({"left to do": "nothing"} if plan.is_done else {}),
     }
     return [f"{name:12} {value}" for name, value in lines.items()]
 

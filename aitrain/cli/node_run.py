@@ -55,7 +55,7 @@ def share(plan: RunPlan, link: NodeLink, folder: RunFolder, announce: Announce) 
         AitrainError: one is gone.
     """
     text = folder.config.read_text(encoding="utf-8")
-    for peer in show_folder(link, folder.path, text, plan.checkpoint):
+    for peer in show_folder(link, folder.path, text, plan.checkpoint, folder.epoch):
         announce(
             Note(
                 f"{peer.name} does not see {folder.path}: its rollouts and its part of checkpoints are sent to this"
@@ -72,7 +72,10 @@ def follow(plan: RunPlan, nodes: Nodes, link: NodeLink) -> int:
         AitrainError: the run failed.
     """
     shared = find_folder(link, Path(plan.config.output_dir).expanduser())
-    folder = RunFolder(shared.path)
+    if shared is None:
+        _say(nodes, "the run has finished: nothing is left to do")
+        return 0
+    folder = RunFolder(shared.path, epoch=shared.epoch)
     if not shared.is_shared:
         try:
             folder.path.mkdir(parents=True, exist_ok=True)

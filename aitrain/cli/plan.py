@@ -18,8 +18,8 @@ from typing import Annotated
 import typer
 
 from aitrain.batch import RolloutSize, schedule_cases
-from aitrain.cli.flags import Flag, given_flags, with_options
-from aitrain.cli.grpo import NOT_CHECKED, checked_lines, plan_lines
+from aitrain.cli.flags import Flag, with_options
+from aitrain.cli.grpo import NOT_CHECKED, checked_lines, plan_lines, train_options
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Failed
 from aitrain.launch.model_shape import read_model_shape
@@ -28,7 +28,6 @@ from aitrain.launch.resource_check import device_memory, format_bytes, free_disk
 from aitrain.launch.resource_estimate import MIB, PROMPT, estimate_disk, estimate_memory, memory_savers
 from aitrain.options.documentation import help_text
 from aitrain.options.fsdp_settings import fsdp_settings
-from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.run_folder import RunFolder, read_object
@@ -83,7 +82,7 @@ def plan(
     """Show what a run would do, and what it needs."""
     if measure and options_only:
         raise ConfigError("--measure: trains, so it cannot be combined with --options-only\nLeave one of them out.")
-    wanted = check(resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None)))
+    wanted = check(train_options(config, flags, resume))
     lines = chain(
         plan_lines(wanted),
         _resource_lines(wanted),
@@ -185,7 +184,7 @@ def _pace(folder: RunFolder) -> float | None:
 
 def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
     """Train some steps in a temporary folder, and measure time and memory."""
-    if wanted.checkpoint is not None:
+    if wanted.config.resume_from_checkpoint is not None:
         raise ConfigError("--measure: cannot be combined with --resume-from-checkpoint\nLeave one of them out.")
     count = _whole_rollouts(count, wanted)
     with tempfile.TemporaryDirectory(prefix="aitrain-plan-") as parent:
@@ -212,8 +211,8 @@ def _whole_rollouts(count: int, wanted: RunPlan) -> int:
 def _train(short: RunPlan, debug: bool) -> RunFolder:
     from aitrain.launch.launcher import launcher_of
 
-    launcher, folder = launcher_of(short), short.open_folder()
-    end = launcher(short, folder, lambda event: None).run()  # its events are not shown
+    with short.open_folder() as folder:
+        end = launcher_of(short)(short, folder, lambda event: None).run()  # its events are not shown
     if debug:
         typer.echo(folder.log.read_text(encoding="utf-8", errors="replace"), err=True)
     if isinstance(end, Failed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -84,15 +85,16 @@ def run(
         from aitrain.options.recipes import read_recipe
 
         found = read_recipe(name)
-        plan = check(resolve(TrainConfig, None, given_flags(flags), found.options(tiny)))
-    verbosity = Verbosity(quiet, verbose, debug, as_json)
+        options = resolve(TrainConfig, None, given_flags(flags), found.options(tiny))
     if dry_run:
         from aitrain.cli.grpo import checked_lines, plan_lines
 
+        plan = check(options)
         for line in (*plan_lines(plan), *checked_lines(plan, False, debug)):
             typer.echo(line)
         return 0
     with loading("starting", quiet):
         from aitrain.cli.running import start
 
-    return start(plan, verbosity)
+    with ExitStack() as locks:
+        return start(check(options, locks=locks), Verbosity(quiet, verbose, debug, as_json))

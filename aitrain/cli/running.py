@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.launch.launcher import RunProcesses, launcher_of
-from aitrain.launch.preflight import RunPlan
+from aitrain.launch.preflight import RunPlan, done_text
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -32,6 +33,7 @@ WARNINGS = 20
 
 if TYPE_CHECKING:
     from aitrain.launch.node_link import NodeLink
+    from aitrain.runs.rollout_index import RolloutIndex
 
 
 def start(plan: RunPlan, verbosity: Verbosity) -> int:
@@ -55,14 +57,39 @@ def _interrupt(*_: object) -> None:
 
 
 def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) -> int:
-    with loading("making the run folder", verbosity.quiet):
-        folder = plan.open_folder()
-    try:
-        return _start_in(folder, plan, verbosity, link)
-    except KeyboardInterrupt:  # before there were processes that could be asked to stop, or after their end
-        if not _has_files(plan, folder):
-            folder.discard()
-        raise
+    if plan.folder is not None and plan.is_done:
+        return _show_done(plan.folder, verbosity, link)
+    with ExitStack() as locks:
+        with loading("making the run folder", verbosity.quiet):
+            folder = locks.enter_context(plan.open_folder())
+        try:
+            return _start_in(folder, plan, verbosity, link)
+        except KeyboardInterrupt:  # before there were processes that could be asked to stop, or after their end
+            if not _has_files(folder):
+                folder.discard()
+            raise
+
+
+def _show_done(folder: RunFolder, verbosity: Verbosity, link: NodeLink | None) -> int:
+    """Show the result of a run that had finished before this command."""
+    if link is not None:
+        link.tell("done")
+        link.close()
+    if verbosity.as_json:
+        for event in (RunStarted(str(folder.path)), RunResult(str(folder.path), read_object(folder.result))):
+            sys.stdout.write(encode(event))
+        return 0
+    if not verbosity.quiet:
+        print(done_text(folder), file=sys.stderr)
+    _show_result(folder, None, verbosity)
+    return 0
+
+
+def _show_result(folder: RunFolder, rollouts: RolloutIndex | None, verbosity: Verbosity) -> None:
+    if verbosity.quiet:
+        print(last_line(Result.read(folder.path)))
+    else:
+        show_result(Result.read(folder.path), scores(folder, rollouts), Console(highlight=False))
 
 
 def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, link: NodeLink | None) -> int:
@@ -75,7 +102,7 @@ def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, link: Node
         for line in start_lines(plan, _near(folder)):
             announce(Note(line, "info"))
         end = _run(plan, folder, announce, link)
-        began = _has_begun(plan, folder, end)
+        began = _has_begun(folder, end)
         if began:
             report.finish(screen)
     if verbosity.debug and folder.log.exists():
@@ -83,10 +110,7 @@ def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, link: Node
     if isinstance(end, Failed):
         raise _failure(plan, end, folder, began)
     folder = _near(folder)
-    if verbosity.quiet:
-        print(last_line(Result.read(folder.path)))
-    else:
-        show_result(Result.read(folder.path), scores(folder, report.rollouts), Console(highlight=False))
+    _show_result(folder, report.rollouts, verbosity)
     if end.status != "stopped":
         return 0
     why = f": {end.because}" if end.because else ""
@@ -114,15 +138,15 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
     ]
 
 
-def _has_begun(plan: RunPlan, folder: RunFolder, end: Failed | Ended) -> bool:
+def _has_begun(folder: RunFolder, end: Failed | Ended) -> bool:
     """Whether the run came to its first step, or left something to keep."""
     was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code
-    return not was_refused or _has_files(plan, folder)
+    return not was_refused or _has_files(folder)
 
 
-def _has_files(plan: RunPlan, folder: RunFolder) -> bool:
-    """Whether the folder has the results of a step, of this run or of one before it."""
-    return plan.folder is not None or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
+def _has_files(folder: RunFolder) -> bool:
+    """Whether the folder was there before, or has the results of a step."""
+    return not folder.made or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
 
 
 def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, link: NodeLink | None) -> int:
@@ -138,7 +162,7 @@ def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, l
     send(RunStarted(str(_near(folder).path)))
     announce = report.during(send)
     end = _run(plan, folder, announce, link)
-    began = _has_begun(plan, folder, end)
+    began = _has_begun(folder, end)
     if began:
         report.finish(send)
     if isinstance(end, Failed):
@@ -152,12 +176,12 @@ def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, l
 def _near(folder: RunFolder) -> RunFolder:
     """The folder by its path from the working directory, if it is below: a checkpoint is known by its whole path."""
     path, here = folder.path, Path.cwd()
-    return RunFolder(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
+    return replace(folder, path=path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
 
 
 def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> Failed | Ended:
     """Announce the plan's notes, and run its processes to their end."""
-    for note in plan.notes:
+    for note in (*plan.notes, *_near(folder).remarks(plan.config.project_name)):
         announce(Note(note))
     try:
         end = _processes(plan, folder, announce, link).run()
@@ -178,8 +202,7 @@ def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeL
     try:
         share(plan, link, folder, announce)
     except BaseException:
-        if plan.folder is None:
-            folder.discard()
+        folder.discard()
         raise
     return LeadingProcesses(plan, folder, announce, link=link)
 

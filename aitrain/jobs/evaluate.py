@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,11 +49,7 @@ def run(context: RunContext) -> EvalResult | None:
     """
     config, is_first = context.config, os.environ.get("RANK", "0") == "0"
     assert isinstance(config, EvalConfig)
-    with (
-        closing(context.runner),
-        context.folder.run_lock() if is_first else nullcontext(),
-        explain_timeout(config),
-    ):
+    with closing(context.runner), explain_timeout(config):
         if is_first:
             clean_partial(context.folder)
         prepared = prepare_eval(context, config, read_model(config.model))
@@ -156,6 +152,7 @@ class EvalRecorder:
             raise Interrupted(f"Stopped after {self.done} of {self.context.progress.steps} episodes.")
 
     def _write(self, records: list[RolloutRecord]) -> None:
+        self.context.folder.check_owner()
         rollouts = self.context.folder.rollouts
         rollouts.mkdir(exist_ok=True)
         append_lines(rollouts / f"rank{PartialState().process_index}.jsonl", (record.to_json() for record in records))

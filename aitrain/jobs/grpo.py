@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 
 from accelerate import PartialState
@@ -23,7 +23,7 @@ from aitrain.errors import (
 from aitrain.events import Ended
 from aitrain.jobs.environment_check import note_findings
 from aitrain.jobs.outcome import RunOutcome, result_of
-from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, newest_checkpoint, step_of
+from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
 from aitrain.runs.result import Result
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.early_stop import TrainingOver
@@ -44,13 +44,11 @@ def run(context: RunContext) -> Result:
         AitrainError: the run failed. The trained weights are saved, unless only one of several ranks failed.
     """
     is_first = os.environ.get("RANK", "0") == "0"
-    with (
-        closing(context.runner),
-        context.folder.run_lock() if is_first else nullcontext(),
-        explain_timeout(context.config),
-    ):
+    with closing(context.runner), explain_timeout(context.config):
         if is_first:
             clean_partial(context.folder)
+            if context.checkpoint is None:
+                forget(context.folder)
         try:
             prepared = prepare(context, lambda cases: note_findings(context, cases))
             with frozen_heap(), closing(prepared.trainer.rollouts), closing(prepared.tracking):
@@ -164,6 +162,7 @@ def _save(context: RunContext, prepared: Prepared) -> None:
     if trainer.state.global_step == 0:
         return
     context.enter("saving")
+    context.folder.check_owner()
     with explain_write_errors(context.folder, save_size(trainer, with_optimizer=False)):
         save_model(trainer, context.folder)
         if config.peft and config.merge_adapter and trainer.accelerator.is_main_process:

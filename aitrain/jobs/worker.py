@@ -1,4 +1,4 @@
-"""The process of a training or an eval: `python -m aitrain.jobs.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
+"""The process of a training or an eval: `python -m aitrain.jobs.worker RUN_FOLDER EPOCH [CHECKPOINT [anyway]]`.
 
 Runs alone, or as one rank of several (RANK, WORLD_SIZE). Events go to the parent through the original standard output;
 everything that libraries and the environment print goes to train.log. Exits with 0 after a run, and with the error's
@@ -35,7 +35,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream
 from aitrain.runs.eval_result import JOB as EVAL
 from aitrain.runs.heartbeat import Heartbeat, Progress
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder, inherit_lock, read_object
 from aitrain.runs.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
 
 
@@ -90,7 +90,8 @@ def main(arguments: list[str], channel: EventChannel) -> int:
     activity.share(channel.rank)
     channel(Started(channel.rank, os.getpid()))
     try:
-        folder, progress = RunFolder(Path(arguments[0])), Progress()
+        inherit_lock()
+        folder, progress = RunFolder(Path(arguments[0]), epoch=int(arguments[1])), Progress()
         with Heartbeat(folder, progress, channel.rank == 0, channel) as heartbeat:
             _work(arguments, folder, channel, heartbeat)
     except (Exception, KeyboardInterrupt) as error:
@@ -103,10 +104,10 @@ def main(arguments: list[str], channel: EventChannel) -> int:
 
 def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartbeat: Heartbeat) -> None:
     """Load the environment, then import torch and run: errors of the environment show within a second."""
-    checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
+    checkpoint = Path(arguments[2]) if len(arguments) > 2 else None
     is_eval = read_object(folder.status).get("job") == EVAL
     job: type[TrainConfig] = EvalConfig if is_eval else TrainConfig
-    config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
+    config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[3:]})
     heartbeat.progress.stall_timeout = config.stall_timeout
     _enter("loading the environment", channel)
     runner = load_runner(config, channel, [channel.stream.fileno()])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from aitrain.launch.preflight import RunPlan
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import LOCK_VARIABLE, RunFolder
 from aitrain.runs.watchdog import descendants
 
 PYTHON = [sys.executable, "-P"]
@@ -49,7 +49,7 @@ class Ranks:
 
 def worker_command(plan: RunPlan, folder: RunFolder, checkpoint: Path | None) -> list[str]:
     """The command of a training process; all ranks have the same one."""
-    arguments = [str(folder.path), *([str(checkpoint)] if checkpoint else [])]
+    arguments = [str(folder.path), str(folder.epoch), *([str(checkpoint)] if checkpoint else [])]
     if plan.config.resume_anyway and checkpoint:
         arguments.append("anyway")
     return [*PYTHON, "-m", WORKER, *arguments]
@@ -118,12 +118,15 @@ class LocalProcesses:
     _output: int = -1
     _waiting: list[threading.Thread] = field(default_factory=list)
 
-    def start(self, command: list[str], variables: Mapping[str, str], ranks: Ranks, log: TextIO) -> None:
-        """Start one process for each rank. All write events to the same pipe.
+    def start(
+        self, command: list[str], variables: Mapping[str, str], ranks: Ranks, log: TextIO, lock: int | None = None
+    ) -> None:
+        """Start one process for each rank. All write events to the same pipe, and inherit the run folder's lock.
 
         Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it.
         """
         self._output, writing = os.pipe()
+        inherited = {} if lock is None else {LOCK_VARIABLE: str(lock)}
         try:
             for rank in ranks:
                 self.children[rank] = subprocess.Popen(
@@ -131,7 +134,8 @@ class LocalProcesses:
                     stdin=subprocess.DEVNULL,
                     stdout=writing,
                     stderr=log,
-                    env={**variables, **rank_variables(ranks, rank)},
+                    env={**variables, **rank_variables(ranks, rank), **inherited},
+                    pass_fds=() if lock is None else (lock,),
                     start_new_session=True,
                 )
         except BaseException:

@@ -29,7 +29,6 @@ from aitrain.launch.nodes import SharedFolder, interface_variables
 from aitrain.launch.processes import PATIENCE, Processes
 from aitrain.redaction import redact_file
 from aitrain.runs import node_info
-from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.watchdog import IdleClock, WatchedProcess
 
@@ -112,7 +111,7 @@ class LeadingProcesses(LinkedProcesses):
 
     def _prepare(self, stack: ExitStack) -> None:
         self._connect(stack)
-        self.folder.write_status("running", nodes=node_info.as_json(self._nodes()), **sign_of_life())
+        self.folder.write_status("running", nodes=node_info.as_json(self._nodes()))
         self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
         self._check_others()
         port = stack.enter_context(reserved_port(""))

@@ -285,7 +285,7 @@ def silence(ddp_timeout: float) -> float:
 # -- the run folder
 
 
-def show_folder(link: NodeLink, folder: Path, config_text: str, checkpoint: Path | None) -> list[Peer]:
+def show_folder(link: NodeLink, folder: Path, config_text: str, checkpoint: Path | None, epoch: int = 0) -> list[Peer]:
     """On node 0: tell the others the run folder, and return those that do not see it.
 
     Raises:
@@ -294,7 +294,8 @@ def show_folder(link: NodeLink, folder: Path, config_text: str, checkpoint: Path
     proof = folder / f".seen-{secrets.token_hex(8)}"
     proof.touch()
     name = checkpoint.name if checkpoint else None
-    link.tell("folder", path=str(folder.resolve()), proof=proof.name, config=config_text, checkpoint=name)
+    path = str(folder.resolve())
+    link.tell("folder", path=path, proof=proof.name, config=config_text, checkpoint=name, epoch=epoch)
     try:
         return [peer for peer in link.peers if not _answer(peer, "sees").get("sees")]
     finally:
@@ -309,15 +310,19 @@ class SharedFolder:
     is_shared: bool
     config_text: str
     checkpoint: Path | None
+    epoch: int = 0
+    """That of the run folder, if it is node 0's."""
 
 
-def find_folder(link: NodeLink, output_dir: Path) -> SharedFolder:
-    """On another machine: the run folder, and whether it is node 0's; tells node 0.
+def find_folder(link: NodeLink, output_dir: Path) -> SharedFolder | None:
+    """On another machine: the run folder, and whether it is node 0's; tells node 0. None if the run had finished.
 
     Raises:
         RunFailed: node 0 is gone.
     """
-    said = _answer(link.peers[0], "folder")
+    said = _answer(link.peers[0], "folder", "done")
+    if said["kind"] == "done":
+        return None
     path, deadline = Path(said["path"]), time.monotonic() + SEES_WITHIN
     while not (is_shared := (path / said["proof"]).exists()) and time.monotonic() < deadline:
         for folder in (path.parent, path):
@@ -328,15 +333,15 @@ def find_folder(link: NodeLink, output_dir: Path) -> SharedFolder:
     if not is_shared and not os.access(path.parent, os.W_OK):
         path = output_dir.absolute() / path.name
     checkpoint = path / "checkpoints" / said["checkpoint"] if said["checkpoint"] else None
-    return SharedFolder(path, is_shared, said["config"], checkpoint)
+    return SharedFolder(path, is_shared, said["config"], checkpoint, said["epoch"] if is_shared else 0)
 
 
-def _answer(peer: Peer, kind: str) -> Message:
+def _answer(peer: Peer, *kinds: str) -> Message:
     try:
         answer = peer.receive(ANSWER_SECONDS)
     except LinkError as error:
         raise RunFailed(str(error)) from None
-    if answer.get("kind") != kind:
+    if answer.get("kind") not in kinds:
         raise RunFailed(f"{peer.name} ended: {answer.get('why', 'it was stopped')}")
     return answer
 

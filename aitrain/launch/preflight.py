@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,7 +23,9 @@ from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
 from aitrain.launch.slurm import Nodes, find_nodes, idle_nodes
 from aitrain.named_models import named_folder
+from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.loss_types import remarks
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
 from aitrain.options.trl_fields import check_trl_fields, enum_values
@@ -38,7 +42,8 @@ from aitrain.runs.checkpoint import (
     refuse_other_backend,
     refuse_other_parts,
 )
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import check_listen_address
 from aitrain.vllm.server_arguments import check_server_arguments
@@ -63,33 +68,36 @@ class RunPlan:
     """Notes for the user before the run starts."""
     nodes: Nodes | None = None
     """The machines of the run, and which of them this is; None for one machine."""
+    folder: RunFolder | None = None
+    """Run folder to resume in, which may not exist yet; None for a new one."""
+    is_done: bool = False
+    """Whether the run to resume has finished with these options."""
 
     @property
     def processes(self) -> int:
         """Number of training processes on this machine; all machines have the same."""
         return self.batch.processes // (self.nodes.count if self.nodes else 1)
 
-    @property
-    def folder(self) -> RunFolder | None:
-        """Run folder to resume in; None for a new one."""
-        if self.checkpoint is None or self.checkpoint.parent.name != "checkpoints":
-            return None
-        return RunFolder(self.checkpoint.parent.parent)
-
-    def open_folder(self) -> RunFolder:
-        """Create or reuse the run folder, and write its config.yaml."""
-        folder = self.folder or RunFolder.create(self.config)
-        try:
+    @contextmanager
+    def open_folder(self) -> Iterator[RunFolder]:
+        """The folder to resume in, or a new one, which is locked until the block ends; with its config.yaml. Commands
+        that had it before cannot write into it any more."""
+        with RunFolder.new(self.config) if self.folder is None else nullcontext(self.folder) as folder:
             folder.write_config(self.config)
-        except BaseException:
-            if self.folder is None:
-                folder.discard()
-            raise
-        return folder
+            last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
+            yield folder.claimed(last + 1, **sign_of_life())
 
 
-def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
+def done_text(folder: RunFolder) -> str:
+    """What a command says that finds a finished run."""
+    steps = read_object(folder.result).get("steps")
+    return f"{folder.path}: all {steps} steps are done; --resume with a larger --max-steps continues."
+
+
+def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack | None = None) -> RunPlan:
     """Run all checks.
+
+    With `locks`, the folder to resume in is locked before anything in it is read, and until these end.
 
     Raises:
         ConfigError: the run cannot work.
@@ -117,9 +125,13 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
             check_listen_address(config.vllm_listen_address)
     elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
-    checkpoint, skipped = None, list[str]()
+    folder, checkpoint, is_done, skipped = None, None, False, list[str]()
     if nodes is None or nodes.rank == 0:  # which decides for the others
-        checkpoint = _find_checkpoint(config, skipped.append)
+        folder = _folder_to_resume(config)
+        if folder is not None and locks is not None:
+            folder = locks.enter_context(folder.locked(tell_of_wait))
+        is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
+        checkpoint = None if is_done else _find_checkpoint(config, skipped.append)
     everywhere = processes * (nodes.count if nodes else 1)
     if is_here and not gpus:
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
@@ -141,7 +153,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     if is_here:
         notes += check_resources(config, batch, gpus[:processes], nodes)
-    return RunPlan(config, sources, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
+    return RunPlan(config, sources, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes, folder, is_done)
 
 
 def starts_server(config: TrainConfig) -> bool:
@@ -327,23 +339,48 @@ def count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
 # -- resuming
 
 
+def _folder_to_resume(config: TrainConfig) -> RunFolder | None:
+    """The folder in which the run continues; it may not exist yet."""
+    if config.resumes_newest:
+        return RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name)
+    checkpoint = Path(os.path.expanduser(config.resume_from_checkpoint or "")).resolve()
+    is_in_run = checkpoint.parent.name == "checkpoints" and is_named_checkpoint(checkpoint)
+    return RunFolder(checkpoint.parent.parent) if is_in_run else None
+
+
+def tell_of_wait(text: str) -> None:
+    """Show what a command waits for, below the line that says what it is doing."""
+    print(f"\n{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+
+
+def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
+    """Whether the run has finished, and these are its options."""
+    if not all(read_object(file).get("status") == "finished" for file in (folder.status, folder.result)):
+        return False
+    try:
+        before, now = resolve(TrainConfig, folder.config).written(), config.written()
+    except ConfigError:  # of another version
+        return False
+    derived = {"batch_size", "gradient_accumulation", *DECLARED_OPTIONS.values()} - config.model_fields_set
+    names = {*before, *now} - {"project_name", "output_dir", "node_rank"} - derived
+    return all(before.get(name) == now.get(name) for name in names)
+
+
 def _find_checkpoint(config: TrainConfig, notify: Callable[[str], None]) -> Path | None:
-    """The checkpoint to resume from; its files are verified."""
+    """The checkpoint to resume from; its files are verified. None if the run starts from the beginning."""
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
-    if wanted in ("auto", "latest", "true"):
+    if config.resumes_newest:
         folder, skipped = RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name), list[str]()
         newest = newest_checkpoint(folder, skipped.append)
         for why in skipped:
             notify(why)
         if newest is None:
-            complete = "complete " if skipped else ""
-            raise ConfigError(
-                f"resume_from_checkpoint: there is no {complete}checkpoint in {folder.checkpoints}\n"
-                + "".join(f"{why}\n" for why in skipped[:2])
-                + "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
-            )
+            _check_can_begin(folder, skipped)
+            missing = f"no checkpoint in {folder.path}" if folder.config.exists() else f"no run {folder.path}"
+            notify(f"There is {missing} yet: the run starts from the beginning.")
+            return None
         path = newest
     else:
         path = Path(os.path.expanduser(wanted))
@@ -357,6 +394,28 @@ def _find_checkpoint(config: TrainConfig, notify: Callable[[str], None]) -> Path
             advice = "Use --resume for the newest complete one."
             raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
     return path.resolve()
+
+
+def _check_can_begin(folder: RunFolder, damaged: list[str]) -> None:
+    """Check that a folder without a whole checkpoint has nothing that a run from the beginning would overwrite.
+
+    Raises:
+        ConfigError: it has.
+    """
+    what = ""
+    if damaged:
+        what = f"there is no complete checkpoint in {folder.checkpoints}\n" + "\n".join(damaged[:2])
+    elif read_object(folder.result).get("status") == "finished":
+        what = f"{folder.path} has finished, and has no checkpoint to continue from"
+    elif folder.is_foreign():
+        what = f"{folder.path} is not a run folder"
+    elif read_object(folder.status).get("job") is not None:
+        what = f"{folder.path} is an eval"
+    if what:
+        raise ConfigError(
+            f"resume_from_checkpoint: {what}\n"
+            "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
+        )
 
 
 def _check_resumable(config: TrainConfig, checkpoint: Path, processes: int) -> None:

@@ -38,7 +38,6 @@ from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
-from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
@@ -115,14 +114,13 @@ class Processes:
 
     def _prepare(self, stack: ExitStack) -> None:
         """Start what the processes need, and decide on their ranks."""
-        self.folder.write_status("running", **sign_of_life())
         self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
         count = self.plan.batch.processes
         self.ranks = Ranks(count, world=count, port=stack.enter_context(reserved_port()) if count > 1 else 0)
 
     def _start(self, log: TextIO) -> LocalProcesses:
         local = LocalProcesses(self._on_exit)
-        local.start(self._command(), self._environment(), self.ranks, log)
+        local.start(self._command(), self._environment(), self.ranks, log, self.folder.lock)
         return local
 
     def _command(self) -> list[str]:

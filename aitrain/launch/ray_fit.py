@@ -50,7 +50,7 @@ def fit(plan: RunPlan, run_folder: RunFolder, relay: Any) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    folder = RunFolder(run_folder.path.absolute())
+    folder = replace(run_folder, path=run_folder.path.absolute())
     nonce = f"{PRIVATE}/{os.urandom(8).hex()}"
     (folder.path / PRIVATE).mkdir(exist_ok=True)
     (folder.path / nonce).touch()

@@ -23,7 +23,6 @@ from aitrain.launch.ray_server import server_on_ray
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.redaction import disable_telemetry
-from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
 
@@ -71,7 +70,6 @@ class RayProcesses:
         with ExitStack() as stack:
             stack.callback(mask_logs, self.folder)
             stack.callback(shutil.rmtree, self.folder.path / PRIVATE, ignore_errors=True)
-            self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
             stack.enter_context(on_stop_signals(partial(_leave, self)))
             stack.enter_context(connected(self.plan.config.ray_address, may_start=True))

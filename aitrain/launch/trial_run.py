@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,11 +58,11 @@ class TrialRuns:
             return "stopped"
         if self._take_result(trial, run):  # the sweep was killed after the end of the run
             return "finished"
-        with self._gpus() as gpus:
+        with self._gpus() as gpus, ExitStack() as locks:
             config = self.plan.trial_config(trial, self.folder, **_resumed(run))
             with _visible(gpus, self._lock):
-                run_plan = check(config)
-            return self._run(trial, run_plan, announce, is_pruned)
+                run_plan = check(config, locks=locks)
+            return self._run(trial, run_plan, locks.enter_context(run_plan.open_folder()), announce, is_pruned)
 
     def stop(self) -> None:
         """Ask the running trials to finish their step and save; a second call kills them."""
@@ -90,8 +90,7 @@ class TrialRuns:
         trial.steps, trial.seconds = result.steps, result.seconds
         return trial.score is not None
 
-    def _run(self, trial: Trial, plan: RunPlan, show: Announce, is_pruned: IsPruned) -> TrialStatus:
-        run = plan.open_folder()
+    def _run(self, trial: Trial, plan: RunPlan, run: RunFolder, show: Announce, is_pruned: IsPruned) -> TrialStatus:
         report = ReportWriter(run)
         announce = report.during(show)
         is_greedy = self.plan.config.objective == "greedy"

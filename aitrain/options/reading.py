@@ -84,6 +84,17 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
     return {str(key): value for key, value in loaded.items()}
 
 
+def place_of_run(file: Path) -> dict[str, object]:
+    """The options of the place of the run whose config.yaml this is, as a run that was copied or moved is resumed where
+    it is; none if the file is not in a run folder."""
+    folder = Path(os.path.abspath(os.path.expanduser(file))).parent
+    if file.name != "config.yaml" or not (folder / "status.json").is_file():
+        return {}
+    parent, here = folder.parent, Path.cwd()
+    shown = parent.relative_to(here) if parent.is_relative_to(here) else parent
+    return {"project_name": folder.name, "output_dir": str(shown)}
+
+
 def _key_and_value(name: str, text: str) -> tuple[str, object]:
     """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like."""
     key, equals, value = text.partition("=")

@@ -89,6 +89,10 @@ class StoppingOptions(Options):
     """Stop after this many evaluations in a row without a better held-out score than all earlier ones."""
 
 
+NEWEST = ("auto", "latest", "true")
+"""Values of `resume_from_checkpoint` for the newest complete checkpoint of the run's folder."""
+
+
 class CheckpointOptions(Options):
     """Checkpoints, and resuming from one."""
 
@@ -104,10 +108,16 @@ class CheckpointOptions(Options):
     """Also keep the checkpoint with the best held-out score, and make it model/ at the end: one half of the held-out
     cases chooses it, and the scores before and after are those of the other half."""
     resume_from_checkpoint: ResumeSafe[str | None] = None
-    """A checkpoint folder, or auto (short: --resume) for the newest complete one of this run's folder."""
+    """A checkpoint folder, or auto (short: --resume) for the newest complete one of this run's folder; the run starts
+    from the beginning if there is none yet."""
     resume_anyway: ResumeSafe[bool] = False
     """Resume even if options, environment or dataset have changed: the run continues, without exact
     reproducibility."""
+
+    @property
+    def resumes_newest(self) -> bool:
+        """Whether to resume from the newest complete checkpoint of this run's folder."""
+        return self.resume_from_checkpoint in NEWEST
 
 
 class HubOptions(Options):

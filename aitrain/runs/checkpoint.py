@@ -66,6 +66,8 @@ class Manifest:
     """Seconds of the training, evaluations included, over all parts of a resumed run."""
     tokens: int = 0
     """Tokens sampled in training, on all processes."""
+    epoch: int = 0
+    """The epoch of the run folder (`RunFolder.epoch`) in which it was written."""
 
 
 # -- reading
@@ -246,6 +248,13 @@ def _record_stays(to: Manifest, record: RolloutRecord) -> bool:
     """Whether a record is kept: up to the checkpoint's step, without evaluations that follow the save."""
     is_repeated = record.eval_phase.startswith(("after", "step") if to.owes_evaluation else "after")
     return record.step < to.step or (record.step == to.step and not is_repeated)
+
+
+def forget(folder: RunFolder) -> None:
+    """Delete the records of a run that was ended before its first checkpoint, and starts from the beginning."""
+    shutil.rmtree(folder.rollouts, ignore_errors=True)
+    for file in (folder.metrics, folder.diagnostics):
+        file.unlink(missing_ok=True)
 
 
 def clean_partial(folder: RunFolder) -> None:

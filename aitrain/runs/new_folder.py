@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from aitrain.errors import ConfigError
 from aitrain.runs.checkpoint import STAGING, sync_all
-from aitrain.runs.run_folder import sync
+from aitrain.runs.run_folder import is_open_file, lock_file, sync
 
 
 @contextmanager
@@ -31,7 +30,8 @@ def new_folder(place: Path) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"--out: cannot make {place}: {error.strerror}\nChoose another folder with --out.") from None
     try:
-        _lock(handle, place)
+        if lock_file(handle) is False:
+            raise ConfigError(f"--out: another process is writing {place}\nWait for it, or choose another folder.")
         try:
             refuse_existing(place)
             _empty(partial)
@@ -42,7 +42,7 @@ def new_folder(place: Path) -> Iterator[Path]:
             _rename(partial, place)
             sync(place.parent)
         finally:
-            if _is_open_folder(handle, partial):
+            if is_open_file(handle, partial):
                 shutil.rmtree(partial, ignore_errors=True)
     finally:
         os.close(handle)
@@ -56,18 +56,6 @@ def refuse_existing(place: Path) -> None:
         raise ConfigError(f"--out: {place} exists, and is not overwritten\nDelete it, or choose another with --out.")
 
 
-def _lock(handle: int, place: Path) -> None:
-    """Lock the folder itself; the lock ends with the process."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(
-            f"--out: another process is writing {place}\nWait for it, or choose another folder."
-        ) from None
-    except OSError:
-        pass  # a file system without locks
-
-
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -79,11 +67,3 @@ def _rename(made: Path, place: Path) -> None:
     except OSError:
         refuse_existing(place)
         raise
-
-
-def _is_open_folder(handle: int, folder: Path) -> bool:
-    """Whether the name is still that of the folder that was opened and locked."""
-    try:
-        return os.path.samestat(os.fstat(handle), folder.stat())
-    except OSError:
-        return False

@@ -12,16 +12,16 @@ import fcntl
 import json
 import math
 import os
+import shlex
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from aitrain.errors import ConfigError
+from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.redaction import redact
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
 LOCK = ".lock"
-WAIT_FOR_OTHERS = 60.0
-"""Seconds to wait for the lock, as the processes of a killed run need time to end."""
+LOCK_VARIABLE = "AITRAIN_LOCK"
+"""Environment variable with the file descriptor of the lock that a training process inherits."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,11 @@ class RunFolder:
 
     path: Path
     made: tuple[Path, ...] = field(default=(), compare=False)
-    """Folders that `create` made, outermost first; `discard` removes them."""
+    """Folders that were made for it, outermost first; `discard` removes them."""
+    epoch: int = field(default=0, compare=False)
+    """How often a command had begun to write here when this one did, itself included; 0: this is not known."""
+    lock: int | None = field(default=None, compare=False)
+    """File descriptor of the lock; None if it is not held, or the file system has no locks."""
 
     @property
     def config(self) -> Path:
@@ -130,12 +134,26 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         try:
-            missing = [folder for folder in (parent, *parent.parents) if not folder.exists()][::-1]
+            missing = _missing(parent)
             parent.mkdir(parents=True, exist_ok=True)
             path = make_unused(parent / config.project_name)
         except OSError as error:
             raise _cannot_make(parent, error.strerror) from None
         return cls(path, (*missing, path))
+
+    @classmethod
+    @contextmanager
+    def new(cls, config: TrainConfig) -> Iterator[RunFolder]:
+        """A folder of `create`, locked until the block ends.
+
+        Raises:
+            ConfigError: it cannot be made or written.
+        """
+        while True:
+            with cls.create(config).locked() as folder:
+                if not folder.config.exists():  # else a command with --resume was faster
+                    yield folder
+                    return
 
     @staticmethod
     def check_place(config: TrainConfig) -> None:
@@ -170,7 +188,10 @@ class RunFolder:
         write_text(self.config, header + write_yaml(values))
 
     def write_status(self, status: str, **known: object) -> None:
-        """Update status.json; values that are None or missing are kept."""
+        """Update status.json, unless another command has claimed the folder; values that are None or missing are
+        kept."""
+        if self._is_lost():
+            return
         news = {name: value for name, value in known.items() if value is not None}
         write_json(
             self.status,
@@ -200,24 +221,108 @@ class RunFolder:
         found = [path for file in written for path in file.parent.glob(f".{file.name}.*-????????")]
         return [path for path in found if not _is_alive(path.name.rpartition(".")[2].partition("-")[0])]
 
+    def is_foreign(self) -> bool:
+        """Whether there are files in the folder, and no run."""
+        own = {self.config_schema.name, self.status.name}  # written before config.yaml
+        if self.config.exists() or not self.path.is_dir():
+            return False
+        return any(not name.startswith(".") and name not in own for name in os.listdir(self.path))
+
+    # -- one command at a time
+
     @contextmanager
-    def run_lock(self) -> Iterator[None]:
-        """Keep other processes from running in this folder; waits for one that is ending.
+    def locked(self, tell: Callable[[str], None] = lambda text: None) -> Iterator[RunFolder]:
+        """Keep other commands out of this folder until the block ends. It is made if it is missing, and removed at the
+        end if no run began in it.
+
+        Waits for a command that has it, after telling so. The training processes inherit the lock: if this process is
+        killed, it lasts until the last of them has ended.
 
         Raises:
-            ConfigError: another process still runs in it.
+            ConfigError: the folder cannot be made or written.
         """
-        with (self.path / LOCK).open("a") as file:  # the system releases the lock when the process ends
-            deadline = time.monotonic() + WAIT_FOR_OTHERS
-            while not lock_file(file):
-                if time.monotonic() > deadline:
-                    raise ConfigError(f"Another process runs in {self.path}\nWait for it to end, or stop it.")
-                time.sleep(0.1)
-            yield
+        try:
+            made, handle, has_lock = self._open_lock(tell)
+        except OSError as error:
+            raise _cannot_make(self.path.parent, error.strerror) from None
+        _locks.add(handle)
+        folder = replace(self, made=() if self.config.exists() else made, lock=handle if has_lock else None)
+        try:
+            yield folder
+        finally:
+            if not self.config.exists():
+                (self.path / LOCK).unlink(missing_ok=True)
+                folder.discard()
+            _locks.discard(handle)
+            os.close(handle)
+
+    def _open_lock(self, tell: Callable[[str], None]) -> tuple[tuple[Path, ...], int, bool | None]:
+        """The folders that were made, the locked file, and whether the file system has locks."""
+        while True:
+            made = self.made or tuple(_missing(self.path))
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                has_lock = lock_file(handle)
+                if has_lock is False:
+                    tell(self._who_has_it())
+                    has_lock = lock_file(handle, waits=True)
+                if is_open_file(handle, self.path / LOCK):
+                    return made, handle, has_lock
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)  # the command that had it has removed the folder, as nothing began there
+
+    def _who_has_it(self) -> str:
+        status = read_object(self.status)
+        who = f" (process {status['pid']} on {status.get('host')})" if status.get("pid") else ""
+        return f"Another command runs in {self.path}{who}: waiting for its end. Ctrl-C ends the wait."
+
+    def remarks(self, wanted: str, is_eval: bool = False) -> Iterator[str]:
+        """What a user must know of a locked folder: that it has another name than they wanted, or no lock."""
+        first = replace(self, path=self.path.with_name(wanted))
+        if self.made and self.path != first.path:
+            file = shlex.quote(str(first.config))
+            again = f"aitrain eval --config {file} --resume" if is_eval else f"aitrain grpo --config {file} --resume"
+            how = f" To continue the first one: {again}" if first.config.exists() else ""
+            yield f"{first.path} exists, so this is {self.path}.{how}"
+        if self.lock is None:
+            yield (
+                f"{self.path} is on a file system without locks: a second command for it would not wait, and end this"
+                " one. Start one at a time."
+            )
+
+    def claimed(self, least: int, **known: object) -> RunFolder:
+        """This folder with the next epoch, at least `least`, which status.json gets with what is known.
+
+        A command that had the folder before, and still lives where there are no locks or they were lost, cannot write
+        into it any more.
+        """
+        before = read_object(self.status).get("epoch")
+        epoch = max(least, 1 + (before if isinstance(before, int) else 0))
+        self.write_status("running", epoch=epoch, **known)
+        return replace(self, epoch=epoch)
+
+    def check_owner(self) -> None:
+        """Check that no other command has claimed the folder; called before something is written.
+
+        Raises:
+            CannotWriteError: one has.
+        """
+        if self._is_lost():
+            raise CannotWriteError(
+                f"Another command has begun to run in {self.path}: this one writes nothing more, and ends.\n"
+                "Start one command for a run folder; one that is started with --resume waits where there are locks."
+            )
+
+    def _is_lost(self) -> bool:
+        return self.epoch > 0 and read_object(self.status).get("epoch", self.epoch) != self.epoch
 
     def discard(self) -> None:
-        """Remove what `create` made, if the run was refused before it began."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove what was made for a run that was refused before it began; a folder that was there stays."""
+        if self.made:
+            shutil.rmtree(self.path, ignore_errors=True)
         for folder in reversed(self.made[:-1]):
             try:
                 folder.rmdir()
@@ -229,15 +334,48 @@ def _cannot_make(parent: Path, why: str | None) -> ConfigError:
     return ConfigError(f"output_dir: cannot make a run folder in {parent}: {why}\nChoose another with --output-dir.")
 
 
-def lock_file(file: TextIO) -> bool:
-    """Take the lock of an open file without waiting; False if another process has it."""
+_locks: set[int] = set()
+"""File descriptors of the locks of this process."""
+
+
+def inherit_lock() -> None:
+    """Keep the lock that the parent passed on, and pass it on to no other program."""
+    if handle := os.environ.pop(LOCK_VARIABLE, None):
+        os.set_inheritable(int(handle), False)
+        _locks.add(int(handle))
+
+
+def _drop_locks() -> None:
+    """Called in forked processes: one of the environment's that outlives the run would keep its folder locked."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_drop_locks)
+
+
+def lock_file(handle: int, waits: bool = False) -> bool | None:
+    """Lock an open file; False if another process has the lock, None if the file system has no locks."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system without locks
+        return None
     return True
+
+
+def is_open_file(handle: int, path: Path) -> bool:
+    """Whether the name is still that of the file or folder that was opened."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
+
+
+def _missing(path: Path) -> list[Path]:
+    """Folders of a path that do not exist, outermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()][::-1]
 
 
 def make_unused(wanted: Path) -> Path:

@@ -120,6 +120,6 @@ def sweep_lock(folder: Path) -> Iterator[None]:
         ConfigError: another process does.
     """
     with (folder / LOCK).open("a") as file:  # the system releases the lock when the process ends
-        if not lock_file(file):
+        if lock_file(file.fileno()) is False:
             raise ConfigError(f"Another `aitrain sweep` plays trials in {folder}\nWait for it to end, or stop it.")
         yield

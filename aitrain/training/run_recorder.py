@@ -23,7 +23,12 @@ class RunRecorder:
         self.resumed_from = None if checkpoint is None else read_manifest(checkpoint)
 
     def begin(self) -> None:
-        """Delete the old records, once. Every process must call this: none may write meanwhile."""
+        """Delete the old records, once. Every process must call this: none may write meanwhile.
+
+        Raises:
+            CannotWriteError: another command has the run folder.
+        """
+        self.folder.check_owner()
         if self.resumed_from is None:
             return
         state = PartialState()
@@ -42,6 +47,7 @@ class RunRecorder:
     def add_metrics(self, line: MetricsLine) -> None:
         """Append one line of metrics; a scoring stands before the line of its step, also if it was made up for later.
         Only the first process may call this, after `begin`."""
+        self.folder.check_owner()
         before = list(read_lines(self.folder.metrics)) if line.is_scoring else []
         if before and before[-1].get("step") == line.step:
             write_text(self.folder.metrics, json_lines([*before[:-1], line.to_json(), before[-1]]))

@@ -77,7 +77,8 @@ class CheckpointWriter:
         `write` is transformers' method, which fills a folder below `args.output_dir`.
 
         Raises:
-            CannotWriteError: the disk is full or read-only; earlier checkpoints stay intact.
+            CannotWriteError: the disk is full or read-only, or another command has the run folder; earlier checkpoints
+                stay intact.
         """
         step, accelerator = trainer.state.global_step, trainer.accelerator
         if step == self.last:
@@ -85,6 +86,7 @@ class CheckpointWriter:
         staging = self.folder.checkpoints / f"{STAGING}{step}"
         size = save_size(trainer)
         with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder, size):
+            self.folder.check_owner()
             self.recorder.unshared.clean(staging)
             if accelerator.is_main_process:
                 shutil.rmtree(staging, ignore_errors=True)
@@ -117,7 +119,8 @@ class CheckpointWriter:
             (made / name).unlink(missing_ok=True)
         seconds, tokens = round(trainer.watch.trained_seconds, 3), trainer.rollouts.trained_tokens
         manifest = replace(self.manifest, step=step, best=state.best, owes_evaluation=state.owes_evaluation)
-        seal(made, replace(manifest, seconds=seconds, tokens=tokens))
+        seal(made, replace(manifest, seconds=seconds, tokens=tokens, epoch=self.folder.epoch))
+        self.folder.check_owner()
         publish(made, self.folder.checkpoints / made.name)
         shutil.rmtree(staging, ignore_errors=True)
         rotate(self.folder, self.limit, state.best)

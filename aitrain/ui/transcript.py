@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator
     parts = [options.get("model"), found["environment"].get("class")]
     parts += [f"{count} {name}" for name, count in counts.items() if count]
     yield Text(escape_controls(", ".join(str(part) for part in parts if part)), style="dim")
+    if later := _of_the_same_name(folder):
+        yield Text(escape_controls(f"this is {folder}; started later with its name: {', '.join(later)}"), style="dim")
     yield Text()
     yield score_table(found["scores"])
     if verdict := found["verdict"]:
@@ -73,6 +76,12 @@ def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator
     yield _counts(count(rollouts))
     command = escape_controls(f"aitrain show {shlex.quote(str(folder))}")
     yield Text(f"\nepisodes: {command} --worst, --failed, --step N, --case N", style="dim")
+
+
+def _of_the_same_name(folder: Path) -> list[str]:
+    """The runs that were started later with the name of this one."""
+    later = re.compile(re.escape(folder.name) + r"-\d+")
+    return sorted(path.name for path in folder.absolute().parent.iterdir() if later.fullmatch(path.name))
 
 
 def _counts(counted: EpisodeCounts) -> Text:

@@ -172,7 +172,7 @@ def test_a_trial_with_a_checkpoint_is_resumed_from_it(
     checkpoint.mkdir(parents=True)
     monkeypatch.setattr(trial_run, "newest_checkpoint", lambda run, notify: checkpoint)
 
-    def refuse(config: Any) -> RunPlan:
+    def refuse(config: Any, **_: object) -> RunPlan:
         given.append(config.resume_from_checkpoint)
         raise ConfigError("this is not the run that wrote it")
 

@@ -292,7 +292,7 @@ def test_an_eval_with_several_turns_and_tools_does_not_import_trl(small_model: P
     folder.write_status("running", job="eval")
     code = (
         "import sys; from aitrain.jobs.worker import main, open_event_channel\n"
-        f"code = main([{str(folder.path)!r}], open_event_channel())\n"
+        f"code = main([{str(folder.path)!r}, '0'], open_event_channel())\n"
         "assert 'torch' in sys.modules and 'trl' not in sys.modules, 'trl'\n"
         "sys.exit(code)"
     )

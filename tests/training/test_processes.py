@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aitrain.runs.heartbeat import BEAT
-from aitrain.runs.run_folder import read_lines, read_object
+from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
 from aitrain.runs.run_list import look
 from tests.training.conftest import difference
 
@@ -131,6 +131,21 @@ def test_a_signal_ends_all_processes_saves_and_says_how_to_resume(
     assert (command.folder / "run" / "model" / "model.safetensors").exists()
 
 
+def test_of_two_commands_for_one_run_the_second_finds_nothing_left_to_do(command: Command) -> None:
+    both = [command.start("Slow", "--max-steps=4", "--save-strategy=steps", "--save-steps=1", "--resume") for _ in "12"]
+    said = [process.communicate(timeout=300)[1] for process in both]
+
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted("run: all 4 steps are done" in text for text in said) == [False, True]
+    assert [line["step"] for line in read_lines(command.folder / "run" / "metrics.jsonl") if "loss" in line] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert read_object(command.folder / "run" / "status.json")["epoch"] == 1
+
+
 def test_a_stopped_run_that_is_resumed_ends_like_one_that_was_not(command: Command) -> None:
     whole = command.run("Slow", "--max-steps=12", "--project-name=whole")
     running = command.start("Slow", "--max-steps=12")
@@ -153,11 +168,16 @@ def test_a_stopped_run_that_is_resumed_ends_like_one_that_was_not(command: Comma
     assert results[0]["score_after"] == results[1]["score_after"]
 
 
-def test_training_stops_and_saves_when_its_parent_is_killed(command: Command) -> None:
+def test_training_stops_and_saves_when_its_parent_is_killed_and_has_the_folder_until_then(command: Command) -> None:
     running = command.start("Slow", "--max-steps=500")
     command.wait_for_step(2, running)
+    (worker,) = workers_in(command.folder)
+    os.kill(worker, signal.SIGSTOP)
     running.kill()
     running.communicate()
+    with (command.folder / "run" / LOCK).open() as file:
+        assert lock_file(file.fileno()) is False
+    os.kill(worker, signal.SIGCONT)
 
     deadline = time.monotonic() + 60
     while workers_in(command.folder) and time.monotonic() < deadline:

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from aitrain import ConfigError, Result
-from aitrain.errors import Interrupted, RunFailed
+from aitrain.errors import CannotWriteError, Interrupted, RunFailed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
-from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
+from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
 from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 
@@ -220,6 +220,54 @@ def test_a_stop_inside_a_window_where_held_out_cases_are_due_loses_neither(train
     assert_same(stopped.folder, whole.folder)
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_the_beginning(train: Train) -> None:
+    options = {**EVERY_STEP, "max_steps": 3}
+    whole = train(Talks(), project_name="whole", **options)
+    killed = as_if_killed_after(whole.folder, 0, "killed")
+    resumed = train(Talks(), project_name="killed", resume_from_checkpoint="auto", **options)
+
+    assert resumed.folder == killed
+    assert_same(killed, whole.folder)
+
+
+def test_a_run_that_has_finished_is_not_played_again(train: Train) -> None:
+    options = {**EVERY_STEP, "max_steps": 2, "project_name": "run"}
+    run = train(Vowels(), **options)
+    before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")}
+    again = train(Vowels(), resume_from_checkpoint="auto", **options)
+
+    assert (again.folder, again.steps, again.scores) == (run.folder, 2, run.scores)
+    assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path != run.folder} == {
+        path: at for path, at in before.items() if path != run.folder
+    }
+
+
+class Replaced(Vowels):
+    """Another command begins to run in the folder during the second step."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = RunFolder(folder)
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        if read_object(self.folder.status)["epoch"] == 1 and checkpoints_of(self.folder):
+            self.folder.claimed(1)
+        return super().score_episode(None, None, completion, case_idx)
+
+
+def test_a_run_whose_folder_another_command_has_taken_writes_nothing_more(train: Train, tmp_path: Path) -> None:
+    """Without locks nothing else keeps the two apart."""
+    folder = RunFolder(tmp_path / "runs" / "run")
+    with pytest.raises(CannotWriteError, match="Another command has begun to run in"):
+        train(Replaced(folder.path), project_name="run", eval_cases=0, **EVERY_STEP)
+
+    assert [path.name for path in checkpoints_of(folder)] == ["checkpoint-1"]
+    assert read_manifest(folder.checkpoints / "checkpoint-1").epoch == 1
+    assert {line["step"] for line in records(folder.path, "metrics.jsonl", "rollouts/*.jsonl")} == {1}
+    assert (read_object(folder.status)["epoch"], read_object(folder.status)["status"]) == (2, "running")
+    assert not folder.model.exists()
+
+
 def test_a_resumed_run_that_ends_before_its_first_step_has_lost_nothing(train: Train) -> None:
     options = {**EVERY_STEP, "max_steps": 4}
     whole = train(Stops(0), project_name="whole", **options)
@@ -362,6 +410,7 @@ def test_no_file_of_a_checkpoint_is_unpickled_even_when_its_manifest_is_forged(
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None, "eval_cases": 0}
     run = train(Vowels(), project_name="run", **options).folder
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
+    (run / "result.json").unlink()
     checkpoint = run / "checkpoints" / "checkpoint-1"
     assert "training_args.bin" not in os.listdir(checkpoint)
     (checkpoint / name).write_bytes(pickle.dumps(Evil(tmp_path / "proof"), protocol=2))
@@ -393,6 +442,7 @@ def test_other_training_cases_are_refused_and_a_changed_rate_is_taken_where_it_i
     resume = {"project_name": "run", "resume_from_checkpoint": "auto"}
     run = RunFolder(train(Split(24), project_name="other", **options).folder.with_name("run"))
     shutil.rmtree(run.checkpoints / "checkpoint-4")
+    run.result.unlink()
 
     with pytest.raises(ConfigError, match="dataset: the environment builds other training cases"):
         train(Split(20), **resume, **options)

@@ -124,6 +124,7 @@ def test_a_run_is_resumed_with_its_step_its_weights_and_its_generation_window(tm
     whole = list(read_lines(folder / "metrics.jsonl"))
     for step in (2, 3, 4):
         shutil.rmtree(folder / "checkpoints" / f"checkpoint-{step}")
+    (folder / "result.json").unlink()
     check_agreement(run(tmp_path, *window, "--resume"))
 
     resumed = list(read_lines(folder / "metrics.jsonl"))
