@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import itertools
 import json
 import os
 import runpy
@@ -35,6 +36,9 @@ PRELOADED = (
     "aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil",
     "transformers.models.llama.modeling_llama", "matplotlib.backends.backend_agg", "matplotlib.figure",
 )  # fmt: skip
+
+SUPERVISOR = "/aitrain/execution/process_tree.py"
+"""The file that runs between the command and its training process."""
 
 TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 """The module in which torchrun starts processes, by a name of its own for `subprocess.Popen`."""
@@ -132,14 +136,14 @@ def _attend(client: socket.socket) -> NoReturn:
 
 
 class ForkingPopen(subprocess.Popen[Any]):
-    """`subprocess.Popen` that forks where it would start Python with one of MODULES."""
+    """`subprocess.Popen` that forks where it would start Python with one of MODULES, or with the supervisor of one."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        words = [word for word in args if word not in ("-P", "-u")]
-        if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES:
+        words = list(itertools.dropwhile(lambda word: word.startswith("-"), args[1:]))
+        if args[0] != sys.executable or not words or not (words[0] in MODULES or words[0].endswith(SUPERVISOR)):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        folder, variables, pipes, is_new_session = rest[4], rest[5], rest[9:15], rest[20]
+        prepare, folder, variables, pipes, is_new_session = rest[1], rest[4], rest[5], rest[9:15], rest[20]
         self.pid = os.fork()
         if self.pid == 0:
             _forget_interrupted_imports()
@@ -148,7 +152,9 @@ class ForkingPopen(subprocess.Popen[Any]):
             if folder is not None:
                 os.chdir(folder)
             _become([pipes[0], pipes[3], pipes[5]], variables)
-            _run(*words[2:])
+            if prepare is not None:
+                prepare()
+            _run(*words)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -176,6 +182,7 @@ def _become(streams: list[int], variables: dict[str, str] | None) -> None:
         os.environ.update(variables)
         for name in ALLOCATOR.keys() & variables.keys():
             ctypes.CDLL(None).mallopt(ALLOCATOR[name], int(variables[name]))
+    signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
