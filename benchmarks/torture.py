@@ -13,7 +13,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,9 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from aitrain.runs.checkpoint import STAGING, check_whole, checkpoints_of
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.runs.watchdog import descendants
 from benchmarks.measuring import ROOT, options, positive
 
 TIMES = {"seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
@@ -136,9 +136,11 @@ class Torture:
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
         """Everything at once: parent and training processes."""
-        for pid in [child.pid, *descendants([child.pid])]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        below = psutil.Process(child.pid).children(recursive=True)
+        child.kill()
+        for process in below:
+            with suppress(psutil.Error):
+                process.kill()
         child.communicate()
 
     def _look(self) -> None:

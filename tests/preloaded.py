@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import itertools
 import json
 import os
 import runpy
@@ -36,6 +37,9 @@ PRELOADED = (
     "aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil",
     "transformers.models.llama.modeling_llama", "matplotlib.backends.backend_agg", "matplotlib.figure",
 )  # fmt: skip
+
+SUPERVISOR = "/aitrain/execution/process_tree.py"
+"""The file that runs between the command and its training process."""
 
 TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 """The module in which torchrun starts processes, by a name of its own for `subprocess.Popen`."""
@@ -133,14 +137,20 @@ def _attend(client: socket.socket) -> NoReturn:
 
 
 class ForkingPopen(subprocess.Popen[Any]):
-    """`subprocess.Popen` that forks where it would start Python with one of MODULES."""
+    """`subprocess.Popen` that forks where it would start Python with one of MODULES, or with the supervisor of one."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        words = [word for word in args if word not in ("-P", "-u")]
-        if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES:
+        words = list(itertools.dropwhile(lambda word: word.startswith("-"), args[1:]))
+        if args[0] != sys.executable or not words or not (words[0] in MODULES or words[0].endswith(SUPERVISOR)):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        kept, folder, variables, pipes, is_new_session = rest[3], rest[4], rest[5], rest[9:15], rest[20]
+        prepare, closes, kept, folder, variables = rest[1:6]
+        pipes, is_new_session = rest[9:15], rest[20]
+        if not closes:
+            numbers = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+            kept = [
+                number for number in numbers if os.path.exists(f"/proc/self/fd/{number}") and os.get_inheritable(number)
+            ]
         copies = {fd: os.dup(fd) for fd in kept}  # a fork drops the locks of its parent
         self.pid = os.fork()
         if self.pid == 0:
@@ -150,7 +160,9 @@ class ForkingPopen(subprocess.Popen[Any]):
             if folder is not None:
                 os.chdir(folder)
             _become([pipes[0], pipes[3], pipes[5]], variables, copies)
-            _run(*words[2:])
+            if prepare is not None:
+                prepare()
+            _run(*words)
         for copy in copies.values():
             os.close(copy)
         self._child_created = True
@@ -189,6 +201,7 @@ def _become(
         os.environ.update(variables)
         for name in ALLOCATOR.keys() & variables.keys():
             ctypes.CDLL(None).mallopt(ALLOCATOR[name], int(variables[name]))
+    signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 

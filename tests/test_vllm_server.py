@@ -75,7 +75,7 @@ from aitrain.vllm.server_process import ServerConfig, VLLMServer
 signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
 plan = ServerConfig("model", Path("vllm-server.log"), program=(sys.executable, "fake.py", "healthy"))
 with VLLMServer.start(plan, lambda text: None) as server:
-    print(server._supervisor.pid, flush=True)
+    print(server._tree._supervisor.pid, flush=True)
     while not sys.stdin.readline():
         pass
     print(server.poll(), flush=True)
@@ -132,8 +132,12 @@ def wait_until(is_so: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def processes_of(server: VLLMServer) -> set[int]:
-    assert server._supervisor is not None
-    return descendants(server._supervisor.pid)
+    return descendants(supervisor_of(server).pid)
+
+
+def supervisor_of(server: VLLMServer) -> subprocess.Popen[bytes]:
+    assert server._tree is not None
+    return server._tree._supervisor
 
 
 def arguments_in(log: Path) -> list[str]:
@@ -319,7 +323,7 @@ def test_poll_tells_when_it_was_killed_and_restart_brings_it_back_at_its_address
         os.kill(server_pid(server), signal.SIGKILL)
         wait_until(lambda: server.poll() is not None)
         assert server.poll() == -signal.SIGKILL
-        assert alive(first) <= {server._supervisor.pid if server._supervisor else 0}
+        assert alive(first) <= {server._tree._supervisor.pid if server._tree else 0}
         server.restart()
         assert server.poll() is None
         assert server.url == url
@@ -329,8 +333,8 @@ def test_poll_tells_when_it_was_killed_and_restart_brings_it_back_at_its_address
 
 def server_pid(server: VLLMServer) -> int:
     """Of the server itself, the supervisor's child."""
-    assert server._supervisor is not None
-    return int(Path(f"/proc/{server._supervisor.pid}/task/{server._supervisor.pid}/children").read_text().split()[0])
+    above = supervisor_of(server).pid
+    return int(Path(f"/proc/{above}/task/{above}/children").read_text().split()[0])
 
 
 def test_one_that_ignores_sigterm_is_killed_with_what_left_its_group(
@@ -349,9 +353,8 @@ def test_one_that_ignores_sigterm_is_killed_with_what_left_its_group(
 
 def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_supervisor(plan: Callable[..., ServerConfig]) -> None:
     server = VLLMServer.start(plan("healthy"), silent)
-    assert server._supervisor is not None
-    assert server._supervisor.stdin is not None
-    held = os.dup(server._supervisor.stdin.fileno())
+    assert server._tree is not None
+    held = os.dup(server._tree._socket.fileno())
     pids = processes_of(server)
     server.stop()
     os.close(held)
@@ -366,9 +369,8 @@ def test_nothing_is_left_when_somebody_kills_the_supervisor(
     """Its death asks the server to go; what does not, we end ourselves, and start it anew."""
     monkeypatch.setattr(vllm_server, "STOP_SECONDS", 1.0)
     with VLLMServer.start(plan(what), silent) as server:
-        assert server._supervisor is not None
         pids = processes_of(server)
-        os.kill(server._supervisor.pid, signal.SIGKILL)
+        supervisor_of(server).kill()
         wait_until(lambda: server.poll() is not None)
         assert server.poll() == -signal.SIGKILL
         server.restart()

@@ -26,7 +26,7 @@ from aitrain.runs import watchdog
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from aitrain.runs.run_list import look
-from aitrain.runs.watchdog import IdleClock, Stall, Watchdog, descendants, message, waits_for_another_rank
+from aitrain.runs.watchdog import IdleClock, Stall, Watchdog, message, waits_for_another_rank
 from tests.hanging_worker import HANGS
 
 WORKER = Path(__file__).with_name("hanging_worker.py")
@@ -81,7 +81,7 @@ def alive_in(folder: RunFolder) -> list[int]:
     """Processes of a run that are there a moment later: one that is killed may take one to end."""
     pids = [int(file.read_text()) for file in folder.path.glob("pid-*")]
     deadline = time.monotonic() + 10.0
-    while alive := [pid for pid in (*pids, *descendants(pids)) if lives(pid)]:
+    while alive := [pid for pid in pids if lives(pid)]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.01)
@@ -100,7 +100,7 @@ def lives(pid: int) -> bool:
 
 @pytest.mark.parametrize("what", HANGS)
 def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(what: str, tmp_path: Path) -> None:
-    before = set(descendants([os.getpid()]))
+    before = set(psutil.Process().children(recursive=True))
     end, folder = run(tmp_path, what)
 
     assert isinstance(end, Failed)
@@ -114,7 +114,7 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
     assert f"Stalled: rank 0, process {(folder.path / 'pid-0').read_text()}, training, planting {what}." in log
     assert f"in {what}\n" in log  # the function, in a stack
     assert alive_in(folder) == []
-    assert set(descendants([os.getpid()])) <= before
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_no_file_of_shared_memory_is_left_even_by_a_parent_that_is_killed(tmp_path: Path) -> None:

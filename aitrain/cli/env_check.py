@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,6 +52,7 @@ def env_check(
     with loading("reading the environment"):
         from aitrain.cli.env_process import limit_threads  # here, because help needs none of it
         from aitrain.environment.locator import find_environments
+        from aitrain.launch.stop_signals import on_stop_signals
         from aitrain.options.reading import resolve
         from aitrain.options.train import TrainConfig
         from aitrain.workbench.check.process import PATIENCE, messages_of
@@ -66,10 +68,11 @@ def env_check(
     module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
     received = messages_of(module, request, PATIENCE + config.rl_env_timeout)
     messages: list[Message] = []
-    if as_json:
-        messages += received
-        typer.echo(report_as_json(messages))
-    else:
+    with on_stop_signals(signal.default_int_handler):
+        if as_json:
+            messages += received
+            typer.echo(report_as_json(messages))
+            return exit_code(messages)
         for line in lines(_kept(received, messages)):
             typer.echo(line)
     for message in messages:

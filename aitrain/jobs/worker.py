@@ -13,7 +13,6 @@ import gc
 import importlib
 import os
 import select
-import signal
 import sys
 import threading
 import traceback
@@ -36,7 +35,7 @@ from aitrain.redaction import RedactedStream
 from aitrain.runs.eval_result import JOB as EVAL
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.run_folder import RunFolder, inherit_lock, read_object
-from aitrain.runs.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
+from aitrain.runs.watchdog import DUMP, Stall, Watchdog, write_stacks
 
 
 @dataclass
@@ -153,9 +152,6 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
             write_stacks(folder.log, f"Stalled without a parent: {stall.phase}")
             if activity.own.rank == 0:
                 folder.write_status("stalled")
-        for pid in descendants([os.getpid()]):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
         os._exit(RunFailed.exit_code)
 
     read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted, RunFailed
 from aitrain.events import Ended, Failed, NotChecked, Note, Phase, decode
+from aitrain.execution.process_tree import ProcessTree
 from aitrain.launch.local_processes import PYTHON
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import process_variables
@@ -82,48 +81,31 @@ def _run(plan: RunPlan, folder: RunFolder, found: DryRun) -> DryRun:
     if plan.config.resume_anyway and plan.checkpoint:
         arguments.append("anyway")
     with folder.log.open("w", encoding="utf-8") as log:
-        child = subprocess.Popen(
-            [*PYTHON, "-m", MODULE, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=process_variables(plan),
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
+        command = [*PYTHON, "-m", MODULE, *arguments]
+        tree = ProcessTree(command, env=process_variables(plan), stdout=subprocess.PIPE, stderr=log)
     is_late = threading.Event()
 
     def give_up() -> None:
         is_late.set()
-        _kill(child)
+        tree.kill()
 
     timer = threading.Timer(plan.config.stall_timeout, give_up)
     timer.start()
     try:
-        for line in child.stdout or ():
-            found.hear(line)
+        for line in tree.stdout:
+            found.hear(line.decode(errors="replace"))
             if found.end is not None:
                 break
         if found.end is None:
-            child.wait()
+            tree.wait()
     except KeyboardInterrupt:
         raise Interrupted("Stopped.") from None
     finally:
         timer.cancel()
-        _kill(child)  # and what the environment has started and left
-        assert child.stdout is not None
-        child.stdout.close()
-    found.end = found.end or _silent_end(plan, found, child.returncode, is_late.is_set())
+        code = tree.close()
+        tree.stdout.close()
+    found.end = found.end or _silent_end(plan, found, code, is_late.is_set())
     return found
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    """End the process and its session."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _silent_end(plan: RunPlan, found: DryRun, code: int, is_late: bool) -> Failed:

@@ -94,7 +94,7 @@ class Processes:
             if self._is_killed:  # likewise, or another machine failed
                 self.local.kill()
             try:
-                for line in self.local.lines():  # until every process has closed the pipe
+                for line in self.local.lines():
                     if (event := decode(line)) is not None:
                         self._hear(event)
             finally:
@@ -247,8 +247,6 @@ class Processes:
         lines = [how_it_ended(rank, self.ranks.world, code)]
         if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
             lines.append("If the environment's code ended it: with --rl-env-isolation process the training continues.")
-        if self.log.exists() and self.log.stat().st_size:
-            lines.append(f"See {self.log}")
         return Failed("\n".join(lines), RunFailed.exit_code)
 
 

@@ -12,7 +12,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -25,18 +24,18 @@ import aitrain
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import Part, SharedMemory, Snapshot, read
 from aitrain.errors import RunFailed
-from aitrain.events import Ended, Failed, decode
+from aitrain.events import Ended, Failed, Started, decode
+from aitrain.execution.process_tree import ProcessTree
 from aitrain.launch.local_processes import Ranks, how_it_ended, kept_short, rank_variables, worker_command
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, process_variables
 from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests
 from aitrain.runs.node_info import VARIABLE as NODES_VARIABLE
 from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.watchdog import BYTES, ask_for_stacks, bytes_moved, descendants, waits_for_another_rank
+from aitrain.runs.watchdog import BYTES, ask_for_stacks, bytes_moved, waits_for_another_rank
 
 BEAT = 0.5
 """Seconds between two messages to the command when nothing happens."""
-Child = subprocess.Popen[str]
 Lines = queue.SimpleQueue[str | None]
 Tell = Callable[[RankNews], Requests]
 
@@ -119,6 +118,8 @@ class RankProcess:
     """Whether the process has said how the run ended."""
     is_silent: bool = False
     """Whether it has closed its output."""
+    pid: int | None = None
+    """Its id, once it has said it."""
     _moved: int = 0
 
     def run(self, tell: Tell) -> None:
@@ -129,33 +130,28 @@ class RankProcess:
         """
         memory, lines = SharedMemory(self.numbers.world), Lines()
         with self.log.open("a", encoding="utf-8") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "aitrain.launch.ray_child", str(os.getpid()), *self._command()],
-                stdin=subprocess.DEVNULL,
+            # it gets no time if Ray kills this worker: it would train on, beside the processes of the restart
+            tree = ProcessTree(
+                self._command(),
+                env=self._variables(memory),
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=self._variables(memory),
                 cwd=self.job.working_directory,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
             )
         try:
-            threading.Thread(target=_read_lines, args=[child, lines], daemon=True).start()
+            threading.Thread(target=_read_lines, args=[tree, lines], daemon=True).start()
             with nullcontext() if self.numbers.local else kept_short(self.log):
                 while not self.is_silent:
-                    has_ended = child.poll() is not None
-                    news = self._next_news(child, lines, memory)
-                    self._do(tell(news), child, tell)
+                    has_ended = tree.poll() is not None
+                    news = self._next_news(lines, memory)
+                    self._do(tell(news), tree, tell)
                     if has_ended and not news.lines:
-                        break  # a process that it has forked still holds its output
+                        break  # a process that cannot be ended still holds its output
                 with suppress(subprocess.TimeoutExpired):
-                    child.wait(PATIENCE)
+                    tree.wait(PATIENCE)
         finally:
             memory.unlink()
-            _kill(child)
-        code = child.wait()
+            code = tree.close()
         if code and not (self.has_reported or self.requests.stops or self.is_over):
             how = how_it_ended(self.numbers.rank, self.numbers.world, code)
             tell(RankNews(self.numbers.rank, exit=how))
@@ -198,7 +194,7 @@ class RankProcess:
             ACTIVITY_VARIABLE: str(memory.path),
         }
 
-    def _next_news(self, child: Child, lines: Lines, memory: SharedMemory) -> RankNews:
+    def _next_news(self, lines: Lines, memory: SharedMemory) -> RankNews:
         """Wait for the process's next lines, at most BEAT seconds."""
         heard: list[str] = []
         with suppress(queue.Empty):
@@ -207,27 +203,30 @@ class RankProcess:
                 heard.append(line)
                 line = lines.get_nowait()
             self.is_silent = True
-        self.has_reported |= any(isinstance(decode(line), (Failed, Ended)) for line in heard)
-        return RankNews(self.numbers.rank, tuple(heard), self._activity(child, memory))
+        for event in map(decode, heard):
+            self.has_reported |= isinstance(event, (Failed, Ended))
+            self.pid = event.pid if isinstance(event, Started) else self.pid
+        return RankNews(self.numbers.rank, tuple(heard), self._activity(memory))
 
-    def _activity(self, child: Child, memory: SharedMemory) -> Snapshot:
+    def _activity(self, memory: SharedMemory) -> Snapshot:
         """Phase and progress; in phases that move files, what was moved counts as progress."""
         seen = read(memory.memory, self.numbers.rank)
-        if seen.part.moves_files:
-            self._moved = max(self._moved, bytes_moved(child.pid) // BYTES)
+        if seen.part.moves_files and self.pid is not None:
+            self._moved = max(self._moved, bytes_moved(self.pid) // BYTES)
         self.seen = replace(seen, count=seen.count + self._moved)
         return self.seen
 
-    def _do(self, wanted: Requests, child: Child, tell: Tell) -> None:
+    def _do(self, wanted: Requests, tree: ProcessTree, tell: Tell) -> None:
         before, self.requests = self.requests, wanted
         if wanted.stops > 1 or self.is_over:
-            _kill(child)
+            tree.kill()
         elif wanted.stops > before.stops:
-            child.send_signal(signal.SIGTERM)
+            tree.send(signal.SIGTERM)
         if wanted.stacks > before.stacks:
             rank, waits = self.numbers.rank, False
-            with suppress(OSError):  # the log cannot be written: the run is ended without the stacks
-                waits = waits_for_another_rank(ask_for_stacks(self.log, rank, child.pid, self.seen))
+            if self.pid is not None:
+                with suppress(OSError):  # the log cannot be written: the run is ended without the stacks
+                    waits = waits_for_another_rank(ask_for_stacks(self.log, rank, self.pid, self.seen))
             tell(RankNews(rank, waits=waits))
 
 
@@ -239,15 +238,7 @@ def interface_of(address: str) -> str | None:
     return None if address.startswith("127.") else next(found, None)
 
 
-def _read_lines(child: Child, lines: Lines) -> None:
-    for line in child.stdout or ():
-        lines.put(line)
+def _read_lines(tree: ProcessTree, lines: Lines) -> None:
+    for line in tree.stdout:
+        lines.put(line.decode(errors="replace"))
     lines.put(None)
-
-
-def _kill(child: Child) -> None:
-    """SIGKILL to the process and its descendants."""
-    if child.poll() is None:
-        for pid in (child.pid, *descendants([child.pid])):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)

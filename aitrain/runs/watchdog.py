@@ -239,17 +239,6 @@ def waits_for_another_rank(stacks: str) -> bool:
 # -- processes; psutil is imported when needed, as light commands import this module
 
 
-def descendants(pids: Sequence[int]) -> list[int]:
-    """Ids of all descendants of these processes, each after its parent."""
-    import psutil
-
-    found: dict[int, None] = {}
-    for pid in pids:
-        with suppress(psutil.Error):
-            found |= dict.fromkeys(child.pid for child in psutil.Process(pid).children(recursive=True))
-    return [pid for pid in found if pid not in pids]
-
-
 def is_halted(pid: int) -> bool:
     """Whether a process is stopped by SIGSTOP or a debugger."""
     import psutil

@@ -1,1 +1,1 @@
-"""vLLM's server: its process, its supervisor, its client."""
+"""vLLM's server: its process, its client."""

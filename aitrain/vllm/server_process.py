@@ -1,7 +1,6 @@
 """Starts a vLLM server for one run, checks its health, and stops it with all its processes.
 
-It listens on 127.0.0.1, or with a key where training on other machines reaches it. supervisor.py, a separate process,
-starts it and stops it even if aitrain is killed.
+It listens on 127.0.0.1, or with a key where training on other machines reaches it.
 """
 
 from __future__ import annotations
@@ -19,22 +18,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from aitrain.errors import RunFailed
+from aitrain.execution.process_tree import ProcessTree
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header
 from aitrain.vllm.server_arguments import argument_words
 from aitrain.vllm.start_failure import PortTakenError, not_in_time, why_it_ended
 
-if TYPE_CHECKING:
-    import psutil
-
 MODEL_NAME = "policy-base"
 """Served name of the base model; an adapter has the name with which it is loaded."""
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which some builds lack. -P prevents that a folder named `vllm` hides the library."""
-SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
 GUARD = "--middleware=aitrain.vllm.key_guard.KeyGuard"
 """Requires the key on all paths."""
 UNCHUNKED = "--no-enable-chunked-prefill"
@@ -48,12 +43,10 @@ PORTS = range(20_000, 32_000)
 PORT_ATTEMPTS = 3
 STOP_SECONDS = 15.0
 """Seconds for the server to exit by itself."""
-SUPERVISOR_STOP_SECONDS = 20.0
-"""Additional seconds for the supervisor to kill what is left."""
+KILL_SECONDS = 20.0
+"""Additional seconds until what is left is killed."""
 POLL_SECONDS = 0.25
 HTTP_TIMEOUT = 5.0
-ENVIRONMENT_MARK = "AITRAIN_SERVER"
-"""Environment variable that identifies the processes of a server whose supervisor is gone."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +146,9 @@ class VLLMServer:
     plan: ServerConfig
     notify: Callable[[str], None]
     port: int
-    _supervisor: subprocess.Popen[bytes] | None = None
+    _tree: ProcessTree | None = None
     _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
-    """Marks the processes of this server; also a served name, which distinguishes it from another one on the port."""
+    """A served name, which distinguishes it from another one on the port."""
 
     _launched: float = field(default=0.0, init=False)
     """Time of the last start."""
@@ -214,31 +207,21 @@ class VLLMServer:
 
     def poll(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
-        if self._supervisor is None:
-            return 0
-        code = self._supervisor.poll()
-        return code if code is None or code <= 128 else 128 - code
+        return 0 if self._tree is None else self._tree.poll()
 
     def ask_to_end(self) -> None:
         """Ask it to end, without waiting. No-op if it is stopped."""
-        pipe = None if self._supervisor is None else self._supervisor.stdin
-        if pipe is not None and not pipe.closed:
-            with suppress(BrokenPipeError, ValueError), pipe:  # it has exited already, or another thread has asked it
-                pipe.write(b"end")  # closing is not enough: a forked process may hold the pipe, too
+        if self._tree is not None:
+            self._tree.ask_to_end()
 
     def stop(self) -> None:
         """Stop it and all its processes. No-op if it is stopped."""
         self.ask_to_end()
-        supervisor, self._supervisor = self._supervisor, None
-        if supervisor is None:
-            return
-        try:
-            supervisor.wait(STOP_SECONDS + SUPERVISOR_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            supervisor.kill()
-            supervisor.wait()
-        if supervisor.returncode < 0:  # it was killed and could not stop the server
-            _end_marked(self._name, STOP_SECONDS)
+        tree, self._tree = self._tree, None
+        if tree is not None:
+            with suppress(subprocess.TimeoutExpired):
+                tree.wait(STOP_SECONDS + KILL_SECONDS)
+            tree.close()
 
     def __enter__(self) -> VLLMServer:
         return self
@@ -255,15 +238,7 @@ class VLLMServer:
         self._launched = time.monotonic()
         with self.plan.log.open("ab") as log:
             self._log_start = log.tell()
-            self._supervisor = subprocess.Popen(
-                [*SUPERVISOR, str(STOP_SECONDS), *command],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**self.plan.environment(), ENVIRONMENT_MARK: self._name},
-                start_new_session=True,
-            )
+            self._tree = ProcessTree(command, STOP_SECONDS, env=self.plan.environment(), stderr=log)
 
     def _finish_start(self, attempts: int) -> None:
         """Wait until it is healthy; if another process took its port, start it on another one."""
@@ -316,29 +291,6 @@ def stop_all(servers: Sequence[VLLMServer]) -> None:
         server.ask_to_end()
     for server in servers:
         server.stop()
-
-
-def _end_marked(name: str, patience: float) -> None:
-    """Wait for the processes of a server whose supervisor was killed, which have got SIGTERM; then kill those left."""
-    import psutil
-
-    deadline = time.monotonic() + patience
-    while left := [process for process in psutil.process_iter() if _is_marked(process, name)]:
-        if time.monotonic() > deadline:
-            for process in left:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-        time.sleep(POLL_SECONDS)
-
-
-def _is_marked(process: psutil.Process, name: str) -> bool:
-    """Whether its environment has this name; False if it cannot be read."""
-    import psutil
-
-    try:
-        return process.environ().get(ENVIRONMENT_MARK) == name
-    except psutil.Error:
-        return False
 
 
 def _free_port(host: str) -> int:

@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -21,6 +22,7 @@ from aitrain.errors import to_aitrain_error
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.watchdog import DUMP
+from aitrain.workbench.check.process import PATIENCE
 from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
 from aitrain.workbench.check.report import Message
 from aitrain.workbench.check.subject import CheckClock, Subject
@@ -28,8 +30,10 @@ from aitrain.workbench.opening import open_environment
 
 CALL_SECONDS = 10.0
 """Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
-SECONDS, CHECK_SECONDS = 180.0, 45.0
-"""What all checks together may take, and one of them; what is not checked by then is left out."""
+CHECK_SECONDS = 45.0
+"""What one check may take."""
+BEAT, MARGIN = 1.0, 5.0
+"""Seconds between two signs of life; seconds beside the deadline of a call without one, or for the end of a check."""
 
 Send = Callable[[Message], None]
 
@@ -45,15 +49,19 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     checks = chosen(request["only"], [*CHECKS, *more])
     if "rl_env_timeout" not in request["options"]:
         config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
-    subject = Subject(opened, config, tokenizer, clock=CheckClock(SECONDS, CHECK_SECONDS))
+    subject = Subject(opened, config, tokenizer, clock=CheckClock(request["seconds"], CHECK_SECONDS))
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
     name = type(opened.environment).__name__
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(asking.not_asked)]
     note = "\n".join(filter(None, (opened.note, *quiet)))
     send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
+    send({"planned": {one.name: one.description for one in checks}})
+    silence = config.rl_env_timeout + MARGIN
     with closing(subject):
         for one in checks:
-            send({"running": one.name})
+            subject.clock.begin_check()
+            limit = PATIENCE if one in more else max(0.0, subject.clock.seconds_left) + silence
+            send({"running": one.name, "silence": silence, "limit": limit})
             for result in run_checks(subject, [one]):
                 send({"result": _as_json(result)})
     send({"episodes": len(subject.episodes)})
@@ -65,14 +73,22 @@ def _as_json(result: CheckResult) -> Message:
 
 def main(run: Callable[[Message, Send], None] = check) -> None:
     """Run the checks of the request in the file named in argv[1], and leave."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    channel, lock = os.fdopen(os.dup(1), "w", encoding="utf-8"), threading.Lock()
     os.dup2(2, 1)
     faulthandler.register(DUMP, file=2, all_threads=True)
 
     def send(message: Message) -> None:
-        channel.write(json.dumps(message) + "\n")
-        channel.flush()
+        with lock:
+            channel.write(json.dumps(message) + "\n")
+            channel.flush()
 
+    def beat() -> None:
+        """Show that other threads run."""
+        while True:
+            send({})
+            time.sleep(BEAT)
+
+    threading.Thread(target=beat, name="beat", daemon=True).start()
     try:
         request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         if not request.get("ask_judges"):

@@ -264,6 +264,17 @@ def test_a_stop_while_the_vllm_server_starts_ends_the_run(tmp_path: Path, monkey
     assert end.exit_code == 130
 
 
+@pytest.mark.parametrize("end", ["kill -KILL $$", "exit 0"])
+def test_a_run_ends_with_its_training_process_and_a_daemon_that_holds_its_output_as_well(
+    end: str, tmp_path: Path
+) -> None:
+    processes, pid = shell_run(tmp_path / "run"), tmp_path / "pid"
+    processes.script = f"setsid bash -c 'trap \"\" TERM; echo $$ > {pid}; while :; do sleep 600; done' &\n"
+    processes.script += f"until [ -s {pid} ]; do sleep 0.01; done; {end}"
+    assert isinstance(processes.run(), Failed)
+    assert has_ended(int(pid.read_text()))
+
+
 def test_a_second_stop_kills_all_processes_of_a_trial(tmp_path: Path) -> None:
     processes = shell_run(tmp_path / "run")
     pids = tmp_path / "pids"

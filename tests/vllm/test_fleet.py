@@ -68,7 +68,7 @@ class Kills:
         Path("seen.json").write_text(json.dumps(seen))
         port = f"--port={one.rpartition(':')[2]}".encode()
         for pid, command in commands():
-            if port in command and b"supervisor.py" not in command:
+            if port in command and b"process_tree.py" not in command:
                 os.kill(pid, signal.SIGKILL)
         while first() != "starting":
             time.sleep(0.1)

@@ -56,7 +56,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-API_SERVER, SUPERVISOR = b"api_server", b"supervisor.py"
+API_SERVER, SUPERVISOR = b"api_server", b"process_tree.py"
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import Answer, call_forked
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.finding import EnvFinding
+from aitrain.workbench.check.finding import NO_TIME, EnvFinding
 from aitrain.workbench.check.outside import cut_connections, open_database, used, watch_connections
 from aitrain.workbench.check.registry import CHECKS, FAST_CASES, CheckResult, run_checks
-from aitrain.workbench.check.subject import NO_TIME, CheckClock, Subject
+from aitrain.workbench.check.subject import CheckClock, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 
 SECONDS = 5.0

@@ -8,6 +8,8 @@ from typing import Literal
 Level = Literal["fail", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("fail", "warning", "info")
 """A run on an environment with a `fail` learns something wrong or ends; `info` is a fact that is worth knowing."""
+NO_TIME = "no time left"
+"""Why a check was skipped after the time of all checks."""
 PASS = 0.99
 """Share of what the reference earns from which a reply passes."""
 

@@ -13,7 +13,7 @@ from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.finding import PASS, Scale
+from aitrain.workbench.check.finding import NO_TIME, PASS, Scale
 from aitrain.workbench.check.replies import core_of, text_of
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import JUNK, JUNK_TEXT, Play, PlayedEpisode, Player, Policy, Script, reference_of
@@ -33,8 +33,6 @@ HANGING = 16
 """Calls that hang in threads from which nothing more is checked: they slow down all others."""
 
 NO_MODEL = "env check has no model"
-NO_TIME = "no time left"
-"""Why a check was skipped after the time of all checks."""
 
 
 class NotCheckedError(AitrainError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from aitrain.workbench.check.report import as_json, exit_code, lines
 FAULTY = Path(__file__).parents[2] / "environments" / "faulty"
 
 NASTY = """
-import os, sys, time
+import os, re, sys, time
 
 print("said by the module")
 
@@ -26,6 +28,8 @@ class Nasty:
     def __init__(self, how):
         self.how = how
         if how == "hang":
+            with open("pid", "w") as file:
+                file.write(str(os.getpid()))
             time.sleep(60)
 
     def build_dataset(self):
@@ -37,6 +41,8 @@ class Nasty:
             os.kill(os.getpid(), 9)
         if self.how == "leave":
             os._exit(0)
+        if self.how == "regex" and not text:
+            re.match("(a+)+$", "a" * 50 + "!")
         if self.how == "escape":
             raise ValueError("\\x1b[31mred")
         return 0.0
@@ -128,20 +134,45 @@ def test_values_of_E_are_json_if_they_parse_else_text() -> None:
     assert "TypeError" in refused.stderr
 
 
-@pytest.mark.parametrize(("how", "said"), [("crash", "was ended by SIGKILL"), ("leave", "ended with exit status")])
-def test_a_process_that_dies_is_reported_with_the_check_that_ran(nasty: str, how: str, said: str) -> None:
-    done = check(nasty, "-E", f"how={how}")
-    assert done.returncode == 3
-    assert said in done.stderr
-    assert "while the check model-use runs" in done.stderr
-    assert "--rl-env-isolation process" in done.stderr
+@pytest.mark.parametrize(
+    ("how", "said", "then"),
+    [
+        ("crash", "was ended by SIGKILL while the check model-use runs", "crashed: its process was ended by signal 9"),
+        ("leave", "ended with exit status 0 while the check model-use runs", "crashed: its process exited with code 0"),
+        ("regex", r"no sign of life for 5 seconds.*in score_episode: re.match", "timed out: no answer within 0.3 s"),
+    ],
+)
+def test_a_process_that_dies_or_hangs_is_a_finding_and_the_checks_go_on_in_processes(
+    nasty: str, how: str, said: str, then: str
+) -> None:
+    done = check(nasty, "-E", f"how={how}", "--json", "--rl-env-timeout=0.3", "--only=model-use,exceptions,tools")
+    report = json.loads(done.stdout)
+    assert done.returncode == report["exit_code"] == 3
+    assert [one["name"] for one in report["checks"]] == ["model-use", "tools", "exceptions"]
+    first, *found = [finding for one in report["checks"] for finding in one["findings"]]
+    assert re.search(said, first["what"], re.DOTALL)
+    assert "--rl-env-isolation process" in first["fix"]
+    assert any(then in finding["what"] for finding in found)
 
 
-def test_a_process_that_hangs_is_ended_and_reported(nasty: str) -> None:
+def test_a_process_that_hangs_is_ended_and_reported(nasty: str, here: Path) -> None:
     request = {"options": {"rl_env": nasty, "rl_env_config": {"how": "hang"}}, "only": []}
     (error,) = list(messages_of("aitrain.workbench.worker", request, patience=3.0))
     assert "hangs while the environment is constructed" in error["error"]
     assert exit_code([error]) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_stopped_ends_its_process_and_says_so(number: signal.Signals, nasty: str, here: Path) -> None:
+    command = [sys.executable, "-m", "aitrain", "env", "check", nasty, "-E", "how=hang", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        while not Path("pid").exists() or not Path("pid").read_text():
+            assert running.poll() is None
+        running.send_signal(number)
+        report = json.loads(running.communicate()[0])
+    assert running.returncode == report["exit_code"] == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("pid").read_text()), 0)
 
 
 def test_what_the_environment_prints_is_no_part_of_the_report(nasty: str) -> None:

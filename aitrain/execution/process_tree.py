@@ -1,0 +1,288 @@
+"""A program that is ended together with all processes that it has started, however it or aitrain ends.
+
+A supervisor runs between aitrain and the program: this file, without site-packages, so that nothing in the user's can
+break it: `python -I -S process_tree.py SECONDS COMMAND...`. Its standard input is a socket. It reads numbers of signals
+for the program; SIGKILL is for all processes; 0, or the end of the connection, means that the program has SECONDS to
+end by itself. It writes the program's exit code, and ends after the last process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import IO
+
+MARK = "AITRAIN_TREE"
+"""Environment variable that identifies the processes of a tree whose supervisor is gone."""
+POLL = 0.5
+PATIENCE_WITH_ORPHANS = 3.0
+"""Seconds for processes that are left after the program has ended."""
+LAST_PATIENCE = 10.0
+"""Seconds to wait after SIGKILL; a process that still exists then hangs in a driver, and cannot be ended."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class ProcessTree:
+    """A program in a session of its own, and all processes that it starts, also daemons: none is left when it ends."""
+
+    def __init__(
+        self,
+        command: list[str],
+        patience: float = 0.0,
+        *,
+        env: Mapping[str, str],
+        stderr: IO[bytes] | IO[str],
+        stdout: int | IO[bytes] | None = None,
+        cwd: str | None = None,
+        pass_fds: Collection[int] = (),
+    ) -> None:
+        """Start it, with these open files. `patience`: the seconds that it gets to end by itself if aitrain is killed,
+        or asks it to end. Without `stdout`, its output goes to `stderr`."""
+        self._mark, self._patience = os.urandom(8).hex(), patience
+        self._code: int | None = None
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(patience), *command],
+                stdin=theirs.fileno(),
+                stdout=stderr if stdout is None else stdout,
+                stderr=stderr,
+                env={**env, MARK: self._mark},
+                cwd=cwd,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """What the program writes, if `stdout` was subprocess.PIPE."""
+        assert self._supervisor.stdout is not None
+        return self._supervisor.stdout
+
+    def poll(self) -> int | None:
+        """The program's exit code, negative for a signal, once all its processes have ended; else None."""
+        return None if self._supervisor.poll() is None else self.wait_for_program()
+
+    def wait_for_program(self) -> int:
+        """Wait for the end of the program; returns its exit code. What it has started may still be there."""
+        with self._lock:
+            if self._code is None:
+                said = self._socket.recv(16)
+                self._code = int(said) if said else self._supervisor.wait()  # the supervisor was killed
+            return self._code
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Wait for the end of all processes; returns the program's exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: they have not ended within these seconds.
+        """
+        is_killed = self._supervisor.wait(seconds) < 0
+        code = self.wait_for_program()
+        self._socket.close()
+        if is_killed:
+            _end_marked(self._mark, min(self._patience, LAST_PATIENCE))
+        return code
+
+    def send(self, number: int) -> None:
+        """Send a signal to the program. No-op if it has ended."""
+        with suppress(OSError):
+            self._socket.send(bytes([number]))
+
+    def ask_to_end(self) -> None:
+        """Ask it to end, without waiting. Closing the socket is not enough: a forked process may hold it, too."""
+        self.send(0)
+
+    def kill(self) -> None:
+        """SIGKILL to the program and all that it has started, without waiting."""
+        self.send(signal.SIGKILL)
+
+    def close(self) -> int:
+        """Kill what is left, and wait for the end; returns the program's exit code."""
+        self.kill()
+        try:
+            return self.wait(LAST_PATIENCE + PATIENCE_WITH_ORPHANS)
+        except subprocess.TimeoutExpired:  # it was halted
+            self._supervisor.kill()
+            return self.wait()
+
+
+def _end_marked(mark: str, patience: float) -> None:
+    """Wait for the processes of a tree whose supervisor was killed, which have got SIGTERM; then kill those left."""
+    import psutil  # here, because the supervisor runs without it
+
+    def is_marked(process: psutil.Process) -> bool:
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+        return False
+
+    start = time.monotonic()
+    while left := [process for process in psutil.process_iter() if is_marked(process)]:
+        if (waited := time.monotonic() - start) > patience + LAST_PATIENCE:
+            return
+        for process in left if waited >= patience else ():
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+
+
+# -- in the supervisor
+
+Sent = set[tuple[Callable[[int, int], None], int]]
+"""To which groups and processes a signal was sent."""
+
+
+class Supervisor:
+    """One program, in a new session, and all its descendants."""
+
+    def __init__(self, command: list[str], patience: float) -> None:
+        self.patience = patience
+        self.parent = os.getppid()
+        self.code: int | None = None
+        self.is_asked = self.is_killed = False
+        """Whether aitrain wants the end of all, and at once."""
+        _set_process(PR_SET_CHILD_SUBREAPER, 1)
+        self.signals = _pipe_of_signals()
+        self.inputs = [0, self.signals]
+        self.program = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            close_fds=False,  # it has those of `pass_fds`
+            start_new_session=True,
+            preexec_fn=_end_with_the_supervisor,
+        )
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def watch(self) -> None:
+        """Wait until the program has ended, aitrain requests its end, or aitrain has ended."""
+        while self.is_any_left() and self.code is None and not self.is_asked and os.getppid() == self.parent:
+            self._listen(POLL)
+
+    def end(self) -> None:
+        """SIGTERM to the program, which ends its own processes; SIGTERM to those that are left; SIGKILL to all."""
+        if self.is_any_left() and self.code is None and not self.is_killed:
+            os.kill(self.program.pid, signal.SIGTERM)
+            self._wait(self.patience, lambda: self.is_any_left() and self.code is None)
+        asked = Sent()
+        self._wait(PATIENCE_WITH_ORPHANS, lambda: self._is_any_left_after(signal.SIGTERM, asked))
+        end = time.monotonic() + LAST_PATIENCE
+        while self._is_any_left_after(signal.SIGKILL, Sent()) and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def is_any_left(self) -> bool:
+        """Reap descendants that have ended; returns whether one is left. On Linux, orphans become children of this
+        process."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return bool(self._others())
+            if pid == 0:
+                return True
+            if pid == self.program.pid:
+                self.code = self.program.returncode = os.waitstatus_to_exitcode(status)
+                with suppress(OSError):  # aitrain is gone
+                    os.write(0, str(self.code).encode())
+
+    def _wait(self, seconds: float, is_needed: Callable[[], bool]) -> None:
+        end = time.monotonic() + seconds
+        while not self.is_killed and is_needed() and (left := end - time.monotonic()) > 0:
+            self._listen(min(left, POLL))
+
+    def _listen(self, seconds: float) -> None:
+        """Wait these seconds, or until a child has ended or aitrain requests something, and do that."""
+        ready = select.select(self.inputs, [], [], seconds)[0]
+        if self.signals in ready:
+            os.read(self.signals, 1024)
+        if 0 not in ready:
+            return
+        numbers = os.read(0, 1024)
+        if not numbers:
+            self.inputs.remove(0)
+        self.is_killed |= signal.SIGKILL in numbers
+        self.is_asked |= self.is_killed or not numbers or 0 in numbers
+        for number in numbers if self.is_any_left() and self.code is None else ():
+            if number not in (0, signal.SIGKILL):
+                os.kill(self.program.pid, number)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self.is_asked = True
+
+    def _is_any_left_after(self, number: int, sent: Sent) -> bool:
+        """Send a signal to the program's process group, and to the processes that have left it, but for those that it
+        was sent to before: when one ends, those that it has started become children of this process."""
+        if not self.is_any_left():
+            return False
+        for send, pid in ((os.killpg, self.program.pid), *((os.kill, pid) for pid in self._others())):
+            if (send, pid) not in sent:
+                sent.add((send, pid))
+                with suppress(ProcessLookupError, PermissionError):
+                    send(pid, number)
+        return self.is_any_left()
+
+    def _others(self) -> list[int]:
+        """Children of this process, which are not reaped yet, so that their ids are not reused; where the system does
+        not list them, or gives orphans to another process, the processes of the program's session as well."""
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+                return [int(pid) for pid in file.read().split()]
+        except OSError:
+            return [pid for pid in _all_processes() if _session_of(pid) == self.program.pid]
+
+
+def _all_processes() -> list[int]:
+    with suppress(OSError):  # there is no such program
+        listed = subprocess.run(["ps", "-A", "-o", "pid="], stdout=subprocess.PIPE, check=False).stdout
+        return [int(pid) for pid in listed.split()]
+    return []
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has ended
+        return None
+
+
+def _pipe_of_signals() -> int:
+    """A file descriptor that can be read when a child has ended or SIGTERM has come."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reading
+
+
+def _set_process(option: int, value: int) -> None:
+    """Set one of Linux's process options; other systems rely on the socket alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _end_with_the_supervisor() -> None:
+    """Runs in the program before it starts: it gets SIGTERM if the supervisor is killed."""
+    _set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def main(patience: str, *command: str) -> None:
+    """Run one program."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: the program would inherit that
+    supervisor = Supervisor(list(command), float(patience))
+    try:
+        supervisor.watch()
+    finally:
+        supervisor.end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

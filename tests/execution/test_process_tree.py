@@ -1,0 +1,134 @@
+"""A program and what it starts: nothing is left, however the program or its parent ends."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aitrain.execution.process_tree import ProcessTree
+
+FORK = "a fork that holds the output"
+STARTS = {
+    FORK: """
+if not os.fork():
+    note(); wait()
+""",
+    "a daemon that ignores SIGTERM": """
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        note(); wait()
+    os._exit(0)
+os.wait()
+""",
+    "a program in a session of its own, with a child": """
+code = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open('pid', 'w').write(str(p.pid)); p.wait()"
+subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+""",
+}
+BEGIN = """
+import os, signal, subprocess, sys, time
+def note():
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
+def wait():
+    while True:
+        time.sleep(1)
+"""
+STARTED = """
+while not os.path.exists("pid") or not open("pid").read():
+    time.sleep(0.005)
+"""
+PARENT = """
+import math, os, sys
+from aitrain.execution.process_tree import ProcessTree
+tree = ProcessTree([sys.executable, "-c", sys.argv[2]], float(sys.argv[1]), env=os.environ, stderr=sys.stderr)
+tree.wait()
+"""
+
+
+def start(here: Path, code: str, patience: float = 0.0) -> ProcessTree:
+    command = [sys.executable, "-c", BEGIN + code]
+    return ProcessTree(command, patience, env=os.environ, stderr=sys.__stderr__, stdout=subprocess.PIPE, cwd=str(here))  # type: ignore[arg-type]
+
+
+def started(here: Path) -> psutil.Process:
+    """The process that the program has started."""
+    while not (here / "pid").exists() or not (here / "pid").read_text():
+        time.sleep(0.005)
+    return psutil.Process(int((here / "pid").read_text()))
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A service that was started before."""
+    running = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    yield running
+    running.kill()
+    running.wait()
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [*((what, 7) for what in STARTS), *((FORK, -number) for number in (signal.SIGKILL, signal.SIGSEGV))],
+)
+def test_when_a_program_ends_so_does_all_that_it_has_started(
+    here: Path, what: str, code: int, bystander: subprocess.Popen[bytes]
+) -> None:
+    end = f"sys.exit({code})" if code > 0 else f"os.kill(os.getpid(), {-code})"
+    tree = start(here, f"{STARTS[what]}{STARTED}print('said', flush=True)\n{end}")
+    left = started(here)
+    assert tree.stdout.read() == b"said\n"
+    assert tree.wait() == code
+    assert not left.is_running()
+    assert bystander.poll() is None
+
+
+def test_when_aitrain_is_killed_so_are_a_program_that_has_no_time_and_all_that_it_has_started(here: Path) -> None:
+    code = f"{BEGIN}{STARTS['a program in a session of its own, with a child']}{STARTED}wait()"
+    with subprocess.Popen([sys.executable, "-c", PARENT, "0", code], cwd=here) as parent:
+        left = started(here)
+        parent.kill()
+    psutil.wait_procs([left], timeout=60)
+    assert not left.is_running()
+
+
+def test_when_aitrain_is_killed_a_program_that_has_time_ends_by_itself(here: Path) -> None:
+    code = f"""{BEGIN}
+def save(*_):
+    open("saving", "w").close()
+    while not os.path.exists("go on"): time.sleep(0.005)
+    os.rename("pid", "saved"); os._exit(0)
+signal.signal(signal.SIGTERM, save)
+note(); wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", PARENT, "inf", code], cwd=here) as parent:
+        program = started(here)
+        parent.kill()
+    while not (here / "saving").exists():
+        time.sleep(0.005)
+    (here / "go on").touch()
+    psutil.wait_procs([program], timeout=60)
+    assert (here / "saved").exists()
+
+
+def test_a_program_that_does_not_follow_a_request_to_end_can_still_be_killed(here: Path) -> None:
+    tree = start(here, "signal.signal(signal.SIGTERM, lambda *_: print('no', flush=True)); note(); wait()", math.inf)
+    started(here)
+    tree.ask_to_end()
+    assert tree.stdout.readline() == b"no\n"
+    assert tree.poll() is None
+    tree.send(signal.SIGTERM)
+    assert tree.stdout.readline() == b"no\n"
+    assert tree.close() == -signal.SIGKILL
+    tree.kill()  # and a second time, when it has ended
