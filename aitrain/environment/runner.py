@@ -238,12 +238,11 @@ class EnvRunner(EnvTraits):
     async def _call_all(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
     ) -> list[T | None]:
-        calls = [self._call(one, job, place) for one, job in zip(sessions, jobs, strict=True)]
-        values = list[T | None]()
-        while self.policy.is_serial and len(values) < len(calls):  # until it is known that they may run together
-            values.append(await calls[len(values)])
+        left, values = list(zip(sessions, jobs, strict=True)), list[T | None]()
+        while left and self.policy.is_serial:  # until it is known that they may run together
+            values.append(await self._call(*left.pop(0), place))
             self.policy.refresh()
-        return [*values, *await asyncio.gather(*calls[len(values) :])]
+        return [*values, *await asyncio.gather(*(self._call(one, job, place) for one, job in left))]
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         if not self._calls:
