@@ -157,6 +157,7 @@ function provenance(summary) {
     ["environment", [environment.module, environment.class].filter(Boolean).join(":")],
     ["file", environment.file],
     ["SHA-256", environment.sha256],
+    ["package", environment.package],
     ["constructor", environment.config && Object.keys(environment.config).length ? JSON.stringify(environment.config) : ""],
     ["git commit", environment.git_commit],
     ["packages", Object.entries(environment.packages ?? {}).map(([name, version]) => `${name} ${version}`).join(", ")],
