@@ -590,7 +590,7 @@ def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() ->
 def test_a_run_too_short_for_patience_is_no_success_when_it_ends_without_an_environment(
     scores: list[int], ends_well: bool
 ) -> None:
-    count = FailureCount(reported={"crashed"})
+    count = FailureCount(reported={"crashed": "score_episode crashed"})
     for scored in scores:
         count.after_batch(scored, failures=8 - scored, episodes=8)
 
