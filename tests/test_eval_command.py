@@ -23,7 +23,7 @@ from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalFacts, eval_result
 from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord
-from aitrain.runs.run_folder import RunFolder, write_json
+from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from tests.conftest import write
 from tests.runs.scorings import only
 
@@ -158,7 +158,7 @@ def test_resume_finds_the_eval_beside_finished_ones_with_other_options(evals: Ev
     assert evals.continued == [False, False, True]
 
 
-@pytest.mark.parametrize("changes", ["weights", "environment"])
+@pytest.mark.parametrize("changes", ["weights", "environment", "package"])
 def test_what_has_changed_since_an_eval_makes_it_another_one(
     evals: Evals, trained: Path, tmp_path: Path, changes: str
 ) -> None:
@@ -168,7 +168,10 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     of_run = AskedEvals(["sums"], flags, existing="reuse")
     (first,) = run_evals(of_run)
     assert run_evals(of_run) == [first]
-    if changes == "weights":
+    if changes == "package":
+        played = read_object(RunFolder(first).environment)
+        write_json(RunFolder(first).environment, {**played, "package": "torch 1.0"})
+    elif changes == "weights":
         (trained / "model/adapter_model.safetensors").write_bytes(b"trained further")
     else:
         environment.write_text(f"{ENVIRONMENT}\n# another score\n")

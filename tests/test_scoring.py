@@ -534,12 +534,21 @@ def test_of_each_kind_of_failure_the_first_is_told_once() -> None:
 
 
 def test_three_batches_in_a_row_without_a_score_end_the_run() -> None:
-    count = FailureCount(reported={"raised"})
+    count = FailureCount(reported={"raised": "score_episode raised: ValueError"})
     for scores in (0, 0, 5, 0, 0):
         count.after_batch(scores, failures=4, episodes=8)
 
-    with pytest.raises(EnvironmentFailed, match="failed on every episode of 3 batches in a row"):
+    with pytest.raises(EnvironmentFailed, match="failed on every episode of 3 batches in a row") as caught:
         count.after_batch(0, failures=4, episodes=8)
+    assert str(caught.value).endswith("score_episode raised: ValueError")  # the page of the run shows it, too
+
+
+def test_of_several_environments_that_fail_the_message_names_one() -> None:
+    count = FailureCount()
+    count.of("hotel").first_of_each([("raised", "start raised: KeyError")])
+    count.after_batch(0, failures=4, episodes=8)
+    with pytest.raises(EnvironmentFailed, match=r"failed on every episode of the whole run.*\n.*\nhotel: start raised"):
+        count.after_run()
 
 
 def test_three_batches_in_a_row_with_too_many_failures_end_the_run() -> None:
@@ -570,7 +579,7 @@ def test_batches_that_an_environment_leaves_unscored_on_purpose_do_not_end_the_r
 
 
 def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() -> None:
-    count = FailureCount(reported={"raised"})
+    count = FailureCount(reported={"raised": "score_episode raised: ValueError"})
     count.after_batch(0, failures=4, episodes=8)
 
     with pytest.raises(EnvironmentFailed, match="failed on every episode of the whole run"):
@@ -581,7 +590,7 @@ def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() ->
 def test_a_run_too_short_for_patience_is_no_success_when_it_ends_without_an_environment(
     scores: list[int], ends_well: bool
 ) -> None:
-    count = FailureCount(reported={"crashed"})
+    count = FailureCount(reported={"crashed": "score_episode crashed"})
     for scored in scores:
         count.after_batch(scored, failures=8 - scored, episodes=8)
 

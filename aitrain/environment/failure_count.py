@@ -20,7 +20,8 @@ class FailureCount:
 
     max_failed: float = 1.0
     """Share of a batch that may fail (rl_max_failed)."""
-    reported: set[str] = field(default_factory=set)
+    reported: dict[str, str] = field(default_factory=dict)
+    """The first message of each kind of failure."""
     batches: int = 0
     played: int = 0
     scored: int = 0
@@ -37,10 +38,16 @@ class FailureCount:
         name."""
         return self._parts.setdefault(env, FailureCount()) if env else self
 
+    @property
+    def first_failure(self) -> str:
+        """The message of the first failure, of any environment; empty without one."""
+        parts = (f"{name}: {part.first_failure}" for name, part in self._parts.items() if part.first_failure)
+        return next(iter(self.reported.values()), next(parts, ""))
+
     def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
         """Messages of the (kind, message) pairs whose kind has not been reported in this run."""
         news = {kind: message for kind, message in reversed(failures) if kind not in self.reported}
-        self.reported |= set(news)
+        self.reported |= news
         return list(news.values())
 
     def after_batch(self, scores: int, failures: int, episodes: int) -> None:
@@ -61,7 +68,7 @@ class FailureCount:
             raise EpisodesFailed(
                 f"More than {self.max_failed:.0%} of the episodes failed in {PATIENCE} batches in a row"
                 f" (--rl-max-failed), {failures} of {episodes} in the last one.\n"
-                "The first failure of each kind is shown above; all of them are in rollouts/."
+                f"All failures are in rollouts/. The first one:\n{self.first_failure}"
             )
 
     def after_abandoned(self, threads: int, hangs_at: Callable[[], Sequence[str]]) -> str | None:
@@ -106,10 +113,10 @@ class FailureCount:
                 f"Every case of {where} was dropped: no prompt leaves room for an answer in the model's context.\n"
                 "Shorten the prompts, the tools or what the environment says first, or use a model with a longer one."
             )
-        if self.reported:
+        if self.first_failure:
             return (
                 f"The environment failed on every episode of {where}: there is nothing to learn from.\n"
-                "The first failure is shown above; all of them are in rollouts/."
+                f"All failures are in rollouts/. The first one:\n{self.first_failure}"
             )
         return (
             f"The environment returned None for every episode of {where}: there is nothing to learn from.\n"

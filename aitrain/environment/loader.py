@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from aitrain.environment.adapters import SERVED
 from aitrain.environment.adapters.random_stream import RandomStream
 from aitrain.environment.locator import EnvSource, check_signature, no_such_class, several_classes
 from aitrain.environment.user_modules import add_to_path, import_file, import_module
@@ -33,10 +34,21 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
         if source.adapter is not None:
             factory = partial(getattr(module, name), source.id)
             with RandomStream(0).active():  # importing a framework may draw random numbers, or seed them
-                return _construct(factory, f"the adapter {source.adapter.name}", keywords)
+                return _named(_construct(factory, f"the adapter {source.adapter.name}", keywords), source)
         return _construct(getattr(module, name), name, keywords)
     finally:
         sys.dont_write_bytecode = before
+
+
+def _named(environment: object, source: EnvSource) -> object:
+    """An adapter's environment, with a class of its own: it has the user's name, and not the adapter's source."""
+    kind, adapter = type(environment), source.adapter
+    if adapter is None or adapter is SERVED:  # which has the name that the server gives it
+        return environment
+    package = adapter.package or (None if getattr(environment, "source_files", ()) else "aitrain")  # whose rules it has
+    members = {"__module__": kind.__module__, "source_files": (), "source_package": None if adapter.by_url else package}
+    environment.__class__ = type(source.shown_name, (kind,), members)
+    return environment
 
 
 def _import(source: EnvSource) -> ModuleType:

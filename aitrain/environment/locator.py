@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +22,10 @@ from aitrain.errors import AitrainError, ConfigError, did_you_mean
 from aitrain.missing_file import no_file
 from aitrain.options.train import TrainConfig
 from aitrain.packages import BUNDLED, PACKAGE, in_working_directory
+from aitrain.redaction import redact
+
+FOLDER = re.compile(r"[^,]*/(?=[^/,]+\.(?:py|jsonl?|parquet)(?:[@:,]|$))")
+"""The folder of a file in an adapter's id."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class EnvSource:
     adapter: Adapter | None = None
     id: str = ""
     """What follows the adapter's name; the first argument of its class."""
+
+    @property
+    def shown_name(self) -> str:
+        """An adapter's environment as the user names it, without the folders of files."""
+        assert self.adapter is not None
+        return f"{self.adapter.name}:{FOLDER.sub('', redact(self.id))}"
 
 
 def find_env(config: TrainConfig) -> EnvSource:

@@ -173,9 +173,8 @@ def _described(connection: EnvConnection) -> EnvDescription:
         raise EnvironmentFailed(f"The environment's server refused {error}{advice}") from error
     except ValueError as error:
         raise EnvironmentFailed(f"The server at {connection.url} is not one of aitrain env serve: {error}") from error
-    if description.kind not in ENV_KINDS or not all(
-        map(str.isidentifier, (description.name, *(description.parameters or ())))
-    ):
+    is_named = description.name.isprintable() and all(map(str.isidentifier, description.parameters or ()))
+    if description.kind not in ENV_KINDS or not is_named:
         raise EnvironmentFailed(f"The server at {connection.url} describes no environment: kind {description.kind}")
     return description
 

@@ -28,7 +28,7 @@ from aitrain.environment.wire_format import PROTOCOL, EnvDescription
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.environment_source import files_of, kept_files, source_hash
+from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
 
 NO_MODEL = NoModel("the model is where it is trained; an environment that asks it cannot be served")
@@ -98,20 +98,18 @@ async def _serve(service: EnvService, place: tuple[str, int], say: Say) -> None:
 def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | None) -> EnvDescription:
     """The description of an environment for clients; `tokenizer` names the model of the tokenizer, None without one."""
     environment = opened.environment
-    kind, files, made_from = env_kind(environment), files_of(environment), type(environment)
+    kind = env_kind(environment)
     facts: dict[str, Any] = {
-        "module": made_from.__module__,
-        "file": str(files[0]) if files else None,
-        "sha256": source_hash(files),
+        **source_facts(environment),
         "config": without_secrets(config.rl_env_config or {}),
         "served_by_version": version("aitrain"),
     }
     rows = [fingerprint(cases) for cases in (opened.cases, opened.held_out)]
-    identity = [facts["sha256"], made_from.__qualname__, json.dumps(config.rl_env_config, sort_keys=True), *rows]
+    identity = [facts["sha256"], facts["class"], json.dumps(config.rl_env_config, sort_keys=True), *rows]
     return EnvDescription(
         protocol=PROTOCOL,
         id=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
-        name=made_from.__name__,
+        name=type(environment).__name__,
         kind=kind,
         parameters=named_by(getattr(environment, kind)),
         train=len(opened.cases),

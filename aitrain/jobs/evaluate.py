@@ -92,13 +92,17 @@ def _describe(context: RunContext, prepared: PreparedEval) -> None:
         ConfigError: one of them has changed since the eval began.
     """
     reference, runner = prepared.reference, context.runner
-    if changed := changed_since(context.folder, reference):
+    facts, before = describe_run(runner), read_object(context.folder.environment)
+    changed = changed_since(context.folder, reference)
+    if not changed and before and any(before.get(name) != facts.get(name) for name in ("class", "sha256")):
+        changed = f"environment: {facts['class']}"  # such as another one behind the same address
+    if changed:
         raise ConfigError(f"{changed} has changed since this eval began\nStart another without --resume.")
     played = {
         "model": {**model_of(reference), "weights": weights_stamp(reference)},
         "files": [str(file) for part in runner.parts.values() for file in files_of(part.environment)],
     }
-    write_json(context.folder.environment, {**describe_run(runner), **played})
+    write_json(context.folder.environment, {**facts, **played})
     keep_sources(runner, context.folder)
 
 

@@ -299,7 +299,7 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
     elif _sources(old) != _sources(new):
-        changes.append(f"environment: {new['file']} has changed")
+        changes.append(f"environment: {new['file'] or new['class']} has changed")
     if old["config"] != new["config"]:
         changes.append(f"rl_env_config: {old['config']} -> {new['config']}")
     if before.dataset != now.dataset:
@@ -312,9 +312,9 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
 
 
 def _sources(facts: JsonObject) -> list[object]:
-    """Hashes of the environment's source, or of those of several."""
+    """Hashes and packages of the environment's source, or of those of several."""
     each = as_object(facts.get("environments")).values()
-    return [facts["sha256"], *(as_object(one).get("sha256") for one in each)]
+    return [facts["sha256"], facts.get("package"), *(as_object(one).get("sha256") for one in each)]
 
 
 def _flat(config: Mapping[str, object]) -> dict[str, object]:

@@ -58,7 +58,7 @@ def _about_conditions(a: RecordedScoring, b: RecordedScoring) -> Iterator[str]:
     ]
     if all(shares) and shares[0] != shares[1]:
         yield f"The environments have other shares in {b.label}: those of {a.label} weigh both scores"
-    facts = ("class", "sha256", "config")
+    facts = ("class", "sha256", "package", "config")
     if a.environment and b.environment and any(a.environment.get(one) != b.environment.get(one) for one in facts):
         yield (
             f"The environments differ: {_environment(a)} and {_environment(b)}; the change may be one of the scorer."
@@ -69,7 +69,8 @@ def _about_conditions(a: RecordedScoring, b: RecordedScoring) -> Iterator[str]:
 def _environment(scoring: RecordedScoring) -> str:
     found = scoring.environment
     config = f" {json.dumps(found['config'])}" if found.get("config") else ""
-    return f"{as_text(found.get('class'))} {as_text(found.get('sha256'))[:8]}{config}".strip()
+    source = [as_text(found.get("sha256"))[:8], as_text(found.get("package"))]
+    return f"{' '.join(filter(None, [as_text(found.get('class')), *source]))}{config}"
 
 
 def missing_match(a: RecordedScoring, b: RecordedScoring) -> str:

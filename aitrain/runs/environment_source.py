@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import inspect
 import linecache
 import os
@@ -40,8 +41,30 @@ def class_file(kind: type) -> Path | None:
 
 def files_of(environment: object) -> list[Path]:
     """The user's files that an adapter's environment is made of, its `source_files`; else the file of its class."""
-    own = getattr(environment, "source_files", None) or [class_file(type(environment))]
-    return [file for file in own if file is not None]
+    own = getattr(environment, "source_files", None)
+    return [file for file in ([class_file(type(environment))] if own is None else own) if file is not None]
+
+
+def source_facts(environment: object) -> dict[str, object]:
+    """What environment.json says of the source: module, class, its first file, the SHA-256 of all, and for an adapter's
+    environment the package that it comes from, with its version."""
+    files, package = files_of(environment), getattr(environment, "source_package", None)
+    is_of_adapter = hasattr(environment, "source_package")
+    return {
+        "module": None if is_of_adapter else type(environment).__module__,
+        "class": type(environment).__qualname__,
+        "file": str(files[0]) if files else None,
+        "sha256": source_hash(files),
+        "package": f"{package} {package_version(package)}" if package else None,
+    }
+
+
+def package_version(package: str) -> str | None:
+    """The version of an installed package; None without it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def source_hash(files: Iterable[Path]) -> str | None:
@@ -68,7 +91,10 @@ def kept_files(environment: object) -> list[SourceFile]:
     if of_server is not None:
         return [{"name": name, "text": text[:LONGEST_FILE]} for name, text in of_server()[:MOST_FILES]]
     own = getattr(environment, "source_files", None)
-    return _read([(file.name, file) for file in own]) if own else source_of(type(environment))
+    if own is None:
+        return source_of(type(environment))
+    folder = os.path.commonpath([file.parent for file in own]) if own else ""
+    return _read((file.relative_to(folder).as_posix(), file) for file in own)
 
 
 def source_of(kind: type) -> list[SourceFile]:

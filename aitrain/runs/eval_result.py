@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypedDict
 
-from aitrain.runs.environment_source import source_hash
+from aitrain.runs.environment_source import package_version, source_hash
 from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case
+from aitrain.runs.json_values import as_text
 from aitrain.runs.mixture import Mixture, can_be_solved, chances, interval_of_mean, named, of_means
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
@@ -174,8 +175,12 @@ def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
     of_model, files = before.get("model"), before.get("files")
     if isinstance(of_model, dict) and of_model.get("weights") != weights_stamp(model):
         return f"model: {model.given}"
-    if isinstance(files, list) and before.get("sha256") != source_hash(Path(str(file)) for file in files):
+    if isinstance(files, list) and files and before.get("sha256") != source_hash(Path(str(file)) for file in files):
         return f"environment: {', '.join(map(str, files))}"
+    for package in filter(None, as_text(before.get("package")).split(", ")):
+        name, _, version = package.partition(" ")
+        if version != str(package_version(name)):
+            return f"environment: {name} {version}"
     return None
 
 

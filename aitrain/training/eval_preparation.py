@@ -18,7 +18,6 @@ from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
-from aitrain.environment.adapters import adapter_named
 from aitrain.environment.contract import check_methods, named_by
 from aitrain.environment.dataset import Datasets
 from aitrain.environment.failure_count import FailureCount
@@ -229,8 +228,6 @@ def _is_same_environment(environment: object, config: TrainConfig, trained: Trai
         return False
     if all(getattr(trained, name) == getattr(config, name) for name in ("rl_env", "rl_env_module", "rl_env_class")):
         return True
-    if any(adapter_named(one.env_place.partition(":")[0]) for one in (config, trained)):
-        return False  # one class of ours for many environments
     made, files = read_object(RunFolder(run).environment), files_of(environment)
     each = as_object(made.get("environments")).values() or [made]
     return any(_is_recorded(as_object(one), environment, files) for one in each)

@@ -15,6 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.environment.contract import Case
+from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.locator import errors_of
 from aitrain.errors import EpisodesFailed
 from aitrain.rollout.engine import Decoding
@@ -132,11 +133,11 @@ def evaluate(
             write([_record(episode, here, sample) for sample, episode in played])
             scores += _gather_scores(rollouts, played, failures)
         scorings[name] = by_case(scores)
-        _check_each(plan, failures, scorings[name])
+        _check_each(plan, failures, scorings[name], rollouts.failures)
     return EvalScores(**scorings, mixture=plan.mixture)
 
 
-def _check_each(plan: EvalPlan, failures: Sequence[tuple[str, str]], scoring: Scoring) -> None:
+def _check_each(plan: EvalPlan, failures: Sequence[tuple[str, str]], scoring: Scoring, reported: FailureCount) -> None:
     """Check that no environment failed on all of its cases: without it, the mean score would be that of the others.
 
     Raises:
@@ -146,10 +147,10 @@ def _check_each(plan: EvalPlan, failures: Sequence[tuple[str, str]], scoring: Sc
     for env in sorted({env for env, _ in failures} - scored):
         kinds = [kind for name, kind in failures if name == env]
         with errors_of(env):
+            first = reported.of(env).first_failure
             raise EpisodesFailed(
                 f"The environment failed on all {len(kinds)} held-out cases ({', '.join(sorted(set(kinds)))}).\n"
-                "The first failure is shown above; --debug shows all that the run printed. aitrain env check"
-                " finds such failures without a model."
+                f"aitrain env check finds such failures without a model. The first one:\n{first}"
             )
 
 

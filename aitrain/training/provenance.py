@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.environment_source import files_of, keep_source, source_hash
+from aitrain.runs.environment_source import files_of, keep_source, package_version, source_facts, source_hash
 from aitrain.runs.run_folder import RunFolder
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
@@ -29,7 +28,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
     adapters = [adapter_named(part.config.env_place.partition(":")[0]) for part in runner.parts.values()]
     packages = dict.fromkeys([*PACKAGES, *(one.package for one in adapters if one and one.package)])
     facts = {
-        "packages": {name: version for name in packages if (version := _version(name))},
+        "packages": {name: version for name in packages if (version := package_version(name))},
         "git_commit": _git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -40,12 +39,8 @@ def describe_run(runner: Runner) -> dict[str, Any]:
 
 
 def _describe(config: TrainConfig, environment: object) -> dict[str, Any]:
-    made_from, files = type(environment), files_of(environment)
     facts = {
-        "module": made_from.__module__,
-        "class": made_from.__qualname__,
-        "file": str(files[0]) if files else None,
-        "sha256": source_hash(files),
+        **source_facts(environment),
         "config": without_secrets(config.rl_env_config or {}),
         "requires": requirements_of(environment).as_options(),
     }
@@ -56,13 +51,18 @@ def _joined(each: dict[str, dict[str, Any]], runner: Runner) -> dict[str, Any]:
     """What several environments are together, and the facts of each."""
     config, parts = runner.config, runner.parts
     required = dict.fromkeys(option for facts in each.values() for option in facts["requires"])
+
+    def all_of(name: str) -> str | None:
+        return ", ".join(dict.fromkeys(facts[name] for facts in each.values() if facts.get(name))) or None
+
     for name, share in config.env_shares.items():
         each[name] |= {"share": share, "score_range": parts[name].config.rl_score_range}
     return {
-        "module": ", ".join(dict.fromkeys(facts["module"] for facts in each.values())),
+        "module": all_of("module"),
         "class": ", ".join(f"{name}={facts['class']}" for name, facts in each.items()),
-        "file": ", ".join(dict.fromkeys(facts["file"] for facts in each.values() if facts["file"])) or None,
+        "file": all_of("file"),
         "sha256": source_hash(file for part in parts.values() for file in files_of(part.environment)),
+        "package": all_of("package"),
         "config": {name: facts["config"] for name, facts in each.items()},
         "requires": {option: getattr(config, option) for option in required},
         "environments": each,
@@ -74,13 +74,6 @@ def keep_sources(runner: Runner, folder: RunFolder) -> None:
     shutil.rmtree(folder.environment_source, ignore_errors=True)
     for name, part in runner.parts.items():
         keep_source(part.environment, folder.environment_source / name)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _git_commit() -> str | None:

@@ -171,9 +171,11 @@ def _about_scores(result: JsonObject) -> Iterator[str]:
 
 def _facts(config: TrainConfig, result: JsonObject, made: JsonObject) -> Iterator[tuple[str, str]]:
     file, packages, gpus = made.get("file"), made.get("packages"), made.get("gpus")
-    yield "environment", f"{escaped(made.get('module'))}.{escaped(made.get('class'))}"
+    yield "environment", ".".join(escaped(made[name]) for name in ("module", "class") if made.get(name))
     if file:
         yield "its file", f"{escaped(Path(str(file)).name)}, SHA-256 {escaped(made.get('sha256'))}"
+    if made.get("package"):
+        yield "its package", escaped(made["package"])
     if given := config.rl_env_config:
         yield "its configuration", escaped(json.dumps(without_secrets(given), ensure_ascii=False))
     if made.get("git_commit"):

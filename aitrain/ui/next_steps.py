@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable
 from typing import TypedDict
 
 from aitrain.options.optimization import default_rate
@@ -12,7 +13,7 @@ from aitrain.runs.early_stop import perfect_score
 from aitrain.runs.held_out import recorded_table
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
 from aitrain.runs.level_rules import RunTraits
-from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.mixture import Mixture, bounds_of_mean, recorded_mixture
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_options import read_options
@@ -39,12 +40,12 @@ def advice(folder: RunFolder) -> str:
     match verdict_of_result(result):
         case "worse":
             return "A lower learning rate may help, and --save-best, which keeps the best step as the model."
-        case "undetected" if _learned_nothing(folder) and _is_solved(folder):
+        case "undetected" if learned_nothing(read_metrics(folder.metrics)) and _is_solved(folder):
             return (
                 "All completions had nearly the highest score from the start, so nothing was learned: use harder cases,"
                 " and see with aitrain env check whether wrong answers score less."
             )
-        case "undetected" if _learned_nothing(folder):
+        case "undetected" if learned_nothing(read_metrics(folder.metrics)):
             return (
                 "In no step did the completions of a group differ in score, so nothing was learned: use easier cases,"
                 " give partial credit, or raise --rl-num-generations or --rl-temperature."
@@ -77,7 +78,7 @@ def next_steps(folder: RunFolder) -> list[NextStep]:
         case None:
             steps = [on, view, chat]
         case "undetected":
-            steps = [*look, chat] if _learned_nothing(folder) else [on, *look, chat]
+            steps = [*look, chat] if learned_nothing(read_metrics(folder.metrics)) else [on, *look, chat]
         case "better":
             score: NextStep = {"what": "score it with more samples", "command": f"aitrain eval {run} --samples 4"}
             export: NextStep = {"what": "hand it over", "command": f"aitrain export {run}"}
@@ -109,9 +110,9 @@ def _is_over(folder: RunFolder, result: JsonObject) -> bool:
     return is_training and has_ended and read_object(folder.status).get("status") in (None, "finished", "stopped")
 
 
-def _learned_nothing(folder: RunFolder) -> bool:
+def learned_nothing(lines: Iterable[MetricsLine]) -> bool:
     """Whether in every logged step the completions of each group had the same score."""
-    flat = [line.values.get("frac_reward_zero_std") for line in read_metrics(folder.metrics) if not line.is_scoring]
+    flat = [line.values.get("frac_reward_zero_std") for line in lines if not line.is_scoring]
     return bool(flat) and all(share == 1.0 for share in flat)
 
 

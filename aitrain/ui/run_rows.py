@@ -44,6 +44,8 @@ class RunRow(TypedDict):
     after_step: int | None
     """The step of a score during the training."""
     change: IntervalValues | None
+    learned: bool
+    """As in RunSummary."""
     verdict: Verdict | None
     step: float | None
     steps: float | None
@@ -57,7 +59,7 @@ def run_row(folder: Path) -> RunRow:
     """The row of the run in a folder; files that are damaged count as missing."""
     run, state = RunFolder(folder), run_state(folder)
     result = read_object(run.result)
-    rewards, newest = _curve(run.metrics)
+    rewards, newest, learned = _curve(run.metrics)
     table: dict[str, object] = as_object(result.get("scores"))
     if state["job"] == "eval":
         table = {"sampled": {"after": table.get("sampled") or table.get("greedy")}}
@@ -81,6 +83,7 @@ def run_row(folder: Path) -> RunRow:
         "after": after or (_bare(newest.eval_score) if newest else None),
         "after_step": newest.step if newest and after is None else None,
         "change": change,
+        "learned": learned,
         "verdict": verdict_of(change),
         "step": as_float(result.get("steps")) if state["step"] is None else state["step"],
         "steps": state["steps"],
@@ -96,7 +99,7 @@ def sweep_row(folder: Path) -> RunRow:
     row: RunRow = {
         "name": folder.name, "job": "sweep", "status": "unknown", "reason": "", "phase": "", "model": "",
         "environment": "", "rewards": [], "before": None, "after": None, "after_step": None, "change": None,
-        "verdict": None, "step": None, "steps": None, "seconds": None, "ends_at": None,
+        "learned": True, "verdict": None, "step": None, "steps": None, "seconds": None, "ends_at": None,
         "heartbeat": as_float(status.get("heartbeat")) or _changed(folder),
     }  # fmt: skip
     try:
@@ -121,19 +124,20 @@ def _bare(value: object) -> IntervalValues | None:
     return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
 
 
-def _curve(metrics: Path) -> tuple[list[float], MetricsLine | None]:
-    """Evenly spread rewards, and the newest scoring of the held-out cases."""
+def _curve(metrics: Path) -> tuple[list[float], MetricsLine | None, bool]:
+    """Evenly spread rewards, the newest scoring of the held-out cases, and whether a step changed the weights."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - MOST_METRICS))
             lines = [line for line in file.read().split(b"\n")[:-1] if line]
     except OSError:
-        return [], None
+        return [], None, True
     scorings = [line for line in lines if b'"eval_score"' in line]
     steps = [line for line in lines if b'"reward"' in line]
     rewards = [MetricsLine.from_json(parse_object(line) or {}).reward for line in evenly(steps, POINTS)]
     newest = MetricsLine.from_json(parse_object(scorings[-1]) or {}) if scorings else None
-    return [reward for reward in rewards if reward is not None], newest
+    learned = not steps or any(b'"frac_reward_zero_std": 1.0' not in line for line in steps)
+    return [reward for reward in rewards if reward is not None], newest, learned
 
 
 def evenly(lines: Sequence[bytes], most: int) -> Sequence[bytes]:

@@ -34,7 +34,7 @@ from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.run_options import read_options
 from aitrain.runs.verdict import Verdict, verdict_of_scores
-from aitrain.ui.next_steps import NextStep, advice, next_steps
+from aitrain.ui.next_steps import NextStep, advice, learned_nothing, next_steps
 from aitrain.ui.run_state import RunState, run_state
 
 Phases: TypeAlias = dict[str, list[IndexEntry]]
@@ -148,6 +148,8 @@ class RunSummary(RunState):
     episodes: EpisodeCounts | None
     verdict: Verdict | None
     """Whether the model is better, by `scores`."""
+    learned: bool
+    """Whether the completions of a group differed in score in any step; without that, no step changed the weights."""
     findings: list[FindingRow]
     """What the diagnostics found."""
     advice: str
@@ -184,6 +186,7 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
         "verdict": verdict_of_scores(table),
+        "learned": not learned_nothing(lines),
         "findings": [{"name": one.name, "step": one.step, "text": one.text} for one in findings_of(run)],
         "advice": advice(run),
         "next_steps": next_steps(run),

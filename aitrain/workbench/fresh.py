@@ -24,6 +24,7 @@ from aitrain.environment.dataset import build_cases, canonical_text
 from aitrain.errors import AitrainError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
+from aitrain.workbench.check.subject import is_unknown
 from aitrain.workbench.opening import NoTokenizer, construct, open_environment
 from aitrain.workbench.player import Play, Player, Script, reference_of
 
@@ -115,9 +116,9 @@ def attributes(environment: object) -> dict[str, bytes]:
     return found
 
 
-def _as_second_rank(environment: Any, config: TrainConfig, rank: Mapping[str, Any]) -> list[float | None]:
-    """Scores of the first process's episodes, on an environment that was constructed here and got what building the
-    dataset changed there."""
+def _as_second_rank(environment: Any, config: TrainConfig, rank: Mapping[str, Any]) -> list[tuple[float | None, bool]]:
+    """Scores of the first process's episodes, and whether each is unknown, on an environment that was constructed here
+    and got what building the dataset changed there."""
     other = construct(config)
     before = attributes(other)
     build_cases(other, NoTokenizer())
@@ -126,7 +127,7 @@ def _as_second_rank(environment: Any, config: TrainConfig, rank: Mapping[str, An
     vars(environment).update({name: pickle.loads(sent[name]) for name in changed if name in sent})
     plays = [Play(case, Script(replies)) for case, replies in rank["plays"]]
     with closing(Player(environment, config)) as player:
-        return [episode.score for episode in player.play(plays)]
+        return [(episode.score, is_unknown(episode)) for episode in player.play(plays)]
 
 
 def main(run: FreshRun) -> dict[str, Any]:

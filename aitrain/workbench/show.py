@@ -15,7 +15,7 @@ from aitrain.environment.session_kinds import session_for
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.user_code import describe_error
-from aitrain.runs.environment_source import class_file
+from aitrain.runs.environment_source import files_of
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.check.subject import spread
 from aitrain.workbench.episode_view import shortened, show_columns, show_heading, show_text, signature
@@ -50,8 +50,8 @@ def show(
 
 def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, str]]:
     environment = opened.environment
-    file = class_file(type(environment))
-    yield "class", type(environment).__name__ + (f" in {_short(file)}" if file else "")
+    files = files_of(environment)
+    yield "class", type(environment).__name__ + (f" in {_short(files[0])}" if files else "")
     kind = env_kind(environment)
     yield "cases", f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else "")
     yield "episode", "one answer (score_episode)" if kind == "score_episode" else f"several turns ({kind})"

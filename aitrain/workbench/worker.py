@@ -24,6 +24,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.watchdog import DUMP
 from aitrain.workbench.check.process import PATIENCE
 from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
+from aitrain.workbench.check.repetition import unseeded_generators
 from aitrain.workbench.check.report import Message
 from aitrain.workbench.check.subject import CheckClock, Subject
 from aitrain.workbench.opening import open_environment
@@ -45,26 +46,28 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
         AitrainError: the environment cannot be constructed.
     """
     start = time.monotonic()
-    opened, config = open_environment(resolve(TrainConfig, None, request["options"]), tokenizer)
-    checks = chosen(request["only"], [*CHECKS, *more])
-    if "rl_env_timeout" not in request["options"]:
-        config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
-    subject = Subject(opened, config, tokenizer, clock=CheckClock(request["seconds"], CHECK_SECONDS))
-    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
-    name = type(opened.environment).__name__
-    quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(asking.not_asked)]
-    note = "\n".join(filter(None, (opened.note, *quiet)))
-    send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
-    send({"planned": {one.name: one.description for one in checks}})
-    silence = config.rl_env_timeout + MARGIN
-    with closing(subject):
-        for one in checks:
-            subject.clock.begin_check()
-            limit = PATIENCE if one in more else max(0.0, subject.clock.seconds_left) + silence
-            send({"running": one.name, "silence": silence, "limit": limit})
-            for result in run_checks(subject, [one]):
-                send({"result": _as_json(result)})
-    send({"episodes": len(subject.episodes)})
+    with unseeded_generators() as unseeded:
+        opened, config = open_environment(resolve(TrainConfig, None, request["options"]), tokenizer)
+        checks = chosen(request["only"], [*CHECKS, *more])
+        if "rl_env_timeout" not in request["options"]:
+            config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
+        clock = CheckClock(request["seconds"], CHECK_SECONDS)
+        subject = Subject(opened, config, tokenizer, clock=clock, unseeded=unseeded)
+        counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
+        name = type(opened.environment).__name__
+        quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(asking.not_asked)]
+        note = "\n".join(filter(None, (opened.note, *quiet)))
+        send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
+        send({"planned": {one.name: one.description for one in checks}})
+        silence = config.rl_env_timeout + MARGIN
+        with closing(subject):
+            for one in checks:
+                subject.clock.begin_check()
+                limit = PATIENCE if one in more else max(0.0, subject.clock.seconds_left) + silence
+                send({"running": one.name, "silence": silence, "limit": limit})
+                for result in run_checks(subject, [one]):
+                    send({"result": _as_json(result)})
+        send({"episodes": len(subject.episodes)})
 
 
 def _as_json(result: CheckResult) -> Message:

@@ -21,6 +21,7 @@ from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn
 from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import ToolCall
+from aitrain.runs.environment_source import kept_files, source_facts
 from tests.conftest import write
 
 
@@ -47,6 +48,14 @@ def made(rl_env: str, **settings: Any) -> Any:
     source = find_env(TrainConfig(rl_env=rl_env))
     check_by_reading(source, settings)
     return load_env(source, settings)
+
+
+def source_of(environment: Any) -> dict[str, object]:
+    """What environment.json says of its source, with the names of the files that are kept."""
+    facts = source_facts(environment)
+    names = [file["name"] for file in kept_files(environment)]
+    assert bool(names) == (facts["file"] is not None) == (facts["sha256"] is not None)
+    return {"class": facts["class"], "package": facts["package"], "files": names}
 
 
 def refusal(rl_env: str, **settings: Any) -> str:

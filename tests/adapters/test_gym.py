@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aitrain import ConfigError
-from tests.adapters.conftest import cases_of, made, play, refusal
+from tests.adapters.conftest import cases_of, made, play, refusal, source_of
+from tests.conftest import write
 
 MAKE = """
 import importlib
@@ -102,6 +104,16 @@ def test_the_environment_speaks_first_with_its_map_and_how_to_act() -> None:
     env = walk(actions=["back", "forth"])
     said, _ = play(env, cases_of(env)[0], ["forth"])
     assert said == ["[X] . .\n\nAnswer with one of: back, forth.", ". [X] ."]
+
+
+def test_its_source_is_the_users_modules_or_the_package_with_its_version(here: Path) -> None:
+    own = "from gymnasium.envs.walk import Walk\nfrom gymnasium.registration import register\n\nclass Run(Walk): ...\n"
+    write(here, {"runs.py": own + "\nregister('Run-v1', 'runs:Run', length=3)\n"})
+    assert source_of(walk()) == {"class": "gym:Walk-v1", "package": "gymnasium 1.2.0", "files": []}
+    run = made("gym:Run-v1", imports=["runs"], score_range="any")
+    assert source_of(run) == {"class": "gym:Run-v1", "package": "gymnasium 1.2.0", "files": ["runs.py"]}
+    game = made("gem:game:Echo-v0", score_range="any")
+    assert source_of(game) == {"class": "gem:game:Echo-v0", "package": "gem-llm 0.1.0", "files": []}
 
 
 def test_each_case_is_a_seed_and_the_score_is_the_sum_of_the_rewards() -> None:

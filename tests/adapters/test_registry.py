@@ -16,6 +16,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.environment.adapters import ADAPTERS, Adapter
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import check_by_reading, find_env
+from tests.adapters.conftest import source_of
 from tests.conftest import write
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +149,12 @@ def test_each_adapter_with_a_package_has_an_extra_with_the_same_versions() -> No
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     wanted = {name: [f"{one.package}{one.versions}"] for name, one in ADAPTERS.items() if one.package}
     assert {name: extras.get(name) for name in wanted} == wanted
+
+
+def test_what_a_server_has_is_named_by_its_address_and_has_no_source_here() -> None:
+    for name in ("openenv", "ors"):
+        found = source_of(made(f"{name}:http://127.0.0.1:1", score_range="0,1"))
+        assert found == {"class": f"{name}:http://127.0.0.1:1", "package": None, "files": []}
 
 
 def test_every_adapter_is_short_and_has_its_class() -> None:

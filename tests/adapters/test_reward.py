@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+import aitrain
 from aitrain import ConfigError
 from aitrain.environment.dataset import build_cases
-from tests.adapters.conftest import cases_of, made, play, refusal
+from tests.adapters.conftest import cases_of, made, play, refusal, source_of
 from tests.conftest import Run, write
 
 REWARDS = """
@@ -71,6 +72,16 @@ def test_files_of_one_name_in_two_folders_are_two_files() -> None:
     write(Path.cwd(), {"other/my_rewards.py": "def exact(completions): return [10] * len(completions)"})
     env = environment("my_rewards.py:exact,other/my_rewards.py:exact")
     assert play(env, cases_of(env)[0], ["yes"])[1].score == 11.0
+    assert source_of(env)["files"] == ["my_rewards.py", "other/my_rewards.py"]
+
+
+def test_a_function_that_is_imported_from_elsewhere_brings_its_file_and_a_rule_its_version(here: Path) -> None:
+    write(here, {"again.py": "from functools import partial\nfrom my_rewards import exact\nexact = partial(exact)\n"})
+    found = source_of(environment(f"{here}/again.py:exact"))
+    assert found == {"class": "reward:again.py:exact", "package": None, "files": ["again.py", "my_rewards.py"]}
+    assert source_of(environment("gsm8k")) == {
+        "class": "reward:gsm8k", "package": f"aitrain {aitrain.__version__}", "files": [],
+    }  # fmt: skip
 
 
 def test_held_out_rows_are_asked_with_solved_cases_as_the_others_are() -> None:

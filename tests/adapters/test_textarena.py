@@ -12,7 +12,7 @@ import pytest
 
 from aitrain import ConfigError
 from aitrain.environment.adapters.scripted_opponents import opponent_named
-from tests.adapters.conftest import cases_of, made, play, refusal
+from tests.adapters.conftest import cases_of, made, play, refusal, source_of
 from tests.conftest import write
 
 REGISTRATION = """
@@ -211,6 +211,7 @@ def test_an_opponent_that_is_shown_no_moves_is_a_failure_that_says_what_to_do() 
 def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
     write(Path.cwd(), {"players.py": "def wild(seen, rng):\n    return '[7]'\n"})
     env = made("textarena:Last-v0", size=2, opponent="players.py:wild")
+    assert source_of(env) == {"class": "textarena:Last-v0", "package": "textarena 0.7.4", "files": ["players.py"]}
     result = play(env, cases_of(env)[0], guesses(1))[1]
     assert (result.score, result.failure) == (None, None)
     assert result.metrics["opponent_erred"] == 1.0

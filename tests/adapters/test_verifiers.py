@@ -12,12 +12,23 @@ import pytest
 from aitrain import ConfigError, EnvRequirements
 from aitrain.execution.async_calls import run_if_async
 from aitrain.rollout.limits import Limits
-from tests.adapters.conftest import cases_of, made, refusal
+from tests.adapters.conftest import cases_of, made, refusal, source_of
 from tests.adapters.verifiers_standin import FILES
+from tests.conftest import write
 from tests.rollout.asking import play
 from tests.rollout.scripted import Scripted
 
 RANGE = {"score_range": "0,1.5"}
+ENV_OF_PARTS = """
+import verifiers as vf
+from polite_rules import polite
+
+def load_environment():
+    inner = vf.Rubric([polite], [0.5])
+    outer = vf.Rubric([], [])
+    outer.rubrics = [inner]
+    return vf.Env([], outer)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +46,18 @@ def test_rows_hold_all_that_a_rollout_needs() -> None:
     assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0+0"}]
     assert first.row["vf_input"] == {"answer": "0"}
     assert len(rest) == 5
+
+
+def test_its_source_is_the_users_package_with_functions_from_elsewhere(here: Path) -> None:
+    parts = {"__init__": "from mine.env import load_environment\n", "env": ENV_OF_PARTS, "scoring": "x = 1\n"}
+    write(
+        here,
+        {f"mine/{name}.py": text for name, text in parts.items()} | {"polite_rules.py": "def polite(): return 1\n"},
+    )
+    files = ["mine/__init__.py", "mine/env.py", "mine/scoring.py", "polite_rules.py"]
+    assert source_of(made("verifiers:mine", **RANGE)) == {
+        "class": "verifiers:mine", "package": "verifiers 0.3.1", "files": files,
+    }  # fmt: skip
 
 
 def test_size_seed_system_and_few_shot_choose_and_change_the_rows() -> None:

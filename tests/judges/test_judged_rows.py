@@ -15,7 +15,7 @@ from aitrain.environment.judges import asking
 from aitrain.environment.judges.judged_rows import JudgedRows
 from aitrain.launch import preflight
 from aitrain.workbench.worker import check
-from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal
+from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal, source_of
 from tests.conftest import Run, write
 from tests.judges.conftest import JudgeModel, quoted_in
 
@@ -84,7 +84,7 @@ def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang()
     assert made("rows:train.jsonl", judges="exact").requirements.as_options() == {"rl_score_range": "0.0,1.0"}
     own = made("rows:train.jsonl", judges=["exact", {"judge": "own.py:brief", "weight": -0.5}])
     assert own.requirements.as_options() == {"rl_score_range": "-0.5,1.0", "rl_env_isolation": "process"}
-    assert [file.name for file in own.source_files] == ["own.py"]
+    assert source_of(own) == {"class": "rows:train.jsonl", "package": None, "files": ["own.py"]}
     assert made("rows:train.jsonl", judges={"judge": "exact", "range": "any"}).requirements.score_range == "any"
 
 

@@ -124,14 +124,14 @@ def test_unscored_episodes_are_left_out_and_said(tmp_path: Path) -> None:
 def test_other_seeds_options_and_environments_are_said(tmp_path: Path) -> None:
     a = write_scoring(tmp_path / "a", episodes({"x": [0.0], "y": [1.0]}))
     b = write_scoring(tmp_path / "b", episodes({"x": [0.0], "y": [1.0]}, seed=2), rl_temperature=0.5)
-    (b / "environment.json").write_text(json.dumps(ENVIRONMENT | {"sha256": "cd" * 32, "config": {"judge": "exact"}}))
+    (b / "environment.json").write_text(json.dumps(ENVIRONMENT | {"package": "gymnasium 1.4.0", "config": {"judge": "exact"}}))
     (b / "status.json").write_text(json.dumps({"status": "running"}))
     (comparison,) = compare_all(read_scorings([a, b]))
     seeds, unfinished, options, environments = comparison.notes
     assert seeds.startswith("2 of 2 cases were played with another seed of the environment")
     assert unfinished == "b is running: it may lack episodes"
     assert options == "Options differ, which may be a part of the change: rl_temperature (1.0 and 0.5)"
-    assert 'Sums abababab and Sums cdcdcdcd {"judge": "exact"}' in environments
+    assert 'Sums abababab and Sums abababab gymnasium 1.4.0 {"judge": "exact"}' in environments
 
 
 def test_other_score_ranges_are_refused(tmp_path: Path) -> None:

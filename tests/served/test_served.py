@@ -536,7 +536,7 @@ def test_a_url_that_serves_something_else_is_named(monkeypatch: pytest.MonkeyPat
         for change, message in (
             ({"protocol": PROTOCOL + 1}, f"speaks version {PROTOCOL + 1} of the protocol"),
             ({"kind": "exec"}, "describes no environment"),
-            ({"name": "a b"}, "describes no environment"),
+            ({"name": "a\x1bb"}, "describes no environment"),
             ({"train": "many"}, "is not one of aitrain env serve"),
         ):
             monkeypatch.setattr(server.service, "read", lambda *_, change=change: {**described, **change})

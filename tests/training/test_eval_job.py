@@ -24,6 +24,7 @@ from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalResult
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
 from aitrain.training.run_context import RunContext
+from tests.served.running import served
 
 Records = list[dict[str, Any]]
 
@@ -281,6 +282,18 @@ def test_an_environment_that_has_changed_is_not_mixed_with_what_was_scored(
     write_json(folder.environment, {**read_object(folder.environment), "sha256": "another"})
     with pytest.raises(ConfigError, match=r"environment: .*test_eval_job\.py has changed since this eval began"):
         evaluate("changes", Words(), decoding="greedy")
+
+
+def test_an_eval_of_a_served_environment_goes_on_until_the_server_has_another_one(
+    evaluate: Callable[..., EvalResult],
+) -> None:
+    with served(Words()) as client:
+        client.facts["sha256"] = "one"
+        first = evaluate("remote", client, decoding="greedy")
+        assert evaluate("remote", client, decoding="greedy").scores == first.scores
+        client.facts["sha256"] = "other"
+        with pytest.raises(ConfigError, match="environment: Words has changed since this eval began"):
+            evaluate("remote", client, decoding="greedy")
 
 
 def test_an_eval_with_several_turns_and_tools_does_not_import_trl(small_model: Path, tmp_path: Path) -> None:

@@ -383,13 +383,17 @@ def test_a_run_whose_environment_has_stopped_working_ends_after_three_batches_an
 
     assert done.returncode == 3, done.stderr
     assert "The environment failed on every episode of 3 batches in a row" in done.stderr
-    assert notes_of_training(done).count("RuntimeError: the board is gone") == 1
+    notes, _, error = notes_of_training(done).partition("aitrain: ")
+    assert [text.count("RuntimeError: the board is gone") for text in (notes, error)] == [1, 1]
     assert 'raise RuntimeError("the board is gone")' in done.stderr
     assert "Traceback" not in done.stderr
     assert {record["step"] for record in command.records} == {1, 2}
     assert [line["failed/raised"] for line in command.metrics] == [1.0, 1.0]
-    for name in ("result.json", "status.json"):
-        assert json.loads((command.folder / "run" / name).read_text())["status"] == "failed"
+    status, result = (
+        json.loads((command.folder / "run" / name).read_text()) for name in ("status.json", "result.json")
+    )
+    assert (status["status"], result["status"]) == ("failed", "failed")
+    assert "RuntimeError: the board is gone" in status["reason"]  # which the page of the run shows
     assert command.is_saved()
 
 

@@ -139,6 +139,32 @@ def test_the_scores_of_the_result_are_shown_with_what_a_reader_should_know(
     assert tab.texts("table.cases td.case") == ["3 (case_idx a)"]
 
 
+def test_each_row_of_scores_says_what_it_is_and_only_a_change_that_is_detectable_is_bold(
+    tmp_path: Path, visit: Callable[..., Tab], serve: Serve
+) -> None:
+    """Of two environments, in a run in which no step changed the weights."""
+    one = {"mean": 0.25, "low": 0.125, "high": 0.5, "count": 4}
+    row = {"before": one, "after": one, "change": {**one, "low": -0.25}}
+    better = {**row, "change": {**one, "p_value": 0.01}}
+    result = {"scores": {"sampled": row, "sampled, hotel": row, "greedy, hotel": better}, "status": "finished"}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    line = {"step": 1, "reward": 0.5, "frac_reward_zero_std": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    tab = visit(reported(tmp_path, [record()]))
+    sampled, of_hotel, greedy = tab.texts(".scores .what .hint")
+    assert of_hotel.startswith(sampled)
+    assert "hotel" in of_hotel
+    assert greedy.startswith("the likeliest answer")
+    assert "undefined" not in tab.page.locator("body").inner_text()
+    weights = (
+        "() => [...document.querySelectorAll('.change b')].map((b) => Number(getComputedStyle(b).fontWeight) > 500)"
+    )
+    assert tab.page.evaluate(weights) == [False, False, True]
+    assert tab.texts(".pill") == ["finished, nothing learned"]
+    table = visit(serve(tmp_path.parent).address)
+    table.page.wait_for_selector("table.runs .pill.unchanged")
+
+
 def test_scores_are_shown_with_their_intervals(sums: Tab, real_runs: Path) -> None:
     result = json.loads((real_runs / "sums" / "result.json").read_text())
     big = sums.texts(".scores.sampled .big b")

@@ -14,6 +14,7 @@ from typing import Any
 from aitrain.environment.adapters.installed_source import check_registered, keywords_of
 from aitrain.environment.adapters.random_stream import RandomStream
 from aitrain.environment.adapters.settings import game_rows, read_score_range
+from aitrain.environment.adapters.user_objects import source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
@@ -50,7 +51,8 @@ class Gymnasium:
         self.first, self.count = self._numbers(getattr(env, "action_space", None))
         if self.actions and len(self.actions) != self.count:
             raise ConfigError(f"rl_env_config: {id} has {self.count} actions, and `actions` names {len(self.actions)}")
-        env_close(env)
+        self.source_files = source_files([(one, "") for one in imports], [getattr(env, "unwrapped", env)], self.package)
+        getattr(env, "close", lambda: None)()
 
     @classmethod
     def check_id(cls, id: str, settings: Mapping[str, object]) -> None:
@@ -99,7 +101,7 @@ class Gymnasium:
         except GeneratorExit:
             pass
         finally:
-            env_close(env)
+            getattr(env, "close", lambda: None)()
         return Score(total, {"invalid_actions": float(invalid)})
 
     @property
@@ -136,8 +138,3 @@ class Gem(Gymnasium):
     """Environments of GEM, which read the whole answer and may add a suffix to what they say."""
 
     package, framework = "gem", "gem"
-
-
-def env_close(env: Any) -> None:
-    """Close an environment of the framework, if it can be closed."""
-    getattr(env, "close", lambda: None)()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
+from aitrain.environment.adapters.user_objects import source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import parse, top_level
@@ -42,14 +43,17 @@ class InspectTask:
         task: JsonMapping | None = None,
         **arguments: Any,
     ) -> None:
-        from aitrain.environment.adapters.inspect_sample import tasks_named
+        from aitrain.environment.adapters.inspect_sample import parts_of, tasks_named
 
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "inspect"))
         self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
-        found = tasks_named(task_name(id), {**arguments, **(task or {})})
+        name = task_name(id)
+        found = tasks_named(name, {**arguments, **(task or {})})
         if len(found) != 1:
             raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
         self.task = found[0]
+        file = (name.partition("@")[0], "")
+        self.source_files = source_files([file] if file[0].endswith(".py") else (), parts_of(self.task), "inspect_ai")
         if not self.task.scorer:
             raise ConfigError(f"rl_env: the task {self.task.name} has no scorer, so its samples have no score")
         if self.task.sandbox is not None or any(sample.sandbox for sample in self.task.dataset):

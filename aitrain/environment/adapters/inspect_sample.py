@@ -6,6 +6,7 @@ nowhere else, and tests/adapters/real/test_inspect_upstream.py says what has to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inspect_ai import Task
@@ -14,6 +15,7 @@ from inspect_ai._eval.loader import load_tasks
 from inspect_ai._eval.task.generate import task_generate
 from inspect_ai._eval.task.run import resolve_plan
 from inspect_ai._eval.task.util import sample_messages
+from inspect_ai._util.registry import registry_lookup
 from inspect_ai.dataset import Sample
 from inspect_ai.log._samples import active_sample
 from inspect_ai.log._transcript import Transcript, init_transcript
@@ -40,6 +42,12 @@ NO_LIMITS = dict.fromkeys(("token_limit", "cost_limit", "time_limit", "working_l
 def tasks_named(name: str, arguments: JsonObject) -> list[Task]:
     """The tasks of `file.py@task`, `file.py` or `package/task`."""
     return list(load_tasks([name], arguments))
+
+
+def parts_of(task: Task) -> list[object]:
+    """The function that made a task, if it is registered, and its solvers and scorers."""
+    solvers = task.solver if isinstance(task.solver, Sequence) else [task.solver]
+    return [registry_lookup("task", task.registry_name or ""), *solvers, *(task.scorer or [])]
 
 
 async def run_sample(

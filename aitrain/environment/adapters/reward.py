@@ -45,7 +45,8 @@ class RewardFunctions:
         self.requirements = EnvRequirements(
             "process", score_range=read_score_range("0,1" if is_known else score_range, "reward")
         )
-        self.rewards, self.group, self.source_files = Rewards(places, weights), group, source_files(places)
+        self.rewards, self.group = Rewards(places, weights), group
+        self.source_files = source_files(places, self.rewards.functions.values())
         self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
         self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system, few_shot=few_shot)
         if eval_data is None:

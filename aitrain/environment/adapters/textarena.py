@@ -16,6 +16,7 @@ from aitrain.environment.adapters.installed_source import check_registered, keyw
 from aitrain.environment.adapters.random_stream import RandomStream
 from aitrain.environment.adapters.scripted_opponents import MOVE, check_opponent, opponent_named
 from aitrain.environment.adapters.settings import game_rows, read_score_range
+from aitrain.environment.adapters.user_objects import source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, EnvironmentFailed
@@ -42,12 +43,12 @@ class TextArena:
         game: Mapping[str, object] | None = None,
         **config: object,
     ) -> None:
-        self.id = (
-            id if id.endswith(("-raw", "-train")) else f"{id}-raw"
-        )  # by default each observation is the whole game
+        is_named = id.endswith(("-raw", "-train"))
+        self.id = id if is_named else f"{id}-raw"  # by default each observation is the whole game
         self.config = {**config, **(game or {})}
         self.size, self.seed, self.system, self.seat = size, seed, system, seat
         self.opponent = opponent_named(opponent)
+        self.source_files = source_files((), [self.opponent], "textarena")
         self.players = players or self._fewest_players()
         if seat not in range(self.players):
             raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")

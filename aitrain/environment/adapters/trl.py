@@ -45,7 +45,9 @@ class TRLEnvironment:
     ) -> None:
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "trl"))
         self.factory, places = load_object(*parse_id(id)[0]), parse_id(rewards) if rewards else []
-        self.rewards, self.source_files = Rewards(places, weights), source_files([*parse_id(id), *places])
+        self.rewards = Rewards(places, weights)
+        made_of = [self.factory, *self.rewards.functions.values()]
+        self.source_files = source_files([*parse_id(id), *places], made_of)
         if not rewards and not hasattr(self.factory, "get_reward"):
             raise ConfigError(f"rl_env_config: {id} has no get_reward: name reward functions with `rewards`")
         self.source = None if data is None else RowSource(data, split, columns or {}, size, seed, system)

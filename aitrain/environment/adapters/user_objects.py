@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from importlib import import_module as import_installed
 from pathlib import Path
 from typing import Any
 
 from aitrain.environment.user_modules import import_file, import_module, module_specs, names_in, parse
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.execution.user_code import is_users_file
 
 Place = tuple[str, str]
 """A file or module, and a name in it."""
@@ -61,10 +63,27 @@ def load_object(module: str, name: str) -> Any:
     return getattr(loaded, name)
 
 
-def source_files(places: Iterable[Place]) -> list[Path]:
-    """The user's own files among those of the places, each once."""
-    files = [_file_of(module) for module, _ in places if module]
-    return list(dict.fromkeys(file for file in files if file and is_users_file(str(file))))
+def source_files(places: Iterable[Place] = (), objects: Iterable[object] = (), framework: str = "") -> list[Path]:
+    """The files of these places, then those that define these functions, classes and objects, each once; without those
+    of aitrain, of Python and of the framework, whose version says what they are."""
+    files = [file for module, _ in places if module and (file := _file_of(module))]
+    known = {"aitrain", framework, *sys.stdlib_module_names}
+    for one in objects:
+        one = one.func if isinstance(one, partial) else one
+        defined = inspect.unwrap(one) if callable(one) else one
+        kind = defined if inspect.isroutine(defined) or inspect.isclass(defined) else type(defined)
+        if kind.__module__.partition(".")[0] not in known:
+            with suppress(TypeError, OSError):  # of a notebook, or not written in Python
+                files.append(Path(inspect.getfile(kind)).resolve())
+    return list(dict.fromkeys(file for file in files if file.is_file()))
+
+
+def package_files(module: str) -> list[Path]:
+    """The file of a module; of a package, all of its modules."""
+    file = _file_of(module)
+    if file is None or file.name != "__init__.py":
+        return [] if file is None else [file]
+    return [file, *(other for other in sorted(file.parent.rglob("*.py")) if other != file)]
 
 
 def _file_of(module: str) -> Path | None:

@@ -45,7 +45,7 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
     Raises:
         ConfigError: there is none.
     """
-    module = id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0].replace("-", "_")
+    module = VerifiersSettings(id).module
     places = [module] if _is_legacy() else [f"verifiers.v1.tasksets.{module}", module]
     if not any(module_specs(place) for place in places):
         raise ConfigError(f"rl_env: the verifiers environment {id} is not installed: there is no module {module}")

@@ -31,7 +31,7 @@ class LegacyVerifiers:
         bounds = settings.read_range(rubric._get_reward_weights())
         turns = getattr(self.env, "max_turns", None) or 0
         self.requirements = EnvRequirements("process", max_turns=turns if turns > 0 else None, score_range=bounds)
-        watch_rubric(rubric)
+        self.source_files = settings.source_files([*watch_rubric(rubric), self.env])
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""

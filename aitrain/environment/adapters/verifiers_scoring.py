@@ -34,12 +34,11 @@ class RubricOutcome:
 _current: ContextVar[RubricOutcome] = ContextVar("rubric_outcome")
 
 
-def watch_rubric(rubric: Foreign) -> None:
-    """Have the functions of a rubric, and of those in it, note what they raise."""
+def watch_rubric(rubric: Foreign) -> list[Foreign]:
+    """Have the functions of a rubric, and of those in it, note what they raise; returns them."""
     inner = [*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())]
-    for each in inner:
-        watch_rubric(each)
     rubric.funcs[:] = [_watched(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True)]
+    return [*rubric.funcs, *(function for each in inner for function in watch_rubric(each))]
 
 
 def _watched(function: Foreign, weight: float) -> Foreign:

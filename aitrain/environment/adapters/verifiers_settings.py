@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from aitrain.environment.adapters.settings import (
@@ -14,6 +15,8 @@ from aitrain.environment.adapters.settings import (
     solved_cases,
     with_system,
 )
+from aitrain.environment.adapters.user_objects import package_files, source_files
+from aitrain.environment.user_modules import module_specs
 from aitrain.errors import ConfigError
 
 Foreign: TypeAlias = Any
@@ -46,6 +49,16 @@ class VerifiersSettings:
                 f' from 0 to 1, that is "score_range": "{low:g},{high:g}".'
             )
         return read_score_range(self.score_range, "verifiers")
+
+    @property
+    def module(self) -> str:
+        """The module of the id, which may name an owner, a version, a function or an environment around a taskset."""
+        return self.id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0].replace("-", "_")
+
+    def source_files(self, objects: Iterable[object]) -> list[Path]:
+        """The files of the module, and those that define these parts of its environment."""
+        own = package_files(self.module) if module_specs(self.module) else []
+        return list(dict.fromkeys([*own, *source_files((), objects, "verifiers")]))
 
     def choose_rows(self, count: int) -> tuple[list[int], list[int]]:
         """Numbers of the rows that are solved cases of the prompts, and of those that are asked."""

@@ -37,7 +37,9 @@ class VerifiersV1:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         self.tasks = list(islice(iter(self.env.taskset), count if settings.seed is None else None))
         self.template = self.tasks[0]
-        weights = [getattr(function, "_vf_weight", 1.0) for function in self.template.hooks("reward")]
+        rewards = self.template.hooks("reward")
+        self.source_files = settings.source_files([*rewards, self.env, self.env.taskset])
+        weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
         weights += [judge.config.weight for judge in self.template.plugged_judges()]
         self.requirements = EnvRequirements("process", score_range=settings.read_range(weights))
         self.lock, self._starting = threading.Lock(), asyncio.Lock()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
@@ -36,7 +35,7 @@ class JudgedRows:
     ) -> None:
         specs = JudgeSpecs.read(judges)
         self.judges = specs.load()
-        self.source_files: list[Path] = specs.source_files
+        self.source_files = specs.source_files
         low, high = self.judges.score_range
         self.requirements = EnvRequirements(
             "process" if any(spec.may_hang for spec in specs) else None,

@@ -39,7 +39,7 @@ function numberRow(row, { a, b }, reach) {
   return el(
     "div",
     { class: "compared-row" },
-    el("div", { class: "what" }, el("h3", {}, row.name), el("p", { class: "hint" }, ROW_HINTS[row.name] ?? `share of cases that one of ${row.name.split("@")[1]} samples solves`)),
+    el("div", { class: "what" }, el("h3", {}, row.name), el("p", { class: "hint" }, scoreHint(row.name, ROW_HINTS))),
     el("div", { class: "means" }, means),
     el(
       "div",

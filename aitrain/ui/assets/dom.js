@@ -71,6 +71,20 @@ function note(text) {
   return el("p", { class: "note" }, text);
 }
 
+// -- scores
+
+/** `sampled`, `greedy` or `pass@K`, of all cases or of those of one environment: `sampled, hotel`. */
+function decodingOf(name) {
+  return name.split(/[@,]/)[0];
+}
+
+/** What a score is, by the words for its decoding. */
+function scoreHint(name, words) {
+  const [decoding, environment] = name.split(/, (.*)/s);
+  const hint = words[decoding] ?? `the share of cases solved by at least one of ${decoding.split("@")[1]} samples`;
+  return environment ? `${hint}, of the cases of ${environment}` : hint;
+}
+
 // -- numbers
 
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });

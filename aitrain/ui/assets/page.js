@@ -13,9 +13,8 @@ function option(summary, name) {
 }
 
 function results(summary) {
-  const hints = { sampled: "sampled as in training", greedy: "the likeliest answer" };
   const rows = Object.entries(summary.scores)
-    .map(([name, one]) => [name, hints[name] ?? `the share of cases solved by at least one of ${name.split("@")[1]} samples`, one])
+    .map(([name, one]) => [name, scoreHint(name, { sampled: "sampled as in training", greedy: "the likeliest answer" }), one])
     .filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note(summary.job === "eval" ? "No score yet." : `No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
   if (summary.job === "eval") return el("div", { class: "card result" }, rows.map(([name, hint, one]) => evalRow(name, hint, one)), overlapNote({ eval_overlap: summary.result.overlap, eval_cases: summary.result.cases }), intervalNote(rows), evaluationTable(summary.evaluation));
@@ -24,9 +23,9 @@ function results(summary) {
 
 /** Whether a change is detectable, by its interval and its p-value, which older runs do not have. */
 function directionOfChange({ mean, low, high, p_value }) {
-  if ((p_value ?? 0) > 0.05) return "";
+  if ((p_value ?? 0) > 0.05) return "undetected";
   const only = p_value == null ? 0 : mean; // scores without bounds that all changed by the same have no interval
-  return (low ?? only) > 0 ? "better" : (high ?? only) < 0 ? "worse" : "";
+  return (low ?? only) > 0 ? "better" : (high ?? only) < 0 ? "worse" : "undetected";
 }
 
 /** What the result suggests, and the commands that follow on it. */
@@ -54,7 +53,7 @@ function resultRow(name, hint, one, [when, last]) {
   const bounds = name.startsWith("pass@") ? [0, 1] : scoreBounds;
   return el(
     "div",
-    { class: `scores ${name.split("@")[0]}` },
+    { class: `scores ${decodingOf(name)}` },
     el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint)),
     el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
     el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before, bounds), rangeBar("after", after, bounds)),
@@ -73,7 +72,7 @@ function evalRow(name, hint, { after }) {
   const cases = after && after.count !== null ? plural(after.count, "case") : "score";
   return el(
     "div",
-    { class: `scores ${name.split("@")[0]}` },
+    { class: `scores ${decodingOf(name)}` },
     el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint)),
     el("div", { class: "figures" }, bigScore(cases, after)),
     el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("after", after, bounds)),
@@ -157,6 +156,7 @@ function provenance(summary) {
     ["environment", [environment.module, environment.class].filter(Boolean).join(":")],
     ["file", environment.file],
     ["SHA-256", environment.sha256],
+    ["package", environment.package],
     ["constructor", environment.config && Object.keys(environment.config).length ? JSON.stringify(environment.config) : ""],
     ["git commit", environment.git_commit],
     ["packages", Object.entries(environment.packages ?? {}).map(([name, version]) => `${name} ${version}`).join(", ")],

@@ -10,8 +10,8 @@ from dataclasses import replace
 from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.tool_call_parser import short
 from aitrain.workbench.check.finding import PASS, EnvFinding
-from aitrain.workbench.check.replies import equivalent_forms, spaced_forms, text_of
-from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.check.replies import equivalent_forms, quoted, spaced_forms, text_of
+from aitrain.workbench.check.subject import Subject, is_unknown
 from aitrain.workbench.player import PlayedEpisode, Script
 
 REFERENCE = "Return the right answer for each case_idx; check which case a row's case_idx means."
@@ -37,7 +37,8 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding(
             "reference", "info", f"`reference` returned None for {unknown} of {len(subject.sample)} cases."
         )
-    yield from _too_low(subject, [episode for episode in episodes if episode.failure is None])
+    played = [episode for episode in episodes if episode.failure is None]
+    yield from _too_low(subject, [episode for episode in played if episode.score is not None] or played)
 
 
 def _too_low(subject: Subject, episodes: list[PlayedEpisode]) -> Iterator[EnvFinding]:
@@ -76,30 +77,34 @@ def equivalent(subject: Subject) -> Iterator[EnvFinding]:
     """The reference in other forms."""
     answered = [(case, reply) for case, reply in subject.answered]
     spaced = [(case, Script((form,))) for case, reply in answered for form in spaced_forms(reply)]
-    lost = [episode for episode in subject.play(spaced) if (subject.share(episode) or 0.0) < PASS]
+    shares = [(share, episode) for episode in subject.play(spaced) if (share := subject.share(episode)) is not None]
+    lost = [episode for share, episode in shares if share < PASS]
     if lost:
         yield EnvFinding(
             "equivalent-forms",
             "warning",
-            f"The reference with space around it loses score in {len(lost)} of {len(spaced)} tries.",
+            f"The reference with space around it loses score in {len(lost)} of {len(shares)} tries:"
+            f" {lost[0].turns[-1].text!r:.60}.",
             "Models often begin or end with a space or a line end: right answers are punished by chance.",
             "Compare reply.strip().",
             lost[0].play.case.case_idx,
         )
     forms = [(name, case, form) for case, reply in answered[:4] for name, form in equivalent_forms(reply).items()]
     episodes = subject.play((case, Script((form,))) for _, case, form in forms)
-    refused: dict[str, Case] = {}
-    for (name, case, _), episode in zip(forms, episodes, strict=True):
-        if (subject.share(episode) or 0.0) < PASS and episode.failure is None:
-            refused.setdefault(name, case)
+    refused: dict[str, tuple[Case, str]] = {}
+    for (name, case, form), episode in zip(forms, episodes, strict=True):
+        share = subject.share(episode)
+        if share is not None and share < PASS:
+            refused.setdefault(name, (case, form))
     if refused:
+        case, form = next(iter(refused.values()))
         yield EnvFinding(
             "equivalent-forms",
             "info",
-            f"The reference loses score {', '.join(refused)}.",
+            f"The reference loses score {', '.join(refused)}: {quoted(form)}.",
             "A right answer in this form earns too little; if the model always writes so, all of its answers do.",
             "Say in the prompt which form counts, or read the answer out of the reply.",
-            next(iter(refused.values())).case_idx,
+            case.case_idx,
         )
 
 
@@ -113,6 +118,8 @@ def message_forms(subject: Subject) -> Iterator[EnvFinding]:
             continue
         own = subject.play_one(case, script)
         other = subject.play_one(replace(case, prompt=_other_form(case.prompt)), script, again=True)
+        if is_unknown(own):
+            continue
         if other.score is not None and other.score > (own.score or 0.0) + 0.001:
             given, wanted = ("messages", "text") if case.is_chat else ("text", "messages")
             yield EnvFinding(

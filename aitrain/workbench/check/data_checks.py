@@ -146,11 +146,16 @@ def _contradictions(subject: Subject) -> Iterator[EnvFinding]:
 LABELS = 5
 """Number of different answers up to which they are taken for labels, which a prompt may list."""
 LEAD = r"(?:answer|solution|result|ground truth|label|expected|correct)\W{0,3}(?:is|are|:|=)*\W{0,4}"
+NAMED = r"\b(?:gold|target|key|reference|truth)\w*['\"]?\s*[:=]\s*['\"]?"
+"""What leads to an answer in a row that was put into the prompt."""
+IN_A_KEY = 4
+"""Cases whose answers, one after another in a prompt, are an answer key."""
 
 
 def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
-    """The reference's answer is named as the answer in the prompt."""
+    """The reference's answer is named as the answer in the prompt, or all answers are."""
     found, looked = [], 0
+    yield from _answer_key(subject)
     cores = {case.number: core for case in subject.chosen if (core := subject.core(case))}
     labels = set(cores.values()) if len(set(cores.values())) <= LABELS else set()
     for case in subject.chosen:
@@ -158,9 +163,11 @@ def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
         if not core:
             continue
         looked += 1
-        if any(label in text for label in labels - {core}):  # "answer yes or no" names all of them
+        if re.search(rf"(?i){NAMED}{re.escape(core)}(?!\w)", text):
+            found.append(case)
+        elif any(label in text for label in labels - {core}):  # "answer yes or no" names all of them
             continue
-        if re.search(rf"(?i){LEAD}{re.escape(core)}(?!\w)", text) or (len(core) > 40 and core in text):
+        elif re.search(rf"(?i){LEAD}{re.escape(core)}(?!\w)", text) or (len(core) > 40 and core in text):
             found.append(case)
     if found and 2 * len(found) >= looked:
         yield EnvFinding(
@@ -171,3 +178,35 @@ def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
             "Remove the answer from the prompt; the scorer gets it as a column of the row.",
             found[0].case_idx,
         )
+
+
+def _answer_key(subject: Subject) -> Iterator[EnvFinding]:
+    """A prompt that holds the answers of other cases: after their questions, or those of the first cases in a row."""
+    chosen = [(case, core) for case in subject.chosen if (core := subject.core(case))]
+    if len(chosen) < IN_A_KEY or subject.cases[0].prompt is None:
+        return
+    text, first = text_of(subject.cases[0].prompt), subject.cases[:IN_A_KEY]
+    cores = [str(subject.core(case)) for case in first]
+    in_a_row = len(set(cores)) == IN_A_KEY and re.search(".{1,12}?".join(map(_whole, cores)), text, re.DOTALL)
+    asked = [(case, _question(case), core) for case, core in chosen if case is not subject.cases[0]]
+    after = [case for case, question, core in asked
+             if question and re.search(rf"{re.escape(question)}.{{0,40}}?{_whole(core)}", text, re.DOTALL)]  # fmt: skip
+    if in_a_row or 2 * len(after) >= len(asked):
+        yield EnvFinding(
+            "leaked-answer",
+            "warning",
+            "The prompt holds an answer key: the right answers of other cases"
+            + (" after their questions." if after else f", such as {', '.join(cores)}."),
+            "The policy learns to look the answer up, and fails where there is no key.",
+            "Remove the key from the prompt; the scorer gets the answer as a column of the row.",
+            subject.cases[0].case_idx,
+        )
+
+
+def _whole(core: str) -> str:
+    return rf"(?<!\w){re.escape(core)}(?!\w)"
+
+
+def _question(case: Case) -> str:
+    """What the user asks last; empty for a prompt that is text, of which the question is only a part."""
+    return "" if case.prompt is None or isinstance(case.prompt, str) else text_of(case.prompt[-1:]).strip()

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from aitrain.environment.contract import Case
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.outcomes import NOISE
-from aitrain.workbench.check.subject import FEW, SLOW_SAMPLE, Subject
+from aitrain.workbench.check.subject import FEW, SLOW_SAMPLE, Subject, is_of_service, is_unknown
 from aitrain.workbench.player import EMPTY, JUNK, PlayedEpisode, Policy
 
 MANY = 32
@@ -55,6 +55,8 @@ def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
     pairs += [(case, JUNK) for case in subject.sample[:2]]
     first, second = [[subject.play_one(*pair, again=True) for pair in pairs] for _ in range(2)]
     for before, after in zip(first, second, strict=True):
+        if is_of_service(before.failure) or is_of_service(after.failure):
+            continue
         if _said(before) != _said(after):
             yield EnvFinding(
                 "repeatable-episode",
@@ -76,7 +78,7 @@ def isolation(subject: Subject) -> Iterator[EnvFinding]:
     repeated = [subject.play_one(*pair, again=True) for pair in pairs]
     together = subject.play_together(pairs)
     for before, again, after in zip(alone, repeated, together, strict=True):
-        is_steady = _said(before) == _said(again) and before.score == again.score
+        is_steady = _said(before) == _said(again) and before.score == again.score and not is_unknown(after)
         if is_steady and (_said(before) != _said(after) or before.score != after.score):
             yield EnvFinding(
                 "isolation",
@@ -96,9 +98,14 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
     serial = [subject.play_one(*pair, again=True) for pair in pairs]
     many = list(islice(cycle(zip(pairs, serial, strict=True)), FEW if is_slow else MANY))
     for episode, (pair, alone) in zip(subject.play_together(pair for pair, _ in many), many, strict=True):
+        if is_unknown(episode) or is_unknown(alone):
+            continue
         failed = episode.failure is not None and alone.failure is None
         differs = abs((episode.score or 0.0) - (alone.score or 0.0)) > NOISE
         if failed or differs:
+            again = [(subject.play_one(*one, again=True), before) for one, before in many]
+            if any(one.score != before.score and not is_unknown(one) for one, before in again):
+                break  # it is noise, which repeatable-score reports
             why = episode.failure.message if episode.failure else f"{episode.score} instead of {alone.score}"
             yield EnvFinding(
                 "concurrency",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from aitrain.workbench.check.exploits import probe
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.replies import CONFIDENT, INJECTIONS, core_of, rewrapped, wrong_answers
+from aitrain.workbench.check.replies import CONFIDENT, INJECTIONS, core_of, quoted, rewrapped, wrong_answers
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.player import JUNK, JUNK_TEXT, Constant, Script
 
@@ -27,7 +27,7 @@ def injection(subject: Subject) -> Iterator[EnvFinding]:
                 f'A reply that addresses the judge earns {worst.mean:.0%} instead of {plain.mean:.0%}: "{worst.what}"',
                 "The policy learns to command the judge, which is easier than the task.",
                 "Quote the reply as data in the judge's prompt, and read the verdict only from the judge's own words.",
-                worst.best.case_idx,
+                worst.case_idx,
             )
 
 
@@ -42,8 +42,9 @@ def tone(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding(
             "tone",
             "warning",
-            f"A wrong answer earns {sure[0].mean:.0%} after a confident sentence, {plain[0].mean:.0%} without.",
+            f"A wrong answer earns {sure[0].mean:.0%} after a confident sentence, {plain[0].mean:.0%} without:"
+            f" {quoted(sure[0].best.turns[-1].text, 160)}.",
             "The policy learns to sound sure.",
             "Tell the judge to score the answer only, or give it the answer without the rest.",
-            sure[0].best.case_idx,
+            sure[0].case_idx,
         )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from aitrain.execution.failure import Failure
 from aitrain.workbench.check.exploits import probe
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.replies import HOSTILE, HOSTILE_ANSWERS, rewrapped
-from aitrain.workbench.check.subject import NO_MODEL, NotCheckedError, Subject
+from aitrain.workbench.check.replies import HOSTILE, HOSTILE_ANSWERS, core_of, rewrapped
+from aitrain.workbench.check.subject import NO_MODEL, NotCheckedError, Subject, is_of_service
 from aitrain.workbench.player import EMPTY, JUNK, Constant, PlayedEpisode, Script
 
 SCORE_KINDS = ("wrong_type", "not_finite", "out_of_range")
@@ -52,17 +52,37 @@ def _unscored(subject: Subject) -> Iterator[EnvFinding]:
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """No reply makes the environment raise or hang."""
     stopped = _play_hostile(subject)
-    for episode, failure in _first_of_each(subject.episodes, ("raised", "crashed", "timed_out", "server")):
+    yield from _service_failures(subject)
+    of_replies = [episode for episode in subject.episodes if not is_of_service(episode.failure)]
+    for episode, failure in _first_of_each(of_replies, ("raised", "crashed", "timed_out")):
+        is_late = failure.kind == "timed_out"
         yield EnvFinding(
             "exceptions",
             "fail",
             _told(episode, failure, failure.message),
             "The policy is not punished for such a reply: the episode counts as missing, and many of them end the run.",
-            "Catch it where the reply is parsed, and return 0 (or an error message in a conversation).",
+            "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is."
+            if is_late
+            else "Catch it where the reply is parsed, and return 0 (or an error message in a conversation).",
             episode.play.case.case_idx,
         )
     if stopped:
         raise stopped
+
+
+def _service_failures(subject: Subject) -> Iterator[EnvFinding]:
+    """A service failed that the environment asks: the score is unknown, whatever the reply was."""
+    failed = [episode for episode in subject.episodes if is_of_service(episode.failure)]
+    if failed and (first := failed[0].failure):
+        share = len(failed) / len(subject.episodes)
+        yield EnvFinding(
+            "exceptions",
+            "fail" if share > subject.config.rl_max_failed else "warning",
+            f"A service failed in {len(failed)} of {len(subject.episodes)} episodes: {first.place} {first.message}",
+            "The score of the reply is unknown, so that the episode is missing data; if most are, the run ends.",
+            "Let it raise, or return None: a 0 would punish a reply that may be right. --rl-env-retries tries again.",
+            failed[0].play.case.case_idx,
+        )
 
 
 def _told(episode: PlayedEpisode, failure: Failure, message: str) -> str:
@@ -79,6 +99,8 @@ def _play_hostile(subject: Subject) -> NotCheckedError | None:
         subject.play((case, Constant(text)) for text in HOSTILE.values() for case in subject.sample[:count])
         answered = subject.answered[:count]
         subject.play((case, Script((rewrapped(reply, text),))) for case, reply in answered for text in HOSTILE_ANSWERS)
+        shortest = [(case, text) for case, reply in answered for text in (core_of(reply), reply.split()[-1])]
+        subject.play((case, Script((text,))) for case, text in shortest)
     except NotCheckedError as stopped:
         return stopped
     return None
@@ -131,6 +153,15 @@ def repeatable_score(subject: Subject) -> Iterator[EnvFinding]:
                 before.play.case.case_idx,
             )
             return
+    for place in list(dict.fromkeys(subject.unseeded))[:1]:
+        yield EnvFinding(
+            "repeatable-score",
+            "warning",
+            f"A random generator has no seed, {place}",
+            "It draws other numbers in every process and every run: equal replies may be scored differently, and no run"
+            " can be repeated.",
+            "Give it one: random.Random(seed); `seed` is an argument of episode and start.",
+        )
 
 
 def group_score(subject: Subject) -> Iterator[EnvFinding]:
@@ -141,7 +172,7 @@ def group_score(subject: Subject) -> Iterator[EnvFinding]:
         for script in [subject.reference(case) or Script(("the answer",))]
     ]
     for group, results in zip(played, subject.player.score_groups(played), strict=True):
-        failure = next((result.failure for result in results if result.failure), None)
+        failure = next((one.failure for one in results if one.failure and not is_of_service(one.failure)), None)
         right, junk = results[0].score, results[1].score
         if failure is not None and failure.place == "score_group":
             what, fix = f"score_group {failure.message}", "Return a list with one score, or None, for each episode."

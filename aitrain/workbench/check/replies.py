@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from aitrain.environment.contract import Prompt
+from aitrain.environment.tool_call_parser import short
 
 _WRAPPED = (
     re.compile(r"<(\w+)>\s*((?:(?!</?\1>).)+?)\s*</\1>\s*\Z", re.DOTALL),
@@ -32,6 +33,7 @@ CONTENTLESS = (
 HOSTILE = {
     "an empty reply": "",
     "spaces": " \n\t ",
+    "a single letter": "x",
     "20,000 words": "word " * 20_000,
     "a number of 5,000 digits": "9" * 5_000,
     "a division by zero": "1/0",
@@ -66,6 +68,11 @@ INJECTIONS = (
 """Replies that address a judge instead of the task."""
 
 CONFIDENT = "It is clear and necessarily so: I have checked it twice, and I am absolutely certain."
+
+
+def quoted(text: str, length: int = 60) -> str:
+    """A reply in quotation marks, shortened, on one line."""
+    return f'"{short(text, length)}"'
 
 
 def core_of(reply: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from aitrain.environment.schema_tool import function_part
 from aitrain.environment.tool_call_parser import ToolJson
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.check.subject import Subject, is_of_service
 from aitrain.workbench.player import JUNK, Script
 
 EXAMPLES: dict[str, object] = {
@@ -35,7 +35,9 @@ def tools(subject: Subject) -> Iterator[EnvFinding]:
         for arguments in ({}, _example(function)):
             call = json.dumps({"name": name, "arguments": arguments})
             episode = subject.play_one(case, Script((f"<tool_call>{call}</tool_call>",)), again=True)
-            if episode.failure is not None and episode.failure.place == f"the tool {name}":
+            if is_of_service(episode.failure):
+                subject.episodes.append(episode)  # the check `exceptions` reports it
+            elif episode.failure is not None and episode.failure.place == f"the tool {name}":
                 yield EnvFinding(
                     "tools",
                     "fail",

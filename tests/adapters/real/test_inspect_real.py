@@ -13,7 +13,9 @@ from aitrain.environment.session import AssistantTurn, Message
 from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import read_calls
 from aitrain.execution.failure import CallFailed
+from tests.adapters.conftest import made, source_of
 from tests.adapters.real.conftest import Train, in_environment
+from tests.conftest import write
 
 pytestmark = in_environment("newest")
 
@@ -119,6 +121,18 @@ def test_an_episode_that_a_limit_ended_is_scored_as_it_stands() -> None:
     played = Played("agent", "it is 2")
     assert not played.is_over
     assert played.score.score == 1.0
+
+
+def test_its_source_is_the_file_of_the_task_and_that_of_its_scorer(here: Path) -> None:
+    scorer = "from inspect_ai.scorer import mean, scorer\n\n@scorer(metrics=[mean()])\ndef short():\n"
+    scorer += "    async def score(state, target): ...\n    return score\n"
+    task = "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\nfrom our_scorers import short\n"
+    task += "\n@task\ndef sums():\n    return Task(dataset=[Sample(input='1+1')], scorer=short())\n"
+    write(here, {"our_scorers.py": scorer, "sums.py": task})
+    found = source_of(made(f"inspect:{here}/sums.py@sums"))
+    files = ["our_scorers.py", "sums.py"]
+    assert (found["class"], sorted(found["files"])) == ("inspect:sums.py@sums", files)  # type: ignore[call-overload]
+    assert str(found["package"]).startswith("inspect-ai 0.3.")
 
 
 def test_arguments_of_the_task_are_settings(train: Train) -> None:

@@ -21,6 +21,7 @@ PARAMETERS = {
     "inspect_ai._eval.task.generate.task_generate": ["model", "state", "tool_calls", "cache", "config"],
     "inspect_ai._eval.task.run.resolve_plan": ["task", "solver"],
     "inspect_ai._eval.task.util.sample_messages": ["sample"],
+    "inspect_ai._util.registry.registry_lookup": ["type", "name"],
     "inspect_ai.log._samples.active_sample": [
         "task", "log_location", "model", "sample", "epoch", "message_limit", "token_limit", "cost_limit", "time_limit",
         "working_limit", "fails_on_error", "transcript", "eval_id", "sample_uuid",

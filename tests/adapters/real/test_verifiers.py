@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.execution.async_calls import run_if_async
-from tests.adapters.conftest import cases_of, made
+from tests.adapters.conftest import cases_of, made, source_of
 from tests.adapters.real.conftest import Train, in_environment
 from tests.conftest import write
 from tests.rehearsal import rehearse
@@ -118,3 +118,10 @@ def test_the_tool_servers_of_a_taskset_are_started_from_a_module_in_the_working_
     assert played.moves[0].messages[0]["content"] == "2"
     assert played.scored.score == 1.0
     run_if_async(env.close())
+
+
+@in_environment("newest")
+def test_the_source_of_a_taskset_is_its_module(here: Path) -> None:
+    write(here, {"plus_v1.py": ADD_V1})
+    found = source_of(made("verifiers:plus-v1", score_range="0,1.5"))
+    assert found == {"class": "verifiers:plus-v1", "package": "verifiers 0.4.0", "files": ["plus_v1.py"]}

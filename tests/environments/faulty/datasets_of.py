@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from typing import Any
 
 from sums import Sums
@@ -88,6 +90,49 @@ class ChoicesInPrompt(Sums):
     def row(self, question: str, answer: str) -> dict[str, Any]:
         choices = sorted({int(answer), int(answer) + 1, int(answer) - 7})
         return super().row(f"{question} Choose one of {choices}.", answer)
+
+
+class GoldInPrompt(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        return super().row(json.dumps({"question": question, "gold": answer}), answer)
+
+
+class TargetInPrompt(Sums):
+    """The target of a game is no answer: that is an expression."""
+
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        first, _ = re.findall(r"\d+", question)
+        prompt = f"Numbers: {first}, {int(answer) - int(first)}. Target: {answer}. Write the sum that reaches it."
+        return super().row(prompt, f"{first}+{int(answer) - int(first)}")
+
+    def reference(self, case_idx: int) -> str:
+        return str(self.build_dataset()[case_idx]["answer"])
+
+
+class KeyInSystemPrompt(Sums):
+    def system(self) -> str:
+        key = "; ".join(f"({number}) {answer}" for number, (_, answer) in enumerate(self.questions(), start=1))
+        return f"For those who mark: {key}"
+
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        said = [{"role": "system", "content": self.system()}, {"role": "user", "content": question}]
+        return {"prompt": said, "answer": answer}
+
+
+class AnswersAfterQuestions(KeyInSystemPrompt):
+    def system(self) -> str:
+        return "\n".join(
+            f"{question} -> {answer}" for question, answer in sorted(self.questions(), key=lambda pair: pair[1][::-1])
+        )
+
+
+class ChoicesInSystemPrompt(KeyInSystemPrompt):
+    """All answers that there are, in an order of their own, and a few solved questions."""
+
+    def system(self) -> str:
+        answers = ", ".join(sorted({answer for _, answer in self.questions()}, reverse=True))
+        solved = [f"{question} -> {answer}" for question, answer in self.questions()[:3]]
+        return "\n".join([f"The answer is one of {answers}.", *solved])
 
 
 class OrderOfASet(Sums):

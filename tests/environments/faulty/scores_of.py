@@ -47,6 +47,57 @@ class Share(Sums):
         return 100 * super().score_episode(text, answer) / 100
 
 
+class BonusForShort(Sums):
+    """The reference is long; the answer alone earns more than the highest score."""
+
+    def score_episode(self, text: str, answer: str) -> float:
+        is_right = text.split()[-1:] == [answer]
+        return is_right * (1.25 if len(text.strip()) < 6 else 1.0)
+
+    def reference(self, case_idx: int) -> str:
+        return f"Added up, the two numbers are {super().reference(case_idx)}"
+
+
+class PenaltyForLong(BonusForShort):
+    def score_episode(self, text: str, answer: str) -> float:
+        is_right = text.split()[-1:] == [answer]
+        return is_right * (1.0 if len(text.strip()) < 60 else 0.75)
+
+
+class UnseededParts(Sums):
+    """Which part of the answer is compared is drawn, which right answers never show."""
+
+    def score_episode(self, text: str, answer: str) -> float:
+        part = random.Random().choice(range(2))
+        return float(text.strip()[part:] == answer[part:])
+
+
+class SeededParts(Sums):
+    def score_episode(self, text: str, answer: str) -> float:
+        part = random.Random(answer).choice(range(1))
+        return float(text.strip()[part:] == answer[part:])
+
+
+class ServiceFails(Sums):
+    """A service that is sometimes busy."""
+
+    calls = 0
+
+    def score_episode(self, text: str, answer: str) -> float:
+        ServiceFails.calls += 1
+        if ServiceFails.calls % 7 == 3:
+            raise RuntimeError("the judge returned status 503")
+        return super().score_episode(text, answer)
+
+
+class ServiceIsUnknown(Sums):
+    calls = 0
+
+    def score_episode(self, text: str, answer: str) -> float | None:
+        ServiceIsUnknown.calls += 1
+        return None if ServiceIsUnknown.calls % 7 == 3 else super().score_episode(text, answer)
+
+
 class NotANumber(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         words = text.split()

@@ -13,6 +13,7 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.registry import CHECKS, run_checks
+from aitrain.workbench.check.repetition import unseeded_generators
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.opening import open_environment
 
@@ -27,6 +28,9 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("datasets_of.TrainedOnHeldOut", "datasets_of.HeldOutApart", "duplicates", ""),
     ("datasets_of.HalfAQuestion", "datasets_of.WholeQuestion", "duplicates", ""),
     ("datasets_of.AnswerInPrompt", "datasets_of.ChoicesInPrompt", "leaked-answer", "lazy-policy"),
+    ("datasets_of.GoldInPrompt", "datasets_of.TargetInPrompt", "leaked-answer", "lazy-policy"),
+    ("datasets_of.KeyInSystemPrompt", "datasets_of.ChoicesInSystemPrompt", "leaked-answer", ""),
+    ("datasets_of.AnswersAfterQuestions", "datasets_of.ChoicesInSystemPrompt", "leaked-answer", ""),
     ("datasets_of.OrderOfASet", "datasets_of.OrderOfAList", "repeatable-dataset", ""),
     ("datasets_of.UnseededRows", "datasets_of.SeededRows", "repeatable-dataset", "two-ranks"),
     ("datasets_of.GrowingRows", "datasets_of.KeptRows", "repeatable-dataset", ""),
@@ -39,6 +43,9 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ),
     ("scores_of.NoveltyBonus", "scores_of.Memory", "repeatable-score", "concurrency"),
     ("scores_of.Percent", "scores_of.Share", "score-range", "reference"),
+    ("scores_of.BonusForShort", "scores_of.PenaltyForLong", "score-range", "shotgun"),
+    ("scores_of.UnseededParts", "scores_of.SeededParts", "repeatable-score", "concurrency"),
+    ("scores_of.ServiceFails", "scores_of.ServiceIsUnknown", "exceptions", ""),
     ("scores_of.NotANumber", "scores_of.ANumber", "score-range", ""),
     ("scores_of.TextScore", "scores_of.BoolScore", "score-range", ""),
     ("scores_of.NoneForWrong", "scores_of.NoneForUnknown", "score-range", ""),
@@ -100,12 +107,13 @@ def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
     config = TrainConfig(
         rl_env=f"{FOLDER / module}.py:{class_name}", rl_env_timeout=1.0, rl_score_range=RANGES.get(class_name, "0,1")
     )
-    opened, config = open_environment(config)
-    with closing(Subject(opened, config)) as subject:
-        checks = [check for check in CHECKS if in_processes or check.name not in IN_PROCESSES]
-        for result in run_checks(subject, checks):
-            assert "itself failed" not in result.skipped, result
-            yield from result.findings
+    with unseeded_generators() as unseeded:
+        opened, config = open_environment(config)
+        with closing(Subject(opened, config, unseeded=unseeded)) as subject:
+            checks = [check for check in CHECKS if in_processes or check.name not in IN_PROCESSES]
+            for result in run_checks(subject, checks):
+                assert "itself failed" not in result.skipped, result
+                yield from result.findings
 
 
 @pytest.fixture(autouse=True)
