@@ -68,8 +68,14 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def train(config: TrainConfig, environment: Any = None) -> Result:
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+def train(config: TrainConfig | None = None, environment: Any = None, **options: Any) -> Result:
     """Train in this process, as in a notebook; `environment` may be an object of a class defined there.
+
+    `options` are those of TrainConfig, in place of a `config`: `aitrain.train(model="tiny", environment=Sums())`.
 
     Raises:
         ConfigError: an option or the model is wrong.
@@ -79,10 +85,10 @@ def train(config: TrainConfig, environment: Any = None) -> Result:
     """
     from aitrain.notebook import train_here
 
-    return train_here(config, environment)
+    return train_here(config, environment, options)
 
 
-def chat(model: str | Path, **options: Any) -> Chat:
+def chat(model: str | Path, *questions: str, **options: Any) -> Chat:
     """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
 
     `options` are those of `aitrain chat`: `only`, `system`, `greedy`, `seed`, and the environment's and the sampling
@@ -93,4 +99,6 @@ def chat(model: str | Path, **options: Any) -> Chat:
     """
     from aitrain.notebook import chat_here
 
+    if questions:
+        raise ConfigError(f"chat: this loads the models; ask what it returns: chat(...)({questions[0]!r})")
     return chat_here(str(model), **options)

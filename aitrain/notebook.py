@@ -8,10 +8,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from aitrain import activity
 from aitrain.cells import is_notebook, name_cells
@@ -24,12 +24,12 @@ from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
-from aitrain.redaction import disable_telemetry
+from aitrain.redaction import RedactedStream, disable_telemetry
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.html_table import html_table
 from aitrain.runs.result import Result
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.notebook_display import NotebookDisplay
@@ -41,8 +41,16 @@ if TYPE_CHECKING:
     from aitrain.training.run_context import StopRequest
 
 
-def train_here(config: TrainConfig, environment: object = None) -> Result:
+MOST_PRINTED = 5000
+"""Last characters of what a refused run printed that its cell shows."""
+
+
+def train_here(config: TrainConfig | None, environment: object, options: dict[str, Any]) -> Result:
     """Check, train and report in this process; a refused run leaves no folder, a stalled one its log."""
+    if config is None:
+        config = TrainConfig(**options)
+    elif options or not isinstance(config, TrainConfig):
+        raise ConfigError('config: give one TrainConfig, or options by name: train(model="tiny", environment=Sums())')
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     _silence_tqdm()
@@ -54,10 +62,14 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
             print(_in_python(done_text(plan.folder)), file=sys.stderr)
             return Result.read(plan.folder.path)
         folder = locks.enter_context(plan.open_folder())
+        had_log = folder.log.exists()
         try:
             return _run(plan, folder, environment)
         except (Exception, KeyboardInterrupt) as error:
-            if not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
+            is_stalled = read_object(folder.status).get("status") == "stalled"
+            if not (had_log or is_stalled or folder.metrics.exists() or folder.result.exists()):
+                if folder.log.exists():  # what was printed may say why
+                    print(folder.log.read_text(encoding="utf-8", errors="replace")[-MOST_PRINTED:], end="")
                 folder.discard()
             if isinstance(error, AitrainError):
                 raise
@@ -102,9 +114,11 @@ def _for_one_process(config: TrainConfig) -> TrainConfig:
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     if environment is None and "" in plan.sources:
         environment = load_env(plan.sources[""], plan.config.rl_env_config or {})
-    report = ReportWriter(folder)
-    with NotebookDisplay() if is_notebook() else Screen() as screen:
+    report, is_cell = ReportWriter(folder), is_notebook()
+    with NotebookDisplay() if is_cell else Screen() as screen, _printed_to(folder) if is_cell else nullcontext():
         show = _with_notes_in_python(screen)
+        if is_cell:
+            show(Note(f"What the environment prints goes to {folder.log}.", "info"))
         try:
             progress = Progress(stall_timeout=plan.config.stall_timeout)
             with Heartbeat(folder, progress, announce=show) as heartbeat:
@@ -113,6 +127,14 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             if folder.metrics.exists():
                 report.finish(show)
     return replace(result, stopped_because=result.stopped_because and _in_python(result.stopped_because))
+
+
+@contextmanager
+def _printed_to(folder: RunFolder) -> Iterator[None]:
+    """Context whose prints go to train.log: a line for each score would push the display out of sight."""
+    log = folder.log.open("a", buffering=1, encoding="utf-8")  # stays open for those who keep sys.stdout, as loggers do
+    with redirect_stdout(cast(TextIO, RedactedStream(log))):
+        yield
 
 
 @dataclass(frozen=True)

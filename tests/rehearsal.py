@@ -33,7 +33,7 @@ def rehearse(
     """Play the replies, one a turn, tool calls in the `<tool_call>` form; then score."""
     case = case or Case(0, [{"role": "user", "content": "?"}], {"prompt": "?"})
     dialogue = session_for(environment)
-    opening = dialogue.open(case.arguments(seed))
+    opening = dialogue.open(case.arguments(seed=seed))
     moves: list[EnvResponse] = []
     messages: list[dict[str, Any]] = []
     for written in replies:

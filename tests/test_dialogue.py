@@ -152,7 +152,7 @@ def test_what_a_generator_holds_is_let_go_of_when_the_episode_is_closed() -> Non
             return 1.0
 
     dialogue = session_for(Holding())
-    dialogue.open(CASE.arguments(0))
+    dialogue.open(CASE.arguments(seed=0))
     dialogue.respond(AssistantTurn("a"))
     assert held
     dialogue.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import aitrain
-from aitrain import ConfigError, TrainConfig
+from aitrain import ConfigError, Result, TrainConfig
 from aitrain.options.in_python import in_python
 from aitrain.options.option import Option, options_of
 from aitrain.options.reading import resolve
@@ -49,6 +50,24 @@ def translated(message: str) -> str:
 )
 def test_a_flag_becomes_the_argument(message: str, expected: str) -> None:
     assert translated(message) == expected
+
+
+def test_options_are_given_by_name_or_as_one_train_config() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown option learning_rate. Use lr\.$"):
+        aitrain.train(learning_rate=1)
+    for config, options in (({"model": "tiny"}, {}), ("tiny", {}), (TrainConfig(), {"lr": 1})):
+        with pytest.raises(ConfigError, match=r"^config: give one TrainConfig, or options by name"):
+            aitrain.train(config, **options)  # type: ignore[arg-type]
+
+
+def test_a_question_that_comes_before_the_model_is_loaded_is_told_where_it_belongs() -> None:
+    for ask in (Result(Path(), "finished", 1, 1.0, None, None, None, None).chat, partial(aitrain.chat, "tiny")):
+        with pytest.raises(ConfigError, match=r"chat\(...\)\('2 \+ 2'\)"):
+            ask("2 + 2")
+
+
+def test_the_public_names_are_those_that_dir_shows() -> None:
+    assert set(dir(aitrain)) == {*aitrain.__all__, "__version__"}
 
 
 @pytest.mark.parametrize("option", options_of(TrainConfig), ids=lambda option: option.name)

@@ -17,6 +17,18 @@ NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebook.ipynb"
 OURS = re.compile(r"site-packages|aitrain[/\\][\w/\\]*\.py|ipykernel_\d+")
 
 
+LOUD = """class Loud(Sums):
+    def score_episode(self, text):
+        print("said", text)
+        return 0.5
+
+
+train(model="tiny", project_name="loud", max_steps=2, rl_max_new_tokens=4, eval_cases=2, environment=Loud())
+log = result.folder.with_name("loud") / "train.log"
+assert log.read_text().count("said") > 10
+"""
+
+
 class ThisPython(KernelSpecManager):
     """Knows one kernel, which runs the Python of the tests."""
 
@@ -30,6 +42,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The executed code cells, by their first line."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook.cells.insert(-1, nbformat.v4.new_code_cell(LOUD))
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ThisPython())
     client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(folder)}})
     client.execute()
@@ -52,7 +65,7 @@ def test_the_display_shows_progress_and_the_curve_in_one_output(cells: dict[str,
     assert "held-out" in outputs[0].data["text/plain"]
 
 
-def test_libraries_write_nothing_into_the_notebook(cells: dict[str, Any]) -> None:
+def test_libraries_and_environments_write_nothing_into_the_notebook(cells: dict[str, Any]) -> None:
     assert [output for cell in cells.values() for output in cell.outputs if output.output_type == "stream"] == []
 
 

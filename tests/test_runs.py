@@ -203,15 +203,16 @@ def test_no_runs_are_no_error_and_a_folder_that_is_not_there_is_one(tmp_path: Pa
     assert (nothing.returncode, nothing.stdout) == (0, "There are no runs in runs.\n")
     assert (empty.returncode, empty.stdout) == (0, "There are no runs in empty.\n")
     assert absent.returncode == 2
-    assert absent.stderr == "aitrain: cannot read absent: No such file or directory\n"
+    assert absent.stderr.startswith("aitrain: There is no run, folder or file absent.")
 
 
-def test_json_holds_every_field_and_one_runs_folder_is_that_run(tmp_path: Path) -> None:
-    make(tmp_path, "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
-    (run,) = json.loads(aitrain_runs("--json", str(tmp_path / "done"), cwd=tmp_path).stdout)
-    assert run["name"] == "done"
-    assert (run["status"], run["step"], run["score_before"], run["score_after"]) == ("finished", 9, 0.25, 0.75)
-    assert json.loads(aitrain_runs("--json", cwd=tmp_path).stdout) == []
+def test_json_holds_every_field_and_one_runs_folder_or_name_is_that_run(tmp_path: Path) -> None:
+    make(tmp_path / "runs", "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
+    for given in ("runs/done", "done"):
+        (run,) = json.loads(aitrain_runs("--json", given, cwd=tmp_path).stdout)
+        assert (run["name"], run["path"]) == ("done", "runs/done")
+        assert (run["status"], run["step"], run["score_before"], run["score_after"]) == ("finished", 9, 0.25, 0.75)
+    assert json.loads(aitrain_runs("--json", cwd=tmp_path / "runs").stdout) == []
 
 
 def test_a_name_that_a_terminal_would_obey_is_shown_and_not_obeyed(tmp_path: Path) -> None:

@@ -150,8 +150,11 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
         yield from (f"{NOT_CHECKED}{what}" for what in not_checked(plan, with_environment=False))
         return
     from aitrain.launch.dry_run import dry_run  # here, because --options-only needs none of it
+    from aitrain.launch.model_shape import folder_of
 
     sys.stdout.flush()  # the process takes seconds
+    if folder_of(plan.config.model) is None:
+        print(f"loading the tokenizer of {plan.config.model}, which is not on this machine", file=sys.stderr)
     with _phases_on_screen() as show_phase:
         found = dry_run(plan, _print_output if debug else None, show_phase)
     yield from (note.mark + escape_controls(note.text) for note in found.notes)

@@ -10,6 +10,7 @@ import typer
 
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
+from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.ui.loading import loading
 
@@ -86,6 +87,8 @@ def run(
 
         found = read_recipe(name)
         options = resolve(TrainConfig, None, given_flags(flags), found.options(tiny))
+    if dry_run and as_json:
+        raise ConfigError("--json: a dry run of a recipe is text; leave it out")
     if dry_run:
         from aitrain.cli.grpo import checked_lines, plan_lines
 

@@ -33,13 +33,17 @@ another one."""
 
 
 def runs(
-    folder: Annotated[Path | None, typer.Argument(help="Folder with run folders, or one run. [runs]")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="Folder with runs, or a run or its name. [runs]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
 ) -> int:
     """List the runs of a folder with status and scores."""
     from aitrain.runs.run_list import runs_in  # here, because help needs none of it
 
     where = folder or Path(RUNS)
+    if folder is not None and not folder.exists():
+        from aitrain.ui.run_registry import places
+
+        (where,) = places([str(folder)])
     found = [] if folder is None and not where.exists() else runs_in(where)
     if as_json:
         typer.echo(json.dumps([asdict(run) for run in found], indent=2))

@@ -48,8 +48,7 @@ def sweep(
         flags |= {"project_name": folder.name, "output_dir": str(folder.parent)}
     plan = read_sweep(file, flags)
     if dry_run:
-        for line in _plan_lines(plan):
-            typer.echo(line)
+        typer.echo(json.dumps(_document(plan), indent=2) if as_json else "\n".join(_plan_lines(plan)))
         return 0
     record = plan.resumed() if resume else plan.open_folder()
     with sweep_lock(record.folder):
@@ -62,6 +61,14 @@ def sweep(
         print(f"stopped; continue with:\n  aitrain sweep {shlex.quote(str(record.folder))} --resume", file=sys.stderr)
         return 130
     return 0 if record.best else 1
+
+
+def _document(plan: SweepPlan) -> dict[str, object]:
+    """The plan for programs: the options of the file, and what follows from them."""
+    from aitrain.runs.run_folder import to_json_object
+
+    derived = {"folder": str(plan.wanted_folder), "combinations": plan.space.size, "notes": list(plan.notes)}
+    return {**to_json_object(plan.config.written()), "trials": plan.trials, **derived}
 
 
 def _plan_lines(plan: SweepPlan) -> Iterator[str]:

@@ -31,6 +31,9 @@ START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
 ROLLOUT_ARGUMENTS = (*START_ARGUMENTS, "endpoint")
 """Parameters that `rollout` may have, beside the columns of the dataset."""
 
+REFERENCE_ARGUMENTS = ("case_idx", "prompt", "case")
+"""Parameters that `reference` may have, beside the columns of the case's row."""
+
 ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": ROLLOUT_ARGUMENTS}
 """Parameters of the methods of ENV_KINDS; START_ARGUMENTS for the others."""
 
@@ -83,10 +86,11 @@ class Case:
         """Whether the prompt is chat messages."""
         return not isinstance(self.prompt, str)
 
-    def arguments(self, seed: int) -> dict[str, Any]:
-        """All arguments for `episode` and `start`; a column with one of our names is not passed."""
-        ours = {"case_idx": self.case_idx, "seed": seed, "prompt": self.prompt, "case": dict(self.row)}
-        return {**self.row, **ours}
+    def arguments(self, **more: Any) -> dict[str, Any]:
+        """All arguments for `reference` and, with the seed, for `episode` and `start`; a column with one of our names
+        is not passed."""
+        ours = {"case_idx": self.case_idx, "prompt": self.prompt, "case": dict(self.row)}
+        return {**self.row, **ours, **more}
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,16 @@ def _check_parameters(environment: object, method: str, arguments: Sequence[str]
                 f"It may have: {', '.join(arguments)}\n"
                 f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
             )
+
+
+def call_reference(environment: Any, case: Case) -> Any:
+    """What the environment's `reference` returns for a case.
+
+    Raises:
+        EnvironmentFailed: it has a required parameter that is neither known nor a column of the case.
+    """
+    _check_parameters(environment, "reference", REFERENCE_ARGUMENTS, set(case.row))
+    return run_if_async(environment.reference(**arguments_for(environment.reference, case.arguments())))
 
 
 def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

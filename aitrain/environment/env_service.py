@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.episode_group import Group
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
 from aitrain.environment.group_scoring import group_job
@@ -28,7 +28,6 @@ from aitrain.environment.wire_format import (
     to_wire,
 )
 from aitrain.errors import AitrainError
-from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import Failure
 from aitrain.execution.task import Outcome
 
@@ -140,7 +139,7 @@ class EnvService:
             await self._end([episode] if episode else [])
             return b"{}"
         if path == "/v1/reference":
-            return encode({"value": await self._reference(body.get("case_idx"))})
+            return encode({"value": await self._reference(body.get("case_idx"), body.get("case"))})
         if path not in self._calls:
             raise RefusedRequestError(404, f"there is no {path}")
         try:
@@ -218,12 +217,12 @@ class EnvService:
             outcome = await self._run(episode, group_job(self.runner, group, call.score_bounds), call)
         return _answered(outcome, outcome.value)
 
-    async def _reference(self, case_idx: object) -> object:
-        known = next((case for case in self.cases if to_wire(case.case_idx) == case_idx), None)
-        method = getattr(self.runner.environment, "reference", None)
-        if known is None or method is None:
+    async def _reference(self, case_idx: object, row: object) -> object:
+        named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
+        known = next((case for case in named if row in (None, to_wire(case.row))), None)
+        if known is None or not self.description.has_reference:
             raise RefusedRequestError(404, f"there is no reference for case {case_idx}")
-        outcome = await self.runner.pool.call(lambda: run_if_async(method(known.case_idx)))
+        outcome = await self.runner.pool.call(partial(call_reference, self.runner.environment, known))
         if outcome.failure is not None:
             raise RefusedRequestError(400, f"reference {outcome.failure.message}")
         return to_wire(outcome.value)

@@ -151,7 +151,7 @@ class EnvRunner(EnvTraits):
         those of the options."""
         session = _new_session(self, case, bounds)
         try:
-            reset = session.open(case.arguments(seed))
+            reset = session.open(case.arguments(seed=seed))
         except BaseException:
             session.close()
             raise

@@ -80,10 +80,11 @@ class ServedEnvironment:
             "/v1/score_group", list[ScoreResult]
         )
 
-    def reference_of(self, case_idx: object) -> Any:
+    def reference_of(self, case_idx: object, case: JsonObject) -> Any:
         """What the environment's `reference` returns, if it has one."""
         try:
-            return self.servers.connections[0].post("/v1/reference", encode({"case_idx": case_idx}))["value"]
+            asked = encode({"case_idx": case_idx, "case": case})
+            return self.servers.connections[0].post("/v1/reference", asked)["value"]
         except (ConnectionError, RefusedCallError) as error:
             raise EnvironmentFailed(f"The environment's server did not answer for reference: {error}") from error
 

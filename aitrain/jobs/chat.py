@@ -198,8 +198,8 @@ def outcome(episode: Episode) -> Iterator[tuple[str, str]]:
 
 
 def answer_lines(session: ChatSession, case: str | None, as_json: bool) -> int:
-    """Answer each line of the standard input by itself, one line each; the answers of two models are separated by a
-    tab. A case is played first."""
+    """Answer each line of the standard input by itself, one line each; the answers of two models have their names and a
+    tab between them. A case is played first."""
     if case is not None:
         answers, scores = answers_and_scores(session.play(session.case(case), Silent()))
         _print_line({"case": case, "answers": answers, "scores": scores}, as_json)
@@ -217,8 +217,11 @@ def answer_lines(session: ChatSession, case: str | None, as_json: bool) -> int:
 
 def _print_line(values: dict[str, Any], as_json: bool) -> None:
     answers: dict[str, str] = values["answers"]
-    one_line = (answer.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t") for answer in answers.values())
-    print(json.dumps(values) if as_json else "\t".join(map(escape_controls, one_line)), flush=True)
+    shown = []
+    for name, answer in answers.items():
+        one_line = answer.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+        shown.append((f"{name}: " if len(answers) > 1 else "") + escape_controls(one_line))
+    print(json.dumps(values) if as_json else "\t".join(shown), flush=True)
 
 
 if __name__ == "__main__":

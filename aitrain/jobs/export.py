@@ -30,7 +30,7 @@ from aitrain.runs.new_folder import new_folder
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.hub import HubRepository, check_token
 from aitrain.training.merging import LogitCheck, planned_weights, write_whole_model
-from aitrain.training.model import load_tokenizer, model_path
+from aitrain.training.model import asking_hub, load_tokenizer, model_path
 from aitrain.training.policy_loader import load_policy
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.error_line import show_error
@@ -119,7 +119,8 @@ class Export:
         """The configuration of the model, or of the base of the adapter."""
         path, remote = model_path(self.reference.base), self.request.trust_remote_code
         try:
-            return AutoConfig.from_pretrained(path, trust_remote_code=remote)
+            with asking_hub(path):
+                return AutoConfig.from_pretrained(path, trust_remote_code=remote)
         except Exception as error:
             what = " ".join(str(error).split())[:200]
             raise ConfigError(f"model: cannot load {path}: {type(error).__name__}: {what}") from error

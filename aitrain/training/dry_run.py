@@ -52,7 +52,7 @@ def _as_if_ranks(count: int) -> Iterator[None]:
 def _check_run(context: RunContext, processes: int, check_cases: Callable[[dict[str, Datasets]], None]) -> None:
     config, precision = context.config, choose_precision(context.config)
     try:
-        prepared = prepare_cases(context, precision, processes)
+        prepared = prepare_cases(context, precision, processes, context.enter)
     except ConfigError as error:
         if not is_out_of_reach(error):
             raise

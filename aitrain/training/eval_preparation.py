@@ -104,7 +104,8 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     accelerator = Accelerator(
         mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no", cpu=precision.use_cpu
     )
-    tokenizer = load_tokenizer(config.model_copy(update={"model": reference.base}), tokenizer_folder(reference))
+    of_base, folder = config.model_copy(update={"model": reference.base}), tokenizer_folder(reference)
+    tokenizer = load_tokenizer(of_base, folder, partial(context.note, level="info"))
     built = build_datasets(context, tokenizer, processes)
     context.stop.check()
     context.enter(f"loading {reference.given}")

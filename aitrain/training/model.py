@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterator
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+import httpx
 import torch
+from huggingface_hub import constants, get_session, try_to_load_from_cache
 from peft import LoraConfig, PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -19,6 +26,7 @@ from aitrain.named_models import SMOLLM2, named_folder
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
 from aitrain.runs.run_folder import RUNS
+from aitrain.ui.escape_controls import escape_controls
 
 TINY_MODEL = PACKAGE / "tiny_model"
 """The model shipped with the package, `--model tiny`; built by training/tiny_model.py."""
@@ -76,20 +84,68 @@ def model_path(name: str) -> str:
     return name if folder is None else str(folder)
 
 
-def load_tokenizer(config: TrainConfig, folder: str | None = None) -> PreTrainedTokenizerBase:
+def _print_note(text: str) -> None:
+    print(escape_controls(text), file=sys.stderr, flush=True)
+
+
+HUB_SECONDS = 5.0
+"""Seconds within which the Hub has to answer."""
+HUB_PAUSES = (0, 1, 3)
+"""Seconds before each of its tries."""
+HUB_MEMORY = 300
+"""Seconds for which it is known whether it answers."""
+
+
+@contextmanager
+def asking_hub(name: str, say: Callable[[str], object] = _print_note) -> Iterator[None]:
+    """Context that loads a model or parts of it: without an answer of the Hub from its cache only, as transformers
+    would go on asking for a minute and more. `say` gets what is awaited, for a model that is not on this machine."""
+    before = constants.HF_HUB_OFFLINE
+    if not before and not os.path.isdir(name):
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            runs = "" if "/" in name else ", ".join(sorted(_runs_here())[:8])
+            say(f"{name} is not on this machine{runs and f' (runs: {runs})'}: asking {constants.ENDPOINT}")
+        constants.HF_HUB_OFFLINE = not _hub_answers(name, int(time.monotonic() // HUB_MEMORY))
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@lru_cache(maxsize=8)
+def _hub_answers(name: str, _now: int) -> bool:
+    """Whether the Hub answers a request for the model, whatever it says; what fails at once is tried again."""
+    url = f"{constants.ENDPOINT}/{name}/resolve/main/config.json"
+    for pause in HUB_PAUSES:
+        time.sleep(pause)
+        try:
+            if get_session().head(url, timeout=HUB_SECONDS, follow_redirects=False).status_code < 500:
+                return True
+        except httpx.TimeoutException:
+            return False
+        except httpx.TransportError:
+            continue
+    return False
+
+
+def load_tokenizer(
+    config: TrainConfig, folder: str | None = None, say: Callable[[str], object] = _print_note
+) -> PreTrainedTokenizerBase:
     """The model's tokenizer, padding and truncating on the left, with a pad token; that of `folder`, if it is given.
+    `say` gets what is awaited if the Hub is asked.
 
     Raises:
         ConfigError: it cannot be loaded, or has no end-of-text token.
     """
     place = folder or model_path(config.model)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            place,
-            padding_side="left",
-            truncation_side="left",
-            trust_remote_code=config.trust_remote_code,
-        )
+        with asking_hub(place, say):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                place,
+                padding_side="left",
+                truncation_side="left",
+                trust_remote_code=config.trust_remote_code,
+            )
     except Exception as error:
         raise _cannot_load(config, error) from error
     if tokenizer.eos_token_id is None:
@@ -109,12 +165,15 @@ def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
     if "attn_implementation" in what:
         return ConfigError(f"attn_implementation: {what[:200]}\nOmit it to get the default of the model.")
     reason = next((reason for words, reason in _REASONS.items() if words in what), f"{type(error).__name__}: {what}")
-    runs = [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
-    near = did_you_mean(config.model, runs)  # of the commands that take runs, too
+    near = did_you_mean(config.model, _runs_here())  # of the commands that take runs, too
     return ConfigError(
         f"model: cannot load {config.model}: {reason[:200]}{'.' if near else ''}{near}\n"
         "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always available."
     )
+
+
+def _runs_here() -> list[str]:
+    return [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
 
 
 OUT_OF_REACH = "there is no folder of this name, and the Hub cannot be reached"
@@ -152,8 +211,10 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
     if config.quantization is not None:
         options = {**options, **_quantized(config)}
     options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
+    path = model_path(config.model)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
+        with asking_hub(path):
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **options)
     except Exception as error:
         raise _cannot_load(config, error) from error
     disable_dropout(model)
@@ -166,9 +227,10 @@ def model_without_weights(config: TrainConfig, dtype: torch.dtype) -> PreTrained
     Raises:
         ConfigError: it cannot be made.
     """
-    options = _model_options(config)
+    options, path = _model_options(config), model_path(config.model)
     try:
-        shape = AutoConfig.from_pretrained(model_path(config.model), trust_remote_code=config.trust_remote_code)
+        with asking_hub(path):
+            shape = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(shape, dtype=dtype, **options)
     except Exception as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,7 +125,8 @@ def prepare(context: RunContext, check_cases: Callable[[dict[str, Datasets]], ob
         AitrainError: an option, the environment or the model cannot be used.
     """
     precision = choose_precision(context.config)
-    prepared = prepare_cases(context, precision, init_processes(context.config, precision))
+    processes = init_processes(context.config, precision)
+    prepared = prepare_cases(context, precision, processes, partial(context.note, level="info"))
     context = with_checkpoint_here(context)
     check_cases(prepared.built)
     context.stop.check()
@@ -138,15 +140,18 @@ def prepare(context: RunContext, check_cases: Callable[[dict[str, Datasets]], ob
     return _assemble(context, inputs, parts, precision)
 
 
-def prepare_cases(context: RunContext, precision: Precision, processes: int) -> PreparedCases:
-    """The settings of TRL, the dataset, and how the model will be shown it.
+def prepare_cases(
+    context: RunContext, precision: Precision, processes: int, say_awaited: Callable[[str], object]
+) -> PreparedCases:
+    """The settings of TRL, the dataset, and how the model will be shown it. `say_awaited` gets what is asked of
+    the Hub.
 
     Raises:
         AitrainError: an option or the environment cannot be used.
     """
     arguments, batch = training_arguments(context, precision, processes)
     algorithm, callbacks = Algorithm.of(context.config), custom_callbacks(context.config, context.stop.end_run)
-    tokenizer = load_tokenizer(context.config)
+    tokenizer = load_tokenizer(context.config, say=say_awaited)
     built = build_datasets(context, tokenizer, processes)
     for name, runner in context.runner.parts.items():
         check_chat_template(built[name][0].is_chat or runner.kind == "rollout", tokenizer)

@@ -121,6 +121,8 @@ def _policy(environment: object, case: Case, options: PlayOptions, console: Cons
         return {"empty": EMPTY, "junk": JUNK}[options.policy]
     try:
         reference = reference_of(environment, case)
+    except EnvironmentFailed:
+        raise
     except Exception as error:
         raise EnvironmentFailed(f"reference of case {case.case_idx} raised: {error!r}") from error
     if reference is None:

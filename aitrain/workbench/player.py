@@ -9,14 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.contract import Case, Prompt, Transcript
+from aitrain.environment.contract import Case, Prompt, Transcript, call_reference
 from aitrain.environment.episode_group import Group, GroupMember
 from aitrain.environment.group_scoring import score_groups
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult
 from aitrain.environment.tool_call_parser import read_calls
-from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import Failure
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.event_loop import EventLoop
@@ -111,15 +110,12 @@ EMPTY, JUNK = Constant(""), Constant(JUNK_TEXT)
 
 
 def reference_of(environment: Any, case: Case) -> Script | None:
-    """The replies that `environment.reference(case_idx)` returns; None if it has no such method, or returns None.
+    """The replies that `environment.reference` returns; None if it has no such method, or returns None.
 
     Raises:
         Exception: what the environment's method raises.
     """
-    method = getattr(environment, "reference", None)
-    if not callable(method):
-        return None
-    found = run_if_async(method(case.case_idx))
+    found = call_reference(environment, case) if callable(getattr(environment, "reference", None)) else None
     if found is None:
         return None
     return Script(tuple(map(str, found)) if isinstance(found, (list, tuple)) else (str(found),))

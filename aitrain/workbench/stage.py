@@ -79,7 +79,7 @@ class Stage:
         return StagedEpisode(conversation, turns, stop, self.session.score(arguments))
 
     def _open(self, play: Play) -> ResetResult:
-        reset = self.session.open(play.case.arguments(play.seed))
+        reset = self.session.open(play.case.arguments(seed=play.seed))
         if reset.untrained is None:
             return reset
         return self._answered(play, EnvResponse(untrained=reset.untrained)).reset or ResetResult()

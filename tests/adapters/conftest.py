@@ -77,7 +77,7 @@ def play(
     """What the environment says, the prompt's last message first, and the score of the replies."""
     bounds = with_requirements(TrainConfig(rl_env="any.py"), environment)[0].score_bounds
     session = session_for(environment, bounds)
-    opened = session.open(case.arguments(seed))
+    opened = session.open(case.arguments(seed=seed))
     content: list[dict[str, Any]] = []
     said = [opened.prompt if isinstance(opened.prompt, str) else str(opened.prompt[-1]["content"])]
     try:

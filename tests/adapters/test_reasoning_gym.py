@@ -104,7 +104,7 @@ def test_each_answer_is_scored_against_the_entry_of_its_row() -> None:
     cases = cases_of(env)
     assert len(cases) == 4
     for case in cases:
-        assert play(env, case, [env.reference(case.case_idx)])[1].score == 1.0
+        assert play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0
         assert play(env, case, ["none"])[1].score == 0.0
 
 
@@ -112,7 +112,7 @@ def test_a_system_prompt_of_the_framework_is_named_and_the_answer_is_in_its_tag(
     env = made("reasoning-gym:sums", size=2, system="simple", answer_tag="answer")
     case = cases_of(env)[0]
     assert case.prompt[0] == {"role": "system", "content": "Answer in <answer> tags."}
-    right = env.reference(0)
+    right = env.reference(case.row["entry"])
     assert right.startswith("<answer>")
     assert play(env, case, [f"I think {right}"])[1].score == 1.0
     assert play(env, case, [right.replace("answer", "reply")])[1].score == 0.0
@@ -136,20 +136,19 @@ def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solv
     assert len(solved) == few_shot
     assert solved.isdisjoint(asked)
     for case in cases:
-        assert play(env, case, [env.reference(case.case_idx)])[1].score == 1.0
+        assert play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0
 
 
 def test_a_mixture_has_entries_of_all_its_tasks() -> None:
     env = made(
         "reasoning-gym:composite", size=4, datasets=[{"name": "sums"}, {"name": "shouts", "config": {"max_number": 3}}]
     )
-    assert all(play(env, case, [env.reference(case.case_idx)])[1].score == 1.0 for case in cases_of(env))
+    assert all(play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0 for case in cases_of(env))
 
 
 def test_a_task_without_answers_has_no_reference() -> None:
     env = made("reasoning-gym:sums", size=2, gives_answer=False)
-    cases_of(env)
-    assert env.reference(0) is None
+    assert env.reference(cases_of(env)[0].row["entry"]) is None
 
 
 @pytest.mark.parametrize(

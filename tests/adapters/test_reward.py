@@ -152,15 +152,14 @@ def test_a_wrong_number_of_rewards_is_a_failure_with_the_functions_name() -> Non
 def test_the_reference_is_the_answer_of_the_row() -> None:
     env = environment("my_rewards.py:exact")
     for case in cases_of(env):
-        assert play(env, case, [env.reference(case.case_idx)])[1].score == 1.0
+        assert play(env, case, [env.reference(case.row)])[1].score == 1.0
 
 
 def test_held_out_rows_come_from_a_file_of_their_own() -> None:
     write(Path.cwd(), {"test.jsonl": json.dumps({"prompt": "Say why: ", "answer": "why"})})
     env = environment("my_rewards.py:exact", eval_data="test.jsonl")
     assert len(cases_of(env)) == 3
-    assert [row["answer"] for row in env.build_eval_dataset()] == ["why"]
-    assert env.reference(3) == "why"
+    assert [env.reference(row) for row in env.build_eval_dataset()] == ["why"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +236,7 @@ def test_each_ground_truth_passes_for_its_own_row_and_for_no_other(rule: str) ->
     cases = cases_of(env)
     for case in cases:
         for other in cases:
-            score = play(env, case, [f"So: {env.reference(other.case_idx)}"])[1].score
+            score = play(env, case, [f"So: {env.reference(other.row)}"])[1].score
             assert score == float(case is other or case.number == other.number)
 
 
@@ -245,7 +244,7 @@ def test_a_ground_truth_may_have_commas() -> None:
     write(Path.cwd(), {"sums.jsonl": '{"prompt": "Much?", "ground_truth": "1,000"}'})
     env = made("reward:gsm8k", data="sums.jsonl")
     (case,) = cases_of(env)
-    for reply in (env.reference(0), "#### 1000", "#### 1,000"):
+    for reply in (env.reference(case.row), "#### 1000", "#### 1,000"):
         assert play(env, case, [reply])[1].score == 1.0
 
 

@@ -94,7 +94,7 @@ def test_the_first_prompt_is_the_one_that_trl_makes(here: Path) -> None:
     write(here, {"rows.jsonl": json.dumps({"prompt": messages, "target": 4}) + "\n"})
     env = counter(rewards="my_envs.py:prompts_end")
     case = cases_of(env)[0]
-    assert session_for(env).open(case.arguments(0)).prompt == [
+    assert session_for(env).open(case.arguments(seed=0)).prompt == [
         messages[0],
         {"role": "user", "content": "Use the tool. Count to 4."},
     ]
@@ -112,7 +112,7 @@ def test_public_methods_are_the_tools_and_get_reward_is_the_score() -> None:
     env = counter()
     case = cases_of(env)[1]
     session = session_for(env)
-    names = [schema["function"]["name"] for schema in session.open(case.arguments(0)).tools]
+    names = [schema["function"]["name"] for schema in session.open(case.arguments(seed=0)).tools]
     assert names == ["increment"]
     said, result = play(env, case, [ToolCall("increment", {"by": 1}), ToolCall("increment", {"by": 2}), "done"])
     assert said[1:] == ["1", "3"]
@@ -156,7 +156,7 @@ def test_without_data_reset_says_what_is_asked() -> None:
     cases = cases_of(env)
     assert len(cases) == 3
     session = session_for(env)
-    assert session.open(cases[0].arguments(0)).prompt == [
+    assert session.open(cases[0].arguments(seed=0)).prompt == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Say yes."},
     ]

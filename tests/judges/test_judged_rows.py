@@ -12,7 +12,6 @@ from aitrain import EnvironmentFailed, TrainConfig, judges
 from aitrain.batch import plan_batch
 from aitrain.cli.grpo import plan_lines
 from aitrain.environment.judges import asking
-from aitrain.environment.judges.judged_rows import JudgedRows
 from aitrain.launch import preflight
 from aitrain.workbench.worker import check
 from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal, source_of
@@ -46,7 +45,7 @@ def lines(rows: list[dict[str, Any]]) -> str:
 def test_rows_of_xtuner_need_nothing_else() -> None:
     env = made("rows:train.jsonl")
     for case in cases_of(env):
-        assert play(env, case, [env.reference(case.case_idx)])[1].score == 1.0
+        assert play(env, case, [env.reference(case.row)])[1].score == 1.0
         assert play(env, case, ["#### 3"])[1].score == 0.0
     assert env.score_group is None
 
@@ -63,21 +62,11 @@ def test_batches_have_the_shapes_of_xtuners_documentation(
     assert plan.completions_per_step * updates == groups * completions
 
 
-def test_references_are_found_by_the_case_idx_of_the_rows(here: Path) -> None:
-    row = {"prompt": "?", "ground_truth": "a", "case_idx": "seven"}
-    write(here, {"named.jsonl": json.dumps(row), "held.jsonl": json.dumps({**row, "ground_truth": "b", "case_idx": 0})})
-    environment: Any = JudgedRows("named.jsonl", judges="exact", eval_data="held.jsonl")
-    environment.build_dataset()
-    environment.build_eval_dataset()
-    assert (environment.reference("seven"), environment.reference(0), environment.reference(1)) == ("a", "b", None)
-
-
 def test_several_files_and_held_out_rows_of_their_own(here: Path) -> None:
     write(here, {"more.jsonl": lines(ROWS), "test.jsonl": lines([{**ROWS[0], "reward_model": {"ground_truth": "8"}}])})
     env = made("rows:train.jsonl,more.jsonl", eval_data="test.jsonl")
     assert len(cases_of(env)) == 6
-    assert [row["ground_truth"] for row in env.build_eval_dataset()] == ["8"]
-    assert env.reference(6) == "#### 8"
+    assert [env.reference(row) for row in env.build_eval_dataset()] == ["#### 8"]
 
 
 def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang() -> None:

@@ -115,11 +115,21 @@ def test_rows_come_in_pages_and_in_the_form_of_the_records(monkeypatch: pytest.M
     assert (other[0].number, other[0].row["case_idx"]) == (held[0].number, ["held", 0])
 
 
-def test_references_are_found_by_the_case_idx_that_clients_see() -> None:
-    with served(Single()) as client:
+class Numbered(Single):
+    """Several rows have the same case_idx."""
+
+    def build_dataset(self) -> list[Any]:
+        return [{**row, "number": number} for number, row in enumerate(super().build_dataset())]
+
+    def reference(self, case_idx: Any, number: int) -> str:
+        return f"reference of {case_idx[1]}, {number}"
+
+
+def test_references_are_found_by_what_clients_see_of_a_row() -> None:
+    with served(Numbered()) as client:
         script = reference_of(client, build_cases(client, None)[0][3])
     assert script is not None
-    assert script.replies == ("reference of 1",)
+    assert script.replies == ("reference of 1, 3",)
 
 
 def test_groups_are_scored_on_the_server() -> None:

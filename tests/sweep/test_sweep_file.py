@@ -193,6 +193,11 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(
     assert "1e-06 to 0.0001, by orders of magnitude" in shown
     assert "True, False" in shown
     assert "runs/lrs" in shown
+
+    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--dry-run", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["folder"], document["combinations"]) == ("runs/lrs", None)
+    assert document["search"]["peft"] == [True, False]
     assert not Path("runs").exists()
 
 

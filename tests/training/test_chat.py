@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,10 @@ def test_questions_of_a_pipe_are_answered_one_by_one(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["scores"] == {"base": 1.0, "tuned": 0.5}
     assert [line["answers"]["base"] for line in lines] == ["24", "42", "40"]
+
+    assert answer_lines(session, None, as_json=False) == 0
+    whose = [re.findall(r"(?:^|\t)(\w+): ", line) for line in capsys.readouterr().out.splitlines()]
+    assert whose == [["base", "tuned"]] * 2
 
 
 def test_a_chat_on_a_terminal_streams_and_can_be_interrupted(run: Path) -> None:

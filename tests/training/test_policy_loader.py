@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
+from huggingface_hub import constants
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.runs.model_reference import read_model
+from aitrain.training import model
+from aitrain.training.model import load_tokenizer
 from aitrain.training.policy_loader import load_policy
+from tests.conftest import write
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -21,17 +30,17 @@ IDS = torch.tensor([[5, 6, 7, 8]])
 def adapter(small_model: Path, tmp_path: Path) -> Path:
     """An adapter that changes what the model says, with a tokenizer of its own."""
     torch.manual_seed(0)
-    model = get_peft_model(
+    adapted = get_peft_model(
         AutoModelForCausalLM.from_pretrained(small_model), LoraConfig(r=2, target_modules="all-linear")
     )
-    for name, parameter in model.named_parameters():
+    for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
-    model.save_pretrained(tmp_path / "adapter")
+    adapted.save_pretrained(tmp_path / "adapter")
     tokenizer = AutoTokenizer.from_pretrained(small_model)
     tokenizer.chat_template = "of the adapter"
     tokenizer.save_pretrained(tmp_path / "adapter")
-    torch.save(model(IDS).logits, tmp_path / "logits.pt")
+    torch.save(adapted(IDS).logits, tmp_path / "logits.pt")
     return tmp_path / "adapter"
 
 
@@ -54,6 +63,66 @@ def test_without_weights_it_has_the_same_limits_and_ends(small_model: Path) -> N
     whole, shape = load_policy(reference, TrainConfig()), load_policy(reference, TrainConfig(), with_weights=False)
     assert shape.model.device.type == "meta"
     assert (shape.context, shape.end.eos_ids) == (whole.context, whole.end.eos_ids)
+
+
+@pytest.fixture
+def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """A Hub that takes connections and never answers; called at the end, it returns how many there were."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(model, "HUB_SECONDS", 0.1)
+        server.setblocking(False)
+
+        def connections() -> int:
+            with suppress(BlockingIOError):
+                server.accept()[0].close()
+                return 1 + connections()
+            return 0
+
+        yield connections
+
+
+def test_a_hub_that_never_answers_is_asked_once_and_own_runs_are_named_before(
+    silent_hub: Callable[[], int], here: Path
+) -> None:
+    (here / "runs" / "sums").mkdir(parents=True)
+    said: list[str] = []
+    with pytest.raises(ConfigError, match=r"cannot load nosuch: .* the Hub cannot be reached"):
+        load_tokenizer(TrainConfig(model="nosuch"), say=said.append)
+    assert said == [f"nosuch is not on this machine (runs: sums): asking {constants.ENDPOINT}"]
+    assert silent_hub() == 1
+
+
+@pytest.mark.parametrize("status", [None, 503])
+def test_a_hub_that_refuses_is_asked_a_few_times_only(status: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.method)
+        if status is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(status)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(model, "HUB_PAUSES", (0, 0))
+    monkeypatch.setattr(model, "get_session", lambda: httpx.Client(transport=httpx.MockTransport(answer)))
+    with pytest.raises(ConfigError, match="the Hub cannot be reached"):
+        load_tokenizer(TrainConfig(model=f"no/such-{status}"))
+    assert asked == ["HEAD"] * 2
+
+
+def test_a_model_in_the_cache_is_loaded_though_the_hub_never_answers(
+    silent_hub: Callable[[], int], small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "models--some--model"
+    shutil.copytree(small_model, cached / "snapshots" / "abc")
+    write(cached, {"refs/main": "abc"})
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    policy = load_policy(read_model("some/model"), TrainConfig())
+    assert policy.config.model == "some/model"
+    assert silent_hub() == 1
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_a_damaged_adapter_is_named(adapter: Path) -> None:

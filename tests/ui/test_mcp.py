@@ -28,20 +28,23 @@ async def work_through_a_run(aitrain: str, folder: Path) -> None:
         named = {tool.name for tool in (await session.list_tools()).tools}
         assert named == {"check", "plan", "start", "status", "show", "eval", "compare", "options"}
 
-        async def call(name: str, **arguments: Any) -> Any:
+        async def call(name: str, fails: bool = False, **arguments: Any) -> Any:
             result = await session.call_tool(name, arguments)
-            assert not result.is_error, result
-            return json.loads(result.content[0].text)
+            assert result.is_error == fails, result
+            return json.loads(result.content[0].text.removeprefix(f"Error executing tool {name}: "))
 
         assert any("clip" in one["name"] for one in (await call("options", words=["clip"]))["output"])
-        refused = await call("start", options={**OPTIONS, "rl_env": "nowhere.py"})
+        assert "nosuch" in (await call("status", fails=True, run="nosuch"))["message"]
+        assert "nosuch" in (await call("plan", fails=True, options={"nosuch": 1}))["message"]
+        assert (await call("check", environment="envs.arithmetic"))["exit_code"] == 0
+        refused = await call("start", fails=True, options={**OPTIONS, "rl_env": "nowhere.py"})
         assert refused["event"] == "Failed"
         assert "nowhere.py" in refused["message"]
         planned = await call("plan", options={**OPTIONS, "max_steps": 2})
         assert (planned["exit_code"], planned["completions_per_step"], planned["lines"]["steps"]) == (0, 8, "2")
         started = await call("start", options=OPTIONS)
         assert started["event"] == "RunStarted"
-        while (found := await call("status", run=started["folder"]))["output"][0]["status"] == "running":
+        while (found := await call("status", run="agent"))["output"][0]["status"] == "running":
             await asyncio.sleep(0.3)
         assert found["output"][0]["status"] == "finished", found
         shown = await call("show", run=started["folder"])

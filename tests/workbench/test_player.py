@@ -6,7 +6,9 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
-from aitrain import TrainConfig
+import pytest
+
+from aitrain import EnvironmentFailed, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.workbench.player import EMPTY, Conversation, Play, PlayedEpisode, Player, Policy, Script, reference_of
 
@@ -39,6 +41,24 @@ def test_the_reference_is_played_turn_by_turn_and_scored() -> None:
     episode = play(Echo(), reference, seed=3)
     assert (episode.score, episode.stop) == (1.0, "done")
     assert [message["content"] for message in episode.messages] == ["a", "7/3: a", "b", "7/3: b", "right"]
+
+
+class Numbered:
+    """Knows its answers by the columns of the rows."""
+
+    def reference(self, n: int, prompt: str) -> str:
+        return f"{prompt} {n}"
+
+
+class Counted:
+    def reference(self, index: int) -> str:
+        return str(index)
+
+
+def test_a_reference_gets_what_its_parameters_name() -> None:
+    assert reference_of(Numbered(), Case(7, "x", {"prompt": "x", "n": 20})) == Script(("x 20",))
+    with pytest.raises(EnvironmentFailed, match=r"Counted.reference has an unknown parameter, index"):
+        reference_of(Counted(), Case(7, "x", {"prompt": "x", "n": 20}))
 
 
 def test_an_episode_ends_where_the_script_or_the_limit_does() -> None:

@@ -55,7 +55,6 @@ class ReasoningGym:
         drawn = map(self.entry_at, range(self.size + self.few_shot))
         entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
         asked, solved = entries[: len(entries) - self.few_shot], entries[len(entries) - self.few_shot :]
-        self.answers = [entry["answer"] for entry in asked]
         if any(shot["answer"] is None for shot in solved):
             raise ConfigError("rl_env_config: few_shot: the entries of this task have no answer to show")
         shots = [(shot["question"], self._in_tag(shot["answer"])) for shot in solved]
@@ -68,9 +67,9 @@ class ReasoningGym:
         answer = extract_answer(text, self.answer_tag) if self.answer_tag else text
         return float(self.score_answer(answer, entry))
 
-    def reference(self, case_idx: int) -> str | None:
+    def reference(self, entry: dict[str, Any]) -> str | None:
         """The task's answer; some tasks have none."""
-        answer = self.answers[case_idx]
+        answer = entry["answer"]
         return None if answer is None else self._in_tag(answer)
 
     def _in_tag(self, answer: str) -> str:

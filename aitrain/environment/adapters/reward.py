@@ -56,7 +56,6 @@ class RewardFunctions:
         """The rows of `data`."""
         self.tokenizer = tokenizer
         rows = self.source.cases()
-        self.answers = [self._answer(row) for row in rows]
         self.comparing = self._comparing(rows[0]) if self.group is None else list(self.group)
         if not self.comparing:
             self.score_group = None  # type: ignore[method-assign, assignment]
@@ -64,9 +63,7 @@ class RewardFunctions:
 
     def build_eval_dataset(self) -> list[Row]:
         """The rows of `eval_data`."""
-        rows = self.eval_source.cases()
-        self.answers += [self._answer(row) for row in rows]
-        return rows
+        return self.eval_source.cases()
 
     def score_episode(self, completion: Completion, text: str, case: Row) -> Score:
         """The weighted sum for one answer; functions that compare answers get it alone."""
@@ -86,14 +83,11 @@ class RewardFunctions:
             Score(score.score, {**own, **logged, **score.metrics}) for own, score in zip(metrics, scores, strict=True)
         ]
 
-    def reference(self, case_idx: int) -> str | None:
+    def reference(self, case: Row) -> str | None:
         """The right answer of a row, if it has one."""
-        return self.answers[case_idx]
-
-    def _answer(self, row: Mapping[str, object]) -> str | None:
-        if self.example and "ground_truth" in row:
-            return self.example.format(row["ground_truth"])
-        return None if row.get("answer") is None else str(row["answer"])
+        if self.example and "ground_truth" in case:
+            return self.example.format(case["ground_truth"])
+        return None if case.get("answer") is None else str(case["answer"])
 
     def _arguments(self, case: Row, completions: Sequence[Completion], texts: list[str]) -> Lists:
         lists: dict[str, Sequence[object]] = {"prompts": [case["prompt"]] * len(texts), "completions": completions}
@@ -103,7 +97,7 @@ class RewardFunctions:
 
     def _comparing(self, row: Row) -> list[str]:
         """Names of the functions that compare answers, by a trial with three of them."""
-        texts = ["No.", "<think>One and one are two.</think>\n<answer>2</answer>", self._answer(row) or "#### 12"]
+        texts = ["No.", "<think>One and one are two.</think>\n<answer>2</answer>", self.reference(row) or "#### 12"]
         is_chat = not isinstance(row["prompt"], str)
         completions: list[Completion] = [
             [{"role": "assistant", "content": text}] if is_chat else text for text in texts

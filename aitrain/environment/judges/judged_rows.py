@@ -50,16 +50,11 @@ class JudgedRows:
 
     def build_dataset(self) -> list[Row]:
         """The rows of the file."""
-        rows = self._checked(self.source)
-        self.answers = self._answers(rows, 0)
-        self.count = len(rows)
-        return rows
+        return self._checked(self.source)
 
     def build_eval_dataset(self) -> list[Row]:
         """The rows of `eval_data`."""
-        rows = self._checked(self.eval_source)
-        self.answers |= self._answers(rows, self.count)
-        return rows
+        return self._checked(self.eval_source)
 
     def score_episode(self, **episode: Any) -> Score:
         """The weighted sum of the judges that look at one answer."""
@@ -69,26 +64,19 @@ class JudgedRows:
         """The scores of a group, with the judges that compare its answers."""
         return self.judges.compare(**group)
 
-    def reference(self, case_idx: object) -> str | None:
+    def reference(self, case: Row) -> str | None:
         """The right answer of a row, if it has one."""
-        return self.answers.get(str(case_idx))
+        examples = (judge.example for judge in self.judges.judges_of(case) if judge.example)
+        for example in examples if "ground_truth" in case else ():
+            return example.format(case["ground_truth"])
+        found = case.get("answer", case.get("ground_truth"))
+        return None if found is None else str(found)
 
     def _checked(self, source: RowSource) -> list[Row]:
         rows = source.cases()
         for number, row in enumerate(rows):
             self.judges.check_row(row, f"row {number}")
         return rows
-
-    def _answers(self, rows: list[Row], first: int) -> dict[str, str | None]:
-        """The right answers by the rows' `case_idx`, which may be a column."""
-        return {str(row.get("case_idx", number)): self._answer(row) for number, row in enumerate(rows, first)}
-
-    def _answer(self, row: Row) -> str | None:
-        examples = (judge.example for judge in self.judges.judges_of(row) if judge.example)
-        for example in examples if "ground_truth" in row else ():
-            return example.format(row["ground_truth"])
-        found = row.get("answer", row.get("ground_truth"))
-        return None if found is None else str(found)
 
 
 def _files(id: str) -> Data:

@@ -23,7 +23,7 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding(
             "reference",
             "info",
-            "There is no `reference(case_idx)`, so that it is unknown what a right answer earns.",
+            "There is no method `reference`, so that it is unknown what a right answer earns.",
             "Checks that derive replies from a right answer were left out.",
             "Add `def reference(self, case_idx)`, which returns a right answer.",
         )

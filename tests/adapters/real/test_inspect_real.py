@@ -36,7 +36,7 @@ class Played:
         self.trained: list[Message] = []
         self.untrained: list[Message] = []
         try:
-            reset = session.open(Case(1, [], row, 1).arguments(0))
+            reset = session.open(Case(1, [], row, 1).arguments(seed=0))
             response: Any = reset
             self.tools = reset.tools
             self.trained += reset.prompt or [] if reset.untrained is None else []
