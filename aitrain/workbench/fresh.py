@@ -24,9 +24,8 @@ from aitrain.environment.dataset import build_cases, canonical_text
 from aitrain.errors import AitrainError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.subject import is_unknown
 from aitrain.workbench.opening import NoTokenizer, construct, open_environment
-from aitrain.workbench.player import Play, Player, Script, reference_of
+from aitrain.workbench.player import Play, Player, Script, is_unknown, reference_of
 
 ROWS = 2000
 REFERENCES = 64

@@ -175,6 +175,25 @@ class _Running:
         return Conversation(self.play.case, self.session.reset, tuple(self.messages))
 
 
+_SERVICE_ERROR = re.compile(
+    r"(?i)\b(?:http|status|code|returned)\D{0,12}(?:429|50[234])\b|service unavailable|too many requests|rate.?limit"
+    r"|(?:bad gateway|gateway time-?out)|connection (?:refused|reset|aborted)"
+)
+"""What an exception of the user's own says if a service failed."""
+
+
+def is_of_service(failure: Failure | None) -> bool:
+    """Whether a service failed that the environment asks, so that the failure says nothing about the reply."""
+    if failure is None or failure.kind not in ("server", "raised"):
+        return False
+    return failure.kind == "server" or _SERVICE_ERROR.search(failure.message.partition("\n")[0]) is not None
+
+
+def is_unknown(episode: PlayedEpisode) -> bool:
+    """Whether the score says nothing about the reply: a service failed, or the environment left it out."""
+    return is_of_service(episode.failure) or (episode.score is None and episode.failure is None)
+
+
 class Player:
     """Plays episodes on one environment, many at the same time, with the deadlines and the isolation of a run."""
 

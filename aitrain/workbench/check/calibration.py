@@ -11,8 +11,8 @@ from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.tool_call_parser import short
 from aitrain.workbench.check.finding import PASS, EnvFinding
 from aitrain.workbench.check.replies import equivalent_forms, quoted, spaced_forms, text_of
-from aitrain.workbench.check.subject import Subject, is_unknown
-from aitrain.workbench.player import PlayedEpisode, Script
+from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.player import PlayedEpisode, Script, is_unknown
 
 REFERENCE = "Return the right answer for each case_idx; check which case a row's case_idx means."
 

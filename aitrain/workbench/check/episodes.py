@@ -8,8 +8,8 @@ from itertools import cycle, islice
 from aitrain.environment.contract import Case
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.outcomes import NOISE
-from aitrain.workbench.check.subject import FEW, SLOW_SAMPLE, Subject, is_of_service, is_unknown
-from aitrain.workbench.player import EMPTY, JUNK, PlayedEpisode, Policy
+from aitrain.workbench.check.subject import FEW, SLOW_SAMPLE, Subject
+from aitrain.workbench.player import EMPTY, JUNK, PlayedEpisode, Policy, is_of_service, is_unknown
 
 MANY = 32
 """Episodes that are played at the same time; few of them if the environment is slow."""

@@ -8,8 +8,8 @@ from aitrain.execution.failure import Failure
 from aitrain.workbench.check.exploits import probe
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.replies import HOSTILE, HOSTILE_ANSWERS, core_of, rewrapped
-from aitrain.workbench.check.subject import NO_MODEL, NotCheckedError, Subject, is_of_service
-from aitrain.workbench.player import EMPTY, JUNK, Constant, PlayedEpisode, Script
+from aitrain.workbench.check.subject import NO_MODEL, NotCheckedError, Subject
+from aitrain.workbench.player import EMPTY, JUNK, Constant, PlayedEpisode, Script, is_of_service
 
 SCORE_KINDS = ("wrong_type", "not_finite", "out_of_range")
 MOST_FINDINGS = 3

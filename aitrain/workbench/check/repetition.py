@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
-
 from aitrain.environment.tool_call_parser import short
 from aitrain.execution.user_code import is_users_file
 from aitrain.workbench.check.finding import EnvFinding
@@ -25,32 +23,23 @@ SEED_IT = "Use random.Random(seed) with a fixed seed, and sorted(...) where a se
 
 @contextmanager
 def unseeded_generators() -> Iterator[list[str]]:
-    """Context that collects the user's lines that make `random.Random()`, or numpy's `default_rng()`, without seed."""
-    found, seed, make = list[str](), random.Random.seed, numpy.random.default_rng
+    """Context that collects the user's lines that make `random.Random()` without a seed."""
+    found, seed = list[str](), random.Random.seed
 
-    def note() -> None:
-        frame = sys._getframe(2)
+    def noted_seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        frame = sys._getframe(1)
         while frame.f_code.co_filename == random.__file__ and frame.f_back:
             frame = frame.f_back
         name, line = frame.f_code.co_filename, frame.f_lineno
-        if is_users_file(name):
+        if a is None and is_users_file(name):
             found.append(f"at {name}, line {line}: {linecache.getline(name, line).strip()}")
-
-    def noted_seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        if a is None:
-            note()
         seed(self, a, version)
 
-    def noted_make(seed: Any = None) -> numpy.random.Generator:
-        if seed is None:
-            note()
-        return make(seed)
-
-    random.Random.seed, numpy.random.default_rng = noted_seed, noted_make  # type: ignore[method-assign]
+    random.Random.seed = noted_seed  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        random.Random.seed, numpy.random.default_rng = seed, make  # type: ignore[method-assign]
+        random.Random.seed = seed  # type: ignore[method-assign]
 
 
 def repeatable_dataset(subject: Subject) -> Iterator[EnvFinding]:

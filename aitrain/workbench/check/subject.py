@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from typing import Any
 
 from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.errors import AitrainError
-from aitrain.execution.failure import Failure
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.finding import NO_TIME, PASS, Scale
@@ -35,25 +33,6 @@ HANGING = 16
 """Calls that hang in threads from which nothing more is checked: they slow down all others."""
 
 NO_MODEL = "env check has no model"
-
-
-_SERVICE_ERROR = re.compile(
-    r"(?i)\b(?:http|status|code|returned)\D{0,12}(?:429|50[234])\b|service unavailable|too many requests|rate.?limit"
-    r"|(?:bad gateway|gateway time-?out)|connection (?:refused|reset|aborted)"
-)
-"""What an exception of the user's own says if a service failed."""
-
-
-def is_of_service(failure: Failure | None) -> bool:
-    """Whether a service failed that the environment asks, so that the failure says nothing about the reply."""
-    if failure is None or failure.kind not in ("server", "raised"):
-        return False
-    return failure.kind == "server" or _SERVICE_ERROR.search(failure.message.partition("\n")[0]) is not None
-
-
-def is_unknown(episode: PlayedEpisode) -> bool:
-    """Whether the score says nothing about the reply: a service failed, or the environment left it out."""
-    return is_of_service(episode.failure) or (episode.score is None and episode.failure is None)
 
 
 class NotCheckedError(AitrainError):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from aitrain.environment.schema_tool import function_part
 from aitrain.environment.tool_call_parser import ToolJson
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.subject import Subject, is_of_service
-from aitrain.workbench.player import JUNK, Script
+from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.player import JUNK, Script, is_of_service
 
 EXAMPLES: dict[str, object] = {
     "string": "x",
