@@ -19,7 +19,7 @@ from typing import TextIO
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
+from aitrain.events import Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.launch.local_processes import (
     RANK_VARIABLES,
     LocalProcesses,
@@ -67,8 +67,8 @@ class Processes:
     local: LocalProcesses | None = None
     lost: tuple[int, int] | None = None
     """Rank and exit code of the first process that ended with an error and was not ended by us."""
-    server: str | None = None
-    """Address of the run's own vLLM server."""
+    server: dict[str, str] = field(default_factory=dict)
+    """Environment variables with address and key of the run's own vLLM servers."""
     watchdog: Watchdog | None = None
     activity: SharedMemory | None = None
     """Phases and progress counts, written by the training processes."""
@@ -127,9 +127,8 @@ class Processes:
         return worker_command(self.plan, self.folder, self.plan.checkpoint)
 
     def _environment(self) -> dict[str, str]:
-        server = {SERVER_VARIABLE: self.server} if self.server else {}
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
-        return {**process_variables(self.plan), **server, **activity}
+        return {**process_variables(self.plan), **self.server, **activity}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
