@@ -318,7 +318,7 @@ def test_connections_that_say_nothing_or_break_off_keep_nobody_waiting(
         assert ask(server, "/api/runs")[0] == 200
         assert silent[0].recv(1) == b""
     for _ in range(3):
-        with socket.create_connection(("127.0.0.1", server.server_port)) as broken:
+        with socket.create_connection(place) as broken:
             broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             broken.sendall(b"GET / HTTP/1.1\r\n")
     assert ask(server, "/api/runs")[0] == 200
