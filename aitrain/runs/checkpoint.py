@@ -24,7 +24,7 @@ from aitrain.redaction import without_secrets
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, keep_lines, sync, to_json_object, write_json
+from aitrain.runs.run_folder import RunFolder, keep_lines, read_whole, sync, to_json_object, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
@@ -130,14 +130,14 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 def _content(checkpoint: Path) -> dict[str, Any]:
     try:
-        content = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        content = json.loads(read_whole(checkpoint / MANIFEST))
         is_as_written = content.pop("sha256") == _digest(content)
         step = content["step"]
     except FileNotFoundError:
         raise CheckpointDamagedError(
             f"it has no {MANIFEST}: it was not written completely, or not by aitrain"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_as_written, step = False, None
     if not is_as_written:
         raise CheckpointDamagedError(f"{MANIFEST} was changed")

@@ -12,7 +12,7 @@ from aitrain.redaction import redact
 from aitrain.runs.held_out import IntervalValues, recorded_table
 from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder, read_object, regular
 from aitrain.runs.run_list import state_of
 from aitrain.runs.run_options import read_options
 from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
@@ -124,9 +124,9 @@ def _bare(value: object) -> IntervalValues | None:
 def _curve(metrics: Path) -> tuple[list[float], MetricsLine | None]:
     """Evenly spread rewards, and the newest scoring of the held-out cases."""
     try:
-        with metrics.open("rb") as file:
+        with open(metrics, "rb", opener=regular) as file:
             file.seek(max(0, metrics.stat().st_size - MOST_METRICS))
-            lines = [line for line in file.read().split(b"\n")[:-1] if line]
+            lines = [line for line in file.read(MOST_METRICS).split(b"\n")[:-1] if line]
     except OSError:
         return [], None
     scorings = [line for line in lines if b'"eval_score"' in line]

@@ -310,11 +310,9 @@ def test_the_command_serves_until_it_is_interrupted(
 def test_connections_that_say_nothing_or_break_off_keep_nobody_waiting(
     server: PageServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    place = ("127.0.0.1", server.server_port)
     with ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port)))
-            for _ in range(MAX_WAITING + 9)
-        ]
+        silent = [stack.enter_context(socket.create_connection(place)) for _ in range(MAX_WAITING + 9)]
         assert ask(server, "/api/runs")[0] == 200
         assert silent[0].recv(1) == b""
     for _ in range(3):
