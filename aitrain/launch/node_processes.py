@@ -26,7 +26,6 @@ from aitrain.launch.managed_server import managed_server
 from aitrain.launch.node_link import Message, NodeLink, Peer
 from aitrain.launch.nodes import SharedFolder, interface_variables
 from aitrain.launch.processes import PATIENCE, Processes
-from aitrain.redaction import redact_file
 from aitrain.runs import node_info
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.watchdog import IdleClock, WatchedProcess
@@ -238,9 +237,6 @@ class FollowingProcesses(LinkedProcesses):
         """A file of this machine."""
         assert self.plan.nodes is not None
         return self.folder.system_of(self.plan.nodes.rank)
-
-    def _mask_logs(self) -> None:
-        redact_file(self.log)
 
     def _prepare(self, stack: ExitStack) -> None:
         assert self.plan.nodes is not None

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
@@ -25,7 +24,6 @@ from aitrain.launch.local_processes import (
     LocalProcesses,
     Ranks,
     how_it_ended,
-    kept_short,
     reserved_port,
     worker_command,
 )
@@ -37,7 +35,7 @@ from aitrain.launch.slurm import FOREIGN_VARIABLES
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
-from aitrain.redaction import disable_telemetry, redact_file
+from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
@@ -81,13 +79,11 @@ class Processes:
         """
         disable_telemetry(self.plan.config.telemetry)
         with ExitStack() as stack:
-            log = stack.enter_context(self.log.open("a", encoding="utf-8"))
-            stack.callback(self._mask_logs)
-            stack.enter_context(kept_short(self.log))
             stack.enter_context(on_stop_signals(self._on_signal))
             self._prepare(stack)
             stack.enter_context(self._watched())
             stack.enter_context(SystemRecorder(self.system))
+            log = stack.enter_context(RedactedLog(self.log, self._environment()))
             self.local = self._start(log)
             if self.stops:  # another thread asked while vLLM was being started
                 self.local.send(signal.SIGTERM)
@@ -99,6 +95,7 @@ class Processes:
                         self._hear(event)
             finally:
                 self.local.wait(PATIENCE)
+                log.close()
                 self.pids.clear()
             return self._end()
 
@@ -118,7 +115,7 @@ class Processes:
         count = self.plan.batch.processes
         self.ranks = Ranks(count, world=count, port=stack.enter_context(reserved_port()) if count > 1 else 0)
 
-    def _start(self, log: TextIO) -> LocalProcesses:
+    def _start(self, log: RedactedLog) -> LocalProcesses:
         local = LocalProcesses(self._on_exit)
         local.start(self._command(), self._environment(), self.ranks, log, self.folder.lock)
         return local
@@ -203,9 +200,6 @@ class Processes:
 
     # -- ending
 
-    def _mask_logs(self) -> None:
-        mask_logs(self.folder)
-
     def _on_signal(self, *_: object) -> None:
         if self.local is None:
             raise KeyboardInterrupt  # while vLLM is being started
@@ -263,9 +257,3 @@ def process_variables(plan: RunPlan) -> dict[str, str]:
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
     return {**defaults, **inherited, **gpus}
-
-
-def mask_logs(folder: RunFolder) -> None:
-    """Mask secrets in the output of vLLM's server and of programs that the workers ran; workers mask their own."""
-    for log in folder.path.glob("*.log"):
-        redact_file(log)

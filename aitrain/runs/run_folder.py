@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from aitrain.errors import CannotWriteError, ConfigError
-from aitrain.redaction import redact
+from aitrain.redaction import MASK, is_random, redact
 from aitrain.runs.json_values import parse_object
 
 if TYPE_CHECKING:
@@ -552,4 +552,7 @@ def to_jsonable(value: object) -> object:
 
 def to_json_object(values: Mapping[str, object]) -> dict[str, object]:
     """`to_jsonable` for a mapping."""
-    return {redact(str(key)): to_jsonable(item) for key, item in values.items()}
+    return {
+        redact(str(key)): MASK if isinstance(item, str) and is_random(str(key), item) else to_jsonable(item)
+        for key, item in values.items()
+    }

@@ -21,6 +21,7 @@ from types import TracebackType
 
 from aitrain.errors import RunFailed
 from aitrain.execution.process_tree import ProcessTree
+from aitrain.redaction import RedactedLog
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header, new_key
 from aitrain.vllm.server_arguments import argument_words
@@ -152,6 +153,7 @@ class VLLMServer:
 
     _launched: float = field(default=0.0, init=False)
     """Time of the last start."""
+    _log: RedactedLog | None = field(default=None, init=False)
     _log_start: int = field(default=0, init=False)
     """Where the output of the last start begins in the log."""
 
@@ -222,6 +224,7 @@ class VLLMServer:
             with suppress(subprocess.TimeoutExpired):
                 tree.wait(STOP_SECONDS + KILL_SECONDS)
             tree.close()
+            self._close_log()
 
     def __enter__(self) -> VLLMServer:
         return self
@@ -236,9 +239,14 @@ class VLLMServer:
     def _launch(self) -> None:
         command = [*self.plan.program, *self.plan.arguments(self.port, *self.plan.names(self._name))]
         self._launched = time.monotonic()
-        with self.plan.log.open("ab") as log:
-            self._log_start = log.tell()
-            self._tree = ProcessTree(command, STOP_SECONDS, env=self.plan.environment(), stderr=log)
+        variables = self.plan.environment()
+        self._log_start = self.plan.log.stat().st_size if self.plan.log.exists() else 0
+        self._log = RedactedLog(self.plan.log, variables)
+        self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
     def _finish_start(self, attempts: int) -> None:
         """Wait until it is healthy; if another process took its port, start it on another one."""
@@ -263,6 +271,7 @@ class VLLMServer:
                 self.notify(f"starting vLLM, {seconds} s")
             code = self.poll()
             if code is not None:
+                self._close_log()
                 raise why_it_ended(self.plan, self.port, code, self._log_start)
             if time.monotonic() - self._launched > self.plan.timeout:
                 raise not_in_time(self.plan, self._log_start)
