@@ -21,10 +21,10 @@ from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.option import options_of
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.json_values import JsonObject, as_object
+from aitrain.runs.json_values import JsonObject, as_object, read_whole
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, keep_lines, read_whole, sync, to_json_object, write_json
+from aitrain.runs.run_folder import RunFolder, keep_lines, sync, to_json_object, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"

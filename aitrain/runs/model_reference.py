@@ -20,8 +20,8 @@ from aitrain.named_models import NAMED_MODELS, SMOLLM2, TINY, named_folder
 from aitrain.options.environment import named_place
 from aitrain.options.yaml_text import read_yaml, refuse_bombs
 from aitrain.runs.checkpoint import SHARDS
-from aitrain.runs.json_values import JsonObject, as_int, as_object
-from aitrain.runs.run_folder import RUNS, RunFolder, read_object, read_whole
+from aitrain.runs.json_values import JsonObject, as_int, as_object, read_whole
+from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
 ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
 ADAPTER_CONFIG = "adapter_config.json"

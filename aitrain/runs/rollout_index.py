@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from aitrain.runs.case_key import prompt_key
-from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text, parse_object
+from aitrain.runs.json_values import LONGEST_LINE, JsonObject, as_float, as_int, as_text, parse_object, regular, whole_lines
 from aitrain.runs.rollout_record import RolloutRecord, upgraded
-from aitrain.runs.run_folder import LONGEST_LINE, regular, whole_lines
 
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""

@@ -14,17 +14,16 @@ import math
 import os
 import shlex
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.redaction import MASK, is_random, redact
-from aitrain.runs.json_values import parse_object
+from aitrain.runs.json_values import parse_object, read_whole, regular, whole_lines
 
 if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
@@ -34,10 +33,6 @@ RUNS = "runs"
 LOCK = ".lock"
 LOCK_VARIABLE = "AITRAIN_LOCK"
 """Environment variable with the file descriptor of the lock that a training process inherits."""
-LARGEST_FILE = 64 * 2**20
-"""Maximum bytes of a file that is read at once."""
-LONGEST_LINE, ENDLESS_LINE = 2**26, 2**28
-"""Bytes of a line from which it is passed over, and from which the rest of its file is."""
 
 
 @dataclass(frozen=True)
@@ -432,31 +427,6 @@ def _is_alive(pid: str) -> bool:
     return True
 
 
-# A folder may be somebody else's: a pipe or a device in it would be read forever.
-
-
-def regular(path: str, flags: int) -> int:
-    """An `opener` for files that are read; anything but a regular file, or a link to one, is as if it was missing."""
-    handle = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(handle).st_mode):
-        return handle
-    os.close(handle)
-    raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
-
-
-def read_whole(path: Path) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: it cannot be read, or is larger than LARGEST_FILE.
-    """
-    with open(path, "rb", opener=regular) as file:
-        content = file.read(LARGEST_FILE + 1)
-    if len(content) > LARGEST_FILE:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return content
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if the file is missing or damaged."""
     try:
@@ -497,26 +467,6 @@ def _lines_and_records(path: Path) -> Iterator[tuple[bytes, dict[str, object]]]:
         for line, _, _ in whole_lines(file):
             if (record := parse_object(line)) is not None:
                 yield line, record
-
-
-def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """(line, its offset, the offset of the next one) for each complete line; empty bytes for one that is too long. Ends
-    at one that is endless."""
-    start = stream.tell()
-    while line := stream.readline(LONGEST_LINE):
-        end = start + len(line)
-        if not line.endswith(b"\n"):
-            if len(line) < LONGEST_LINE:
-                return
-            line, piece = b"", stream.readline(2**20)
-            end += len(piece)
-            while piece and not piece.endswith(b"\n"):
-                if end - start > ENDLESS_LINE:
-                    return
-                piece = stream.readline(2**20)
-                end += len(piece)
-        yield line, start, end
-        start = end
 
 
 def keep_lines(path: Path, is_kept: Callable[[dict[str, object]], bool]) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from aitrain.errors import ConfigError
 from aitrain.runs.heartbeat import SILENCE, is_alive, silence
-from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text, parse_object
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text, parse_object, regular
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.node_info import NodeInfo, read_nodes
-from aitrain.runs.run_folder import RunFolder, read_object, regular
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
 
 TAIL = 1 << 17

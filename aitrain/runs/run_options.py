@@ -7,8 +7,7 @@ from pathlib import Path
 import yaml
 
 from aitrain.options.yaml_text import LOADER, refuse_bombs
-from aitrain.runs.json_values import JsonObject
-from aitrain.runs.run_folder import read_whole
+from aitrain.runs.json_values import JsonObject, read_whole
 
 
 def read_options(config: Path) -> JsonObject:

@@ -10,9 +10,9 @@ from typing import TypedDict
 from aitrain.errors import ConfigError
 from aitrain.redaction import redact
 from aitrain.runs.held_out import IntervalValues, recorded_table
-from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object
+from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object, regular
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.run_folder import RunFolder, read_object, regular
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
 from aitrain.runs.run_options import read_options
 from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from aitrain.redaction import redact
-from aitrain.runs.json_values import JsonObject, as_float, as_text
-from aitrain.runs.run_folder import RunFolder, read_object, regular
+from aitrain.runs.json_values import JsonObject, as_float, as_text, regular
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
 from aitrain.ui.next_steps import continuing
 
