@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from aitrain import activity
 from aitrain.cells import is_notebook, name_cells
 from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
-from aitrain.events import Announce, Note
+from aitrain.events import SERVER_VARIABLE, Announce, Note
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
@@ -167,8 +167,13 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
         folder.write_config(resolved)
     for note in (*plan.notes, *folder.remarks(plan.config.project_name), *filter(None, [required])):
         show(Note(note))
-    with managed_server(plan, folder, show) as url, StopRequest(raises_on_second=True).on_signals() as stop:
-        changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
+    with (
+        managed_server(plan, folder, show) as server,
+        _variables(server),
+        StopRequest(raises_on_second=True).on_signals() as stop,
+    ):
+        served = {"vllm_server_url": server[SERVER_VARIABLE]} if server else {}
+        changed = {"project_name": folder.path.name, **served}
         config = resolved.model_copy(update=changed)
         runner = runner or start_runner(environment, config)
         heartbeat.start()
@@ -176,6 +181,20 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
         announce = watchers.report.during(show)
         with _ended_if_stalled(config, watchers, stop), _one_thread_if_small(plan), SystemRecorder(folder.system):
             return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
+
+
+@contextmanager
+def _variables(added: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process until the end of the block."""
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager

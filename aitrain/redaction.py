@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 from urllib.parse import quote
 
 SECRET_NAME = re.compile(
@@ -21,34 +26,49 @@ NOT_THE_SECRET = re.compile(r"_(?:columns?|fields?|names?|paths?|files?|dir|fold
 """Ends of names that describe a secret or a table key but do not hold one: `key_column`, `password_policy`."""
 HARMLESS_NAMES = ("pwd", "oldpwd")
 """Variables of the shell that match SECRET_NAME."""
+SURE_NAME = re.compile(r"api_?key|(?:access|private|client)_(?:key|secret|token)|passw|credential")
+"""Matches names whose values are secrets in any case, while a `key` may be the answer to a task."""
 SECRET_VALUE = re.compile(
     r"""(?x)
-    \b(?: hf_ | sk- | [sr]k_(?:live|test)_ | gh[oprsu]_ | github_pat_ | glpat- | xox[abeprs]- | r8_ | nvapi- | gsk_
-         | xai- | npm_ | pypi- | AIza | ya29\. )[\w-]{16,}
+    \b(?: (?: hf_ | [sr]k_(?:live|test)_ | gh[oprsu]_ | r8_ | gsk_ | xai- | npm_ )[A-Za-z0-9]{16,}
+         | (?: sk-(?:proj|ant|svcacct|admin|or|lf)- | github_pat_ | glpat- | xox[abeprs]- | nvapi- | pypi-AgE | AIza
+             | ya29\. )[\w-]{16,}
+         | sk-[A-Za-z0-9]{20,} )
     | \b(?: AKIA | ASIA )[A-Z0-9]{16}\b
     | \beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*                # a JSON web token
-    | (?i:\bbearer\s+)[\w.~+/-]{8,}=*
-    | (?i:(?<=authorization:)\s*[a-z]+\s+\S+)
-    | (?<=://)[^\s/@:]*:[^\s/@]+(?=@)                    # user and password in an address
-    | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----[\s\S]*
+    | (?i:\bbearer\s+)(?=\S*(?:\d|\.\w))[\w.~+/-]{8,}=*
+    | (?i:(?<=authorization:)\s*(?:basic|bearer|digest|negotiate|token)\s+\S+)
+    | (?<=://)(?:[^\s/@:]*:[^\s/]+|[^\s/@:]{16,})(?=@)     # user and password, or a token, in an address
+    | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----(?s:.*?)(?:-----END[ ][A-Z ]*PRIVATE[ ]KEY-----|\Z)
     """
 )
 """Matches values that have the form of a secret, such as known token prefixes."""
-URL_PARAMETER = re.compile(r"(?<![^?&;\s])([\w.-]+)=([^&;\s#]+)")
+MADE_AT_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{16,}")
+"""Matches a text that nobody thought of."""
+VARIABLE_NAME = re.compile(r"\$?\{?[A-Z][A-Z0-9_]*\}?")
+"""Matches the name of an environment variable, in place of its value."""
+PARAMETER = re.compile(r"""(^|[?&;\s])([\w.-]+)=([^&;\s#"'<>]+)""")
 """A parameter of a URL or a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
 ASSIGNED = re.compile(
     r"""(?x)
     (?<![\w-]) ([A-Za-z_][\w-]{0,80})
-    ( ["']?\]? [ \t]{0,9} (?: : [\w.|\[\]\ ]{1,60} )? [:=] [ \t]{0,9} [rbfuRBFU]{0,2} )
-    ( "[^"\n]*" | '[^'\n]*' )
+    ( (?:\\{0,4}["'])?\]? [ \t]{0,9} (?: : [\w.|\[\]\ ]{1,60} )? [:=] [ \t]{0,9} [rbfuRBFU]{0,2} ) (\\{0,4}["'])
+    ([^\n]{0,4000}?) \3
     """
 )
-"""A text in quotes with a name before it, in source code: `api_key = "..."`, `{"password": "..."}`."""
+"""A text in quotes with a name before it, in source code and in JSON: `api_key = "..."`, `{"password": "..."}`."""
 MIN_SECRET_LENGTH = 8
 """Minimum characters of a secret: shorter values, such as `false`, occur in ordinary text."""
 MASK = "***"
 REFRESH_SECONDS = 1.0
 """Seconds between reads of the environment variables, which user code may set during a run."""
+DRAIN_SECONDS = 5.0
+"""Seconds for the last lines of a log to be written."""
+MOST_WAITING = 1 << 20
+"""Bytes of a line, or of a private key, that are kept until their end has come."""
+MOST_LOG, KEPT_LOG = 64 << 20, 8 << 20
+"""Bytes at which a log is cut, and of its beginning and its end that are kept."""
+CUT = b"[aitrain left out the middle of this log: more was printed than is kept]\n"
 
 TELEMETRY_OFF = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -76,15 +96,65 @@ def secret_values() -> dict[str, str]:
 
 def is_secret_name(name: str) -> bool:
     """Whether a name is that of a secret, such as `HF_TOKEN`, `apiKey`, `db-password`, `credentials`."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
+    words = _snake_case(name)
     is_other = words in HARMLESS_NAMES or NOT_THE_SECRET.search(words) is not None
     return not is_other and SECRET_NAME.search(words) is not None
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
+
+
+IsSecret = Callable[[str, str], bool]
+"""Whether a value is a secret, by its name and by itself."""
+
+
+def is_random(name: str, value: str) -> bool:
+    """Whether a value with the name of a secret is one in a text of any kind, such as the answer of a model."""
+    return MADE_AT_RANDOM.fullmatch(value) is not None and is_secret_name(name)
+
+
+def _is_long(name: str, value: str) -> bool:
+    """The same in source code."""
+    return len(value) >= MIN_SECRET_LENGTH and is_secret_name(name)
+
+
+def redact(text: str, is_secret: IsSecret = is_random) -> str:
+    """The text with *** in place of secrets: values of environment variables, forms of secrets, and values with names.
+
+    All that is written or shown goes through it.
+    """
+
+    def parameter(found: re.Match[str]) -> str:
+        before, name, value = found.groups()
+        is_count = value.isdecimal() and len(value) < MIN_SECRET_LENGTH  # max_tokens=64
+        is_one = is_secret_name(name) if before in ("?", "&") else is_secret(name, value)
+        return f"{before}{name}={MASK}" if is_one and not is_count else found[0]
+
+    def assigned(found: re.Match[str]) -> str:
+        name, between, quote, value = found.groups()
+        names = re.findall(r"[\w-]+", f"{name} {between}")  # more than one in `key: str = "..."`, `else: key = "..."`
+        is_one = any(is_secret(one, value) for one in names)
+        return f"{name}{between}{quote}{MASK if is_one else ASSIGNED.sub(assigned, value)}{quote}"
+
+    if time.monotonic() > _known.until:
+        _known.forms = encoded_forms(secret_values().values())
+        _known.until = time.monotonic() + REFRESH_SECONDS
+    for form in _known.forms:
+        if form in text:
+            text = text.replace(form, MASK)
+    return SECRET_VALUE.sub(MASK, PARAMETER.sub(parameter, ASSIGNED.sub(assigned, text)))
+
+
+def source_without_secrets(text: str) -> str:
+    """Source code with *** for what is a secret by its name or its form."""
+    return redact(text, _is_long)
 
 
 def without_secrets(value: Any) -> Any:
     """A JSON-like value with *** in place of secrets, detected by name or form at any depth."""
     if isinstance(value, str):
-        return redact(SECRET_VALUE.sub(MASK, URL_PARAMETER.sub(_parameter, value)))
+        return redact(value, lambda name, _: is_secret_name(name))
     if isinstance(value, Mapping):
         named = str(value.get("name", ""))  # {"name": "token", "value": ...}
         return {
@@ -95,21 +165,20 @@ def without_secrets(value: Any) -> Any:
     return [without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def source_without_secrets(text: str) -> str:
-    """Source code with *** for what is a secret by its name or its form."""
-    return redact(SECRET_VALUE.sub(MASK, ASSIGNED.sub(_assigned, text)))
-
-
-def _assigned(found: re.Match[str]) -> str:
-    name, between, quoted = found.groups()
-    names = re.findall(r"[\w-]+", f"{name} {between}")  # more than one in `key: str = "..."` and `else: key = "..."`
-    is_secret = len(quoted) - 2 >= MIN_SECRET_LENGTH and any(map(is_secret_name, names))
-    return f"{name}{between}{quoted[0]}{MASK}{quoted[0]}" if is_secret else found[0]
-
-
-def _parameter(found: re.Match[str]) -> str:
-    is_count = found[2].isdecimal() and len(found[2]) < MIN_SECRET_LENGTH  # max_tokens=64
-    return f"{found[1]}={MASK}" if is_secret_name(found[1]) and not is_count else found[0]
+def found_secret(value: object, name: str = "") -> str:
+    """What makes a value with this name a secret, or one inside it, in words; empty if nothing does."""
+    if isinstance(value, Mapping):
+        return next(filter(None, (found_secret(item, str(key)) for key, item in value.items())), "")
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, (found_secret(item, name) for item in value)), "")
+    if not isinstance(value, str) or (VARIABLE_NAME.fullmatch(value) and not SECRET_VALUE.search(value)):
+        return ""
+    for variable, known in secret_values().items():
+        if any(form in value for form in encoded_forms([known])):
+            return f"the value of {variable}"
+    if is_random(name, value) or (len(value) >= MIN_SECRET_LENGTH and SURE_NAME.search(_snake_case(name))):
+        return f"a secret ({name})"
+    return "what has the form of a secret" if redact(value) != value else ""
 
 
 def _hidden(name: str, value: object) -> object:
@@ -119,12 +188,12 @@ def _hidden(name: str, value: object) -> object:
 
 
 def encoded_forms(values: Iterable[str]) -> list[str]:
-    """Encodings in which values may occur in a text: plain, JSON, repr, URL; longest first."""
+    """Encodings in which values may occur in a text: plain, line by line, JSON, repr, URL; longest first."""
     found = set()
     for value in values:
         found |= {value, repr(value)[1:-1], quote(value), quote(value, safe="")}
         found |= {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
-        found.add(" ".join(value.split()))
+        found |= {" ".join(value.split()), *(line for line in value.splitlines() if len(line) >= MIN_SECRET_LENGTH)}
     return sorted(found, key=len, reverse=True)
 
 
@@ -137,17 +206,6 @@ class _KnownForms:
 
 
 _known = _KnownForms()
-
-
-def redact(text: str) -> str:
-    """The text with *** in place of secrets."""
-    if time.monotonic() > _known.until:
-        _known.forms = encoded_forms(secret_values().values())
-        _known.until = time.monotonic() + REFRESH_SECONDS
-    for form in _known.forms:
-        if form in text:
-            text = text.replace(form, MASK)
-    return text
 
 
 class RedactedStream:
@@ -170,14 +228,74 @@ class RedactedStream:
         return getattr(self.stream, name)
 
 
-def redact_file(file: Path) -> None:
-    """Redact a log to which other programs wrote directly, such as the vLLM server."""
-    found = [form.encode(errors="surrogateescape") for form in encoded_forms(secret_values().values())]
-    try:
-        content = before = file.read_bytes()
-        for form in found:
-            content = content.replace(form, MASK.encode())
-        if content != before:
-            file.write_bytes(content)
-    except OSError:
-        return
+class RedactedLog:
+    """A log that other processes write to, through a pipe to a process that masks secrets line by line.
+
+    That process outlives this one, so that what is killed leaves no secret, and masks what programs write directly.
+    """
+
+    def __init__(self, file: Path, variables: Mapping[str, str]) -> None:
+        command = [sys.executable, "-I", "-S", __file__, str(file)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, start_new_session=True)
+
+    @property
+    def pipe(self) -> IO[bytes]:
+        """The end for writing."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def __enter__(self) -> RedactedLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait until all is written, for a short time if a process that is left still has the pipe."""
+        if self.pipe.closed:
+            return
+        self.pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(DRAIN_SECONDS)
+
+
+def write_log(path: str) -> None:
+    """Append what comes through standard input to a file, without secrets."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends when all who write have ended
+        signal.signal(number, signal.SIG_IGN)
+    waiting = b""
+    with open(path, "ab", buffering=0) as file:
+        while piece := os.read(0, 1 << 16):
+            waiting += piece
+            lines, end, rest = waiting.rpartition(b"\n")
+            is_in_key = waiting.rfind(b"-----BEGIN") > waiting.rfind(b"-----END")
+            if len(waiting) > MOST_WAITING:
+                _append(file, waiting)
+                waiting = b""
+            elif end and not is_in_key:
+                _append(file, lines + end)
+                waiting = rest
+        _append(file, waiting)
+
+
+def cut(log: str) -> None:
+    """Cut a log in place if it is too large: its beginning and its end are kept."""
+    with suppress(OSError), open(log, "r+b") as file:
+        if file.seek(0, os.SEEK_END) <= MOST_LOG:
+            return
+        file.seek(-KEPT_LOG, os.SEEK_END)
+        end = file.read()
+        file.seek(0)
+        file.seek(file.read(KEPT_LOG).rfind(b"\n") + 1 or KEPT_LOG)
+        file.write(CUT + end[end.find(b"\n") + 1 :])
+        file.truncate()
+
+
+def _append(file: FileIO, lines: bytes) -> None:
+    with suppress(OSError):  # the disk is full: those who write must not wait
+        file.write(redact(lines.decode(errors="surrogateescape")).encode(errors="surrogateescape"))
+        cut(str(file.name))
+
+
+if __name__ == "__main__":
+    write_log(sys.argv[1])

@@ -242,7 +242,10 @@ def serving(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().split()[0], process
+            address = process.stdout.readline().split()[0]
+            urllib.request.install_opener(urllib.request.build_opener(urllib.request.HTTPCookieProcessor()))
+            urllib.request.urlopen(address)  # the key in it becomes a cookie
+            yield address.partition("?")[0], process
         finally:
             process.terminate()
 

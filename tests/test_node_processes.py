@@ -150,7 +150,8 @@ def test_the_other_machine_gets_the_address_and_the_key_of_node_0s_server(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Leading, "_environment", lambda self: dict(os.environ))
-    machines.second._begun.put({"port": 1, "world": 2, "server": "http://nodeA:8000", "key": "of the server"})
+    server = {SERVER_VARIABLE: "http://nodeA:8000", "VLLM_API_KEY": "of the server"}
+    machines.second._begun.put({"port": 1, "world": 2, "server": server})
     machines.run(says(END), f"echo ${SERVER_VARIABLE} $VLLM_API_KEY > {shlex.quote(str(machines.folder.path))}/got")
     assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n"
 

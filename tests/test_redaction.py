@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
+import subprocess
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.launch.preflight import check
-from aitrain.redaction import MASK, is_secret_name, redact, redact_file, secret_values, without_secrets
+from aitrain.events import Note, encode
+from aitrain.launch.preflight import check, refuse_secrets
+from aitrain.redaction import (
+    MASK,
+    RedactedLog,
+    RedactedStream,
+    is_secret_name,
+    redact,
+    secret_values,
+    source_without_secrets,
+    without_secrets,
+)
+from aitrain.runs.run_folder import append_lines, to_jsonable
 from aitrain.ui import card
 
 VALUE = 'se"cr\\et value\nwith ä'
@@ -42,11 +57,117 @@ def test_every_form_of_it_is_masked(form: str, tmp_path: Path) -> None:
     assert MASK in redact(f"before {form} after")
     assert "cr" not in redact(f"before {form} after")
     log = tmp_path / "some.log"
-    log.write_bytes(b"\xff " + form.encode() + b" after")
-    redact_file(log)
+    with RedactedLog(log, os.environ) as pipe:
+        subprocess.run(["cat"], input=b"\xff " + form.encode() + b" after", stdout=pipe.pipe, check=True)
     assert log.read_bytes().startswith(b"\xff ")
     assert b"cr" not in log.read_bytes()
     assert log.read_bytes().endswith(b"after")
+
+
+RANDOM = "q8Zt51mVw0aPLr73bXy2"
+FORMS = {
+    "json": ('{"api_key": "%s"}', RANDOM),
+    "json in json": ('{"said": "{\\"api_key\\": \\"%s\\"}"}', RANDOM),
+    "repr": ("{'said': '{\"client_secret\": \"%s\"}'}", RANDOM),
+    "user and password": ("https://user:%s@host/x", "p@ss:word"),
+    "token as user": ("git+https://%s@host/x", RANDOM),
+    "parameter": ("https://host/x?a=1&api_key=%s&b=2", "short"),
+    "first parameter": ("see (https://host/x?token=%s)", RANDOM),
+    "shell": ("export MY_API_KEY=%s", RANDOM),
+    "github": ("ghp_%s", RANDOM),
+    "openai": ("sk-proj-%s", "aB3_" + RANDOM),
+    "older openai": ("sk-%s", "a" * 20),
+    "aws": ("AKIA%s", "IOSFODNN7EXAMPLE"),
+    "hugging face": ("hf_%s", "aBcDeFgH" * 4),
+    "bearer": ("Authorization: Bearer %s", "ab.cd" * 5),
+    "private key": ("-----BEGIN RSA PRIVATE KEY-----\n%s\nMII\n-----END RSA PRIVATE KEY-----", RANDOM),
+}
+"""Texts with a secret that aitrain has not been told of, put together, so that no tool takes this file for one."""
+TEXTS = {name: f"before {text % secret} after" for name, (text, secret) in FORMS.items()}
+
+
+def through_a_stream(text: str, tmp_path: Path) -> str:
+    written = io.StringIO()
+    RedactedStream(written).write(text)
+    return written.getvalue()
+
+
+def through_a_log(text: str, tmp_path: Path) -> str:
+    """Written by two programs, in the middle of a line."""
+    half = len(text) // 2
+    with RedactedLog(tmp_path / "log", os.environ) as log:
+        for part in (text[:half], text[half:]):
+            subprocess.run(["printf", "%s", part], stdout=log.pipe, check=True)
+    return (tmp_path / "log").read_text()
+
+
+def through_a_record(text: str, tmp_path: Path) -> str:
+    append_lines(tmp_path / "records", [{text: {"messages": [{"role": "user", "content": text}], "row": (text,)}}])
+    return json.dumps(json.loads((tmp_path / "records").read_text()), ensure_ascii=False)
+
+
+WAYS = {
+    "text": lambda text, _: redact(text),
+    "stream": through_a_stream,
+    "log": through_a_log,
+    "record": through_a_record,
+    "event": lambda text, _: encode(Note(text)),
+    "options": lambda text, _: str(without_secrets({"comment": [text]})),
+    "source": lambda text, _: source_without_secrets(f"say = {text}"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_secret_is_masked_on_every_way_out(form: str, way: str, tmp_path: Path) -> None:
+    out = WAYS[way](TEXTS[form], tmp_path)
+    assert MASK in out
+    assert FORMS[form][1] not in out
+    assert "before" in out
+    assert "after" in out
+
+
+def test_a_named_secret_is_masked_in_a_record_and_what_a_task_is_about_is_not() -> None:
+    row = {"api_key": RANDOM, "password": "elephant", "key": "C", "token": "Washington", "answer_key": "b) 12"}
+    assert to_jsonable(row) == {**row, "api_key": MASK}
+    plain = [
+        'max(items, key=len), {"token": "Washington"}, password="elephant"',
+        "hf_hub_download_with_cache, sk-estimators, task-based, the bearer instrument",
+        "http://host:8000/a@b, x?y:z, say ?a=1&max_tokens=64",
+        "Authorization: please ask the owner",
+    ]
+    assert [redact(text) for text in plain] == plain
+
+
+@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"shell", "bearer"}))
+def test_an_option_with_a_secret_is_refused_before_it_is_written(form: str) -> None:
+    with pytest.raises(ConfigError, match="rl_env_config: it holds") as refused:
+        check(TrainConfig(model="tiny", rl_env="envs.arithmetic", rl_env_config={"x": ["a", {"y": TEXTS[form]}]}))
+    assert FORMS[form][1] not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [{"api_key": "not random"}, {"x": {"db-password": "open sesame"}}, {"key": RANDOM}])
+def test_an_option_with_the_name_of_a_secret_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="rl_env_config: it holds a secret"):
+        refuse_secrets(TrainConfig(rl_env_config=given))
+
+
+@pytest.mark.parametrize("given", [{"api_key": "MY_API_KEY"}, {"api_key": "${MY_API_KEY}"}, {"key": "answer_column"}])
+def test_the_name_of_a_variable_or_of_a_column_may_be_an_option(given: dict[str, object]) -> None:
+    refuse_secrets(TrainConfig(rl_env_config=given))
+
+
+def test_a_log_is_written_while_its_lines_come_and_survives_its_opener(tmp_path: Path) -> None:
+    log = RedactedLog(tmp_path / "log", os.environ)
+    log.pipe.write(b"one\ntwo")
+    log.pipe.flush()
+    while not (tmp_path / "log").exists() or (tmp_path / "log").read_bytes() != b"one\n":
+        assert log._process.poll() is None
+    os.kill(log._process.pid, signal.SIGINT)
+    os.kill(log._process.pid, signal.SIGTERM)
+    log.pipe.write(b" three")
+    log.close()
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo three"
 
 
 def test_what_would_be_written_to_the_configuration_is_refused_by_the_name_of_the_variable() -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aitrain.cli.serve import serve
@@ -163,10 +164,10 @@ def started(here: Path, run: Callable[..., Path]) -> Callable[..., subprocess.Po
     run(LORA)
     write(here, {"fake.py": FAKE, "parent.py": PARENT})
 
-    def start(port: int, **variables: str) -> subprocess.Popen[str]:
+    def start(port: int, *more: str, **variables: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            [sys.executable, "parent.py", "mine", "--port", str(port)],
+            [sys.executable, "parent.py", "mine", "--port", str(port), *more],
             env={**os.environ, **variables, "TMPDIR": str(here)}, stdout=pipe, stderr=pipe, text=True,
         )  # fmt: skip
 
@@ -192,11 +193,27 @@ def test_ctrl_c_ends_the_server_with_it(started: Callable[..., subprocess.Popen[
     shown = "".join(iter(process.stdout.readline, "  model org/base, the base without the adapter\n"))
     assert f"serving at http://127.0.0.1:{port}/v1" in shown
     assert "a key" not in shown
+    assert "export VLLM_API_KEY=" not in shown
     assert not is_free(port)
 
     process.send_signal(number)
     assert process.wait(60) == 0
     assert is_free(port)
+
+
+def test_without_a_key_of_the_users_it_makes_one_and_shows_it(started: Callable[..., subprocess.Popen[str]]) -> None:
+    port = free_port()
+    process = started(port, "--json", VLLM_API_KEY="")
+    assert process.stdout is not None
+    command, up = map(json.loads, (process.stdout.readline(), process.stdout.readline()))
+    assert up["VLLM_API_KEY"] not in str(command)
+
+    def status(**headers: str) -> int:
+        return httpx.get(f"{up['url']}/models", headers=headers, trust_env=False).status_code
+
+    assert (status(), status(Authorization=f"Bearer {up['VLLM_API_KEY']}")) == (401, 200)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
 
 
 def test_a_server_that_ends_says_why(started: Callable[..., subprocess.Popen[str]]) -> None:

@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from aitrain import redaction
 from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Step
-from aitrain.launch import local_processes
-from aitrain.launch.local_processes import kept_short
 from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import IntervalValues, ScoreRow, ScoreTable
 from aitrain.runs.result import Result
@@ -281,17 +280,17 @@ def test_a_log_is_told_line_by_line_as_it_grows(tmp_path: Path) -> None:
 def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_processes, "MOST_LOG", 1000)
-    monkeypatch.setattr(local_processes, "KEPT_LOG", 100)
+    monkeypatch.setattr(redaction, "MOST_LOG", 1000)
+    monkeypatch.setattr(redaction, "KEPT_LOG", 100)
     path = tmp_path / "train.log"
     with path.open("ab", buffering=0) as log:
-        with kept_short(path, every=60.0):
-            log.write(b"".join(b"line %d\n" % number for number in range(100)))
+        log.write(b"".join(b"line %d\n" % number for number in range(100)))
+        redaction.cut(str(path))
         assert path.stat().st_size < 1000
-        with kept_short(path, every=60.0):
-            log.write(b"".join(b"line %d\n" % number for number in range(100, 1000)))
-            tail = LogTail(path)
-            tail()
+        log.write(b"".join(b"line %d\n" % number for number in range(100, 1000)))
+        tail = LogTail(path)
+        tail()
+        redaction.cut(str(path))
         assert tail() == []
         log.write(b"the end\n")
         assert tail() == ["the end"]

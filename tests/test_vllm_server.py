@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -23,7 +24,7 @@ import pytest
 
 import aitrain
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.events import Event, Note
+from aitrain.events import SERVER_VARIABLE, Event, Note
 from aitrain.launch import managed_server as managed_server_module
 from aitrain.launch import preflight
 from aitrain.launch.managed_server import managed_server
@@ -182,14 +183,12 @@ def test_the_arguments_say_what_the_plan_says(
 def test_the_cpu_is_used_without_gpus_and_the_users_own_settings_win(
     plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "of another server")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     environment = plan("healthy").environment()
 
     assert {"--enforce-eager", "--no-enable-chunked-prefill"} <= set(plan("healthy").arguments(1))
     assert not any("lora" in argument or "memory" in argument for argument in plan("healthy").arguments(1))
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["VLLM_CPU_KVCACHE_SPACE"]) == ("", "7")
-    assert "VLLM_API_KEY" not in environment
     with pytest.raises(ConfigError, match="512"):
         plan("healthy", lora_rank=513).arguments(1)
 
@@ -400,7 +399,8 @@ def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
         if isinstance(event, Note):
             told.append(event.text)
 
-    with managed_server(run_plan(vllm_max_restarts=1), folder, announce) as url:
+    with managed_server(run_plan(vllm_max_restarts=1), folder, announce) as server:
+        url = server[SERVER_VARIABLE]
         assert folder.read_server() == written_states(url, "running", 0)
         os.kill(server_pid(servers[0]), signal.SIGKILL)
         wait_until(lambda: folder.read_server() == written_states(url, "running", 1))
@@ -412,8 +412,8 @@ def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
     assert folder.read_server() == written_states(url, "ended", 1, why)
     assert told == ["vLLM's server ended (signal 9): restart 1 of 1.", why]
     assert folder.log.read_text().splitlines() == told
-    with managed_server(preflight.check(TrainConfig(model="tiny"), True), folder, announce) as url:
-        assert url is None
+    with managed_server(preflight.check(TrainConfig(model="tiny"), True), folder, announce) as server:
+        assert server == {}
         assert folder.read_server() == {}  # a resumed run without one
 
 
@@ -444,7 +444,8 @@ def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_starting_again(
         if isinstance(event, Note):
             told.append(event.text)
 
-    with managed_server(run_plan(), folder, announce) as url:
+    with managed_server(run_plan(), folder, announce) as server:
+        url = server[SERVER_VARIABLE]
         servers[0].plan = plan("never", timeout=600.0)
         os.kill(server_pid(servers[0]), signal.SIGKILL)
         wait_until(lambda: folder.read_server() == written_states(url, "starting", 1))
@@ -462,8 +463,8 @@ def test_several_servers_start_together_and_one_that_dies_is_restarted_while_the
             told.append(event.text)
 
     monkeypatch.setattr(managed_server_module, "server_plans", lambda *_: [plan("healthy"), plan("healthy")])
-    with managed_server(run_plan(vllm_servers=2, vllm_max_restarts=1), folder, announce) as urls:
-        one, other = str(urls).split(",")
+    with managed_server(run_plan(vllm_servers=2, vllm_max_restarts=1), folder, announce) as server:
+        one, other = server[SERVER_VARIABLE].split(",")
         os.kill(server_pid(servers[0]), signal.SIGKILL)
         wait_until(lambda: folder.read_server()["servers"][one]["restarts"] == 1)  # type: ignore[index]
         wait_until(lambda: folder.read_server()["servers"][one]["state"] == "running")  # type: ignore[index]
@@ -500,33 +501,33 @@ def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log(
 # -- where others reach it
 
 
-def test_servers_for_other_machines_have_a_key_that_is_in_no_command_line(
-    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "the-key-of-this-run")
-    far = plan("healthy", host="127.0.0.2")
-    with VLLMServer.start(far, silent) as server:
-        assert server.url.startswith("http://127.0.0.2:")
-        words = arguments_in(far.log)
-    assert {"--host=127.0.0.2", "--middleware=aitrain.vllm.key_guard.KeyGuard"} <= set(words)
-    assert "the-key-of-this-run" not in " ".join(words)
-    assert far.environment()["VLLM_API_KEY"] == "the-key-of-this-run"
-    assert not any("middleware" in word for word in plan("healthy").arguments(1))
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_servers_have_a_key_that_is_in_no_command_line(plan: Callable[..., ServerConfig], host: str) -> None:
+    one = plan("healthy", host=host, key="the-key-of-this-run")
+    with VLLMServer.start(one, silent) as server:
+        assert server.url.startswith(f"http://{host}:")
+        words = arguments_in(one.log)
+    assert {f"--host={host}", "--middleware=aitrain.vllm.key_guard.KeyGuard"} <= set(words)
+    assert "the-key-of-this-run" not in " ".join(words) + repr(one)
+    assert one.environment()["VLLM_API_KEY"] == "the-key-of-this-run"
 
 
-def test_a_run_with_servers_for_other_machines_makes_a_key_unless_there_is_one(
+def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
     run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also two runs that one process has at the same time."""
     keys: list[str] = []
-    monkeypatch.setattr(VLLMServer, "start_all", lambda *_: keys.append(os.environ["VLLM_API_KEY"]) or [])
+    started: list[str] = []
+    monkeypatch.setattr(VLLMServer, "start_all", lambda plans, _: started.extend(one.key for one in plans) or [])
     for given in ("", "of the user"):
         monkeypatch.setenv("VLLM_API_KEY", given)
-        for _ in range(2):
-            with managed_server(run_plan(vllm_listen_address="127.0.0.2"), RunFolder(here), lambda event: None):
-                pass
-            assert os.environ.get("VLLM_API_KEY", "") == given
-    assert len(keys[0]) > 40
-    assert len(keys[1]) > 40
+        plans = [run_plan(vllm_servers=2), run_plan(vllm_listen_address="127.0.0.2")]
+        with ExitStack() as stack:
+            servers = [stack.enter_context(managed_server(one, RunFolder(here), lambda event: None)) for one in plans]
+            keys += [server["VLLM_API_KEY"] for server in servers]
+        assert os.environ["VLLM_API_KEY"] == given
+    assert started == [keys[0], keys[0], keys[1], keys[2], keys[2], keys[3]]
+    assert min(map(len, keys[:2])) > 40
     assert keys[0] != keys[1]
     assert keys[2:] == ["of the user"] * 2
 
@@ -646,9 +647,8 @@ def test_vllm_itself_serves_tokens_with_log_probabilities_and_leaves_no_process(
 
 
 def post(server: VLLMServer, path: str, values: object) -> dict[str, list[dict[str, dict[str, list[float]]]]]:
-    request = urllib.request.Request(
-        server.url + path, json.dumps(values).encode(), {"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.plan.key}"}
+    request = urllib.request.Request(server.url + path, json.dumps(values).encode(), headers)
     said = urllib.request.urlopen(request, timeout=60).read()
     return json.loads(said) if said else None
 

@@ -30,7 +30,8 @@ def env_serve(
 ) -> int:
     """Serve an environment to trainings, evals and checks on other machines: --rl-env http://HOST:PORT.
 
-    AITRAIN_ENV_TOKEN in the environment is a token that clients must have as well.
+    Clients need a token: AITRAIN_ENV_TOKEN of the environment, which they must have as well; else a random one, which
+    those of this user and this machine find in a file.
     """
     from aitrain.cli.env_process import check_environment, run_on_terminal  # here, because help needs none of it
 

@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,7 +42,8 @@ def serve(
 ) -> int:
     """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
 
-    Prints vLLM's command first. VLLM_API_KEY in the environment sets a key that clients must send.
+    Prints vLLM's command first. Clients must send a key: VLLM_API_KEY of the environment, else a random one, which is
+    shown.
     """
     from aitrain.launch.nvidia import visible_gpus  # these here, because help needs none of them
     from aitrain.named_models import named_folder
@@ -98,6 +100,7 @@ def _check_port(port: int) -> None:
 
 def _serve(plan: ServedModel, port: int, as_json: bool) -> int:
     """Run the server until Ctrl-C, SIGTERM, or its own end."""
+    from aitrain.vllm.addresses import KEY_VARIABLE
     from aitrain.vllm.server_process import VLLMServer
 
     for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore Ctrl-C by default
@@ -105,8 +108,10 @@ def _serve(plan: ServedModel, port: int, as_json: bool) -> int:
     typer.echo(f"vLLM's output is in {plan.log}", err=True)
     with VLLMServer.start(plan, _show_progress, port) as server:
         try:
-            up = {"url": f"{server.url}/v1", "model": plan.name, "base": plan.names("")[0] if plan.adapter else None}
-            typer.echo(json.dumps(up) if as_json else _introduction(plan, server.url))
+            key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: plan.key}
+            base = plan.names("")[0] if plan.adapter else None
+            up = {"url": f"{server.url}/v1", "model": plan.name, "base": base, **key}
+            typer.echo(json.dumps(up) if as_json else _introduction(plan, server.url, key))
             while (code := server.poll()) is None:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
@@ -122,10 +127,12 @@ def _show_progress(text: str) -> None:
         typer.echo(f"\r{text}", nl=False, err=True)
 
 
-def _introduction(plan: ServedModel, url: str) -> str:
-    """The address, the models, and a first request."""
+def _introduction(plan: ServedModel, url: str, key: Mapping[str, str]) -> str:
+    """The address, the models, a key that was made, and a first request, which has the key in no argument."""
     request = json.dumps({"model": plan.name, "messages": [{"role": "user", "content": "Hello"}]})
     lines = [f"\nserving at {url}/v1  (stop with Ctrl-C)", f"  model {plan.name}"]
     if plan.adapter is not None:
         lines.append(f"  model {plan.names('')[0]}, the base without the adapter")
-    return "\n".join([*lines, f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{request}'"])
+    lines += [f"  export {name}={value}" for name, value in key.items()]
+    curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{request}'"
+    return "\n".join([*lines, f'  {curl} -H @- <<< "Authorization: Bearer $VLLM_API_KEY"'])

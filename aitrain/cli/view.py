@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import webbrowser
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,14 +34,19 @@ def view(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON.")] = False,
 ) -> int:
-    """Show runs as a page in the browser, on 127.0.0.1 only."""
+    """Show runs as a page in the browser, on 127.0.0.1 only.
+
+    The address holds a key, without which other users of the machine get nothing.
+    """
     from aitrain.ui.run_registry import RunRegistry, places  # here, because no other command needs what it imports
 
-    with _server(RunRegistry(places(runs or [])), port) as server:
+    with _server(RunRegistry(places(runs or [])), port) as server, NamedTemporaryFile("w", suffix=".html") as page:
         typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
         has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
-            webbrowser.open(server.address)
+            page.write(f'<meta http-equiv="refresh" content="0; url={server.address}">')
+            page.flush()
+            webbrowser.open(f"file://{page.name}")  # other users see a browser's arguments, and cannot read the file
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
         try:
             server.serve_forever()

@@ -14,7 +14,9 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     .generation_kwargs                          replaced for each call; the last one holds further SamplingParams
     VLLMGeneration.llm                          replaced for a call whose prompts have seeds
     VLLMGeneration.mode, .tensor_parallel_size, .tp_group, ._dist   read
-    VLLMGeneration.vllm_client.session          a requests.Session, given a deadline
+    trl.generation.vllm_generation.VLLMClient   replaced while it connects, for a deadline and the server's key
+    VLLMClient.check_server(total_timeout)      overridden: called once, before any request of `session`, a
+                                                requests.Session
     VLLMGeneration.llm.llm_engine.step          wrapped: see local_vllm.py
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
@@ -29,6 +31,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
@@ -43,6 +46,7 @@ from aitrain.engines.tied_head import renew_tied_head
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.limits import EndOfTurn
+from aitrain.vllm.addresses import key_header
 
 DEADLINE = 600.0
 """Seconds for one attempt of a request to a server; TRL makes six."""
@@ -50,9 +54,14 @@ DEADLINE = 600.0
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 
-def set_deadline(session: Any, seconds: float = DEADLINE) -> None:
-    """Set a timeout for every attempt of a `requests.Session`, as TRL sets none."""
-    session.request = partial(session.request, timeout=seconds)
+class KeyedClient(VLLMClient):  # type: ignore[misc]  # TRL has no types
+    """TRL's client of a server, with a deadline for every attempt, and the server's key."""
+
+    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
+        """Set both before the first request."""
+        self.session.request = partial(self.session.request, timeout=DEADLINE)
+        self.session.headers.update(key_header())
+        super().check_server(total_timeout, retry_interval)
 
 
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
@@ -66,10 +75,9 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         """Start vLLM in the number format that the trainer computes in: by default vLLM casts float32 weights to
         bfloat16, and its log-probabilities would differ from the trainer's."""
         if self.mode != "colocate" or not hasattr(vllm_generation, "LLM"):
-            with activity.own.doing("connecting to vLLM's server"):
+            keyed = {"VLLMClient": KeyedClient}
+            with replaced(vllm_generation, keyed), activity.own.doing("connecting to vLLM's server"):
                 super()._init_vllm()
-            if self.mode == "server" and self.accelerator.is_main_process:
-                set_deadline(self.vllm_client.session)
             return
         before = vllm_generation.LLM
 

@@ -138,7 +138,7 @@ class EnvConnection:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
     ) -> JsonObject:
         headers = {"Content-Type": "application/json", CLIENT_HEADER: self.client}
-        if token := env_token():
+        if token := env_token(self.url):
             headers["Authorization"] = f"Bearer {token}"
         connection.request(method, urlsplit(self.url).path + path, body, headers)
         response, parts = connection.getresponse(), list[bytes]()

@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
+import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from aitrain.environment.env_service import EnvService, RefusedRequestError
-from aitrain.environment.wire_format import ALIVE_SECONDS, CLIENT_HEADER, TOKEN_VARIABLE, encode, env_token
+from aitrain.environment.wire_format import (
+    ALIVE_SECONDS,
+    CLIENT_HEADER,
+    TOKEN_VARIABLE,
+    encode,
+    env_token,
+    token_file,
+)
+from aitrain.errors import ConfigError
 from aitrain.execution.user_code import describe_error
 
 MAX_BODY, MAX_REFUSED_BODY = 64 << 20, 1 << 16
 """Maximum bytes of a request, and of one that is refused, whose body is read only to keep the connection."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
 END_SECONDS = 5.0
 """Seconds between two looks for clients that are gone."""
 
@@ -41,7 +51,8 @@ class EnvHttpServer:
     def __init__(self, service: EnvService, host: str = "127.0.0.1", port: int = 0) -> None:
         self.service, self.host, self.port = service, host, port
         self.stop = asyncio.Event()
-        self._token = env_token()
+        self._has_file = not env_token()
+        self._token = env_token() or secrets.token_urlsafe(32)
         self._connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, on_ready: Callable[[str], object]) -> None:
@@ -49,18 +60,23 @@ class EnvHttpServer:
 
         Raises:
             OSError: the port is taken, or the address is none of this machine.
+            ConfigError: the token cannot be written.
         """
         server = await asyncio.start_server(self._accept, self.host, self.port, limit=1 << 16, backlog=1024)
         port = server.sockets[0].getsockname()[1]
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
-        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         try:
+            if self._has_file:
+                _write_token(token_file(port), self._token)
+            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             while not self.stop.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.stop.wait(), END_SECONDS)
                 await self.service.end_lost()
         finally:
             server.close()
+            if self._has_file:
+                token_file(port).unlink(missing_ok=True)
             await self.service.end_all()
             for connection in self._connections:
                 connection.cancel()
@@ -131,23 +147,38 @@ class EnvHttpServer:
         writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(result), result))
 
     def _check(self, request: _Request) -> None:
-        """Refuse a request without the token, or of a page in a browser.
+        """Refuse a request without the token, which other users of the machine and pages in a browser lack.
 
         Raises:
             RefusedRequestError: it is refused.
         """
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if self._token and not hmac.compare_digest(given, self._token.encode()):
+        if not hmac.compare_digest(given, self._token.encode()):
             raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname
-        if not self._token and host not in LOCAL:
-            raise RefusedRequestError(403, f"without {TOKEN_VARIABLE} only clients of 127.0.0.1 are answered")
         if "transfer-encoding" in request.headers or not 0 <= request.length <= MAX_BODY:
             raise RefusedRequestError(413, f"send at most {MAX_BODY} bytes at once, with Content-Length")
         if request.method not in ("GET", "POST"):
             raise RefusedRequestError(405, "use GET or POST")
         if request.method == "POST" and not request.headers.get("content-type", "").startswith("application/json"):
             raise RefusedRequestError(415, "Content-Type must be application/json")
+
+
+def _write_token(file: Path, token: str) -> None:
+    """Write a file that only this user can read.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)  # of a server that was killed
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as new:
+            new.write(token)
+    except OSError as error:
+        raise ConfigError(
+            f"The server's token cannot be written to {file}: {error.strerror}\n"
+            f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
+        ) from None
 
 
 async def _read_head(reader: asyncio.StreamReader) -> _Request | None:

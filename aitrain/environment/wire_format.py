@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from aitrain.environment.episode_group import GroupMember
 from aitrain.environment.requirements import EnvRequirements
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
 CLIENT_HEADER = "X-Aitrain-Client"
 """Header with the name of the client, whose sessions are ended when the server has not heard of it for a while."""
 ALIVE_SECONDS = 2.0
@@ -103,13 +108,21 @@ class EnvAnswer:
     seconds: float = 0.0
 
 
-def env_token() -> str:
-    """The token of AITRAIN_ENV_TOKEN; empty without one.
+def token_file(port: int) -> Path:
+    """The file with the token that a server of this user and this machine has made."""
+    return Path.home() / ".cache" / "aitrain" / f"env-token-{socket.gethostname()}-{port}"
+
+
+def env_token(url: str = "") -> str:
+    """The token of AITRAIN_ENV_TOKEN, else of the file of the server at an address of this machine; empty without one.
 
     Raises:
         ConfigError: it cannot be sent in a header.
     """
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token, server = os.environ.get(TOKEN_VARIABLE, ""), urlsplit(url)
+    if not token and server.hostname in LOCAL:
+        with suppress(OSError):
+            return token_file(server.port or 80).read_text(encoding="ascii")
     if not all("!" <= character <= "~" for character in token):
         raise ConfigError(f"{TOKEN_VARIABLE}: a token has only ASCII letters, digits and signs, without spaces")
     return token

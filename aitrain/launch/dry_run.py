@@ -17,7 +17,7 @@ from aitrain.launch.local_processes import PYTHON
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import process_variables
 from aitrain.launch.unchecked import not_checked
-from aitrain.redaction import disable_telemetry, redact_file
+from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs.run_folder import RunFolder
 
 MODULE = "aitrain.jobs.dry_run"
@@ -65,7 +65,6 @@ def dry_run(
         folder = RunFolder(Path(parent))
         folder.write_config(plan.config)
         found = _run(plan, folder, DryRun(show_phase=show_phase))
-        redact_file(folder.log)  # programs that the environment runs write to it directly
         if show_output is not None:
             show_output(folder.log.read_text(encoding="utf-8", errors="replace"))
     if isinstance(found.end, Failed):
@@ -80,9 +79,9 @@ def _run(plan: RunPlan, folder: RunFolder, found: DryRun) -> DryRun:
     arguments = [str(folder.path), str(plan.batch.processes), *([str(plan.checkpoint)] if plan.checkpoint else [])]
     if plan.config.resume_anyway and plan.checkpoint:
         arguments.append("anyway")
-    with folder.log.open("w", encoding="utf-8") as log:
-        command = [*PYTHON, "-m", MODULE, *arguments]
-        tree = ProcessTree(command, env=process_variables(plan), stdout=subprocess.PIPE, stderr=log)
+    command, variables = [*PYTHON, "-m", MODULE, *arguments], process_variables(plan)
+    log = RedactedLog(folder.log, variables)
+    tree = ProcessTree(command, env=variables, stdout=subprocess.PIPE, stderr=log.pipe)
     is_late = threading.Event()
 
     def give_up() -> None:
@@ -103,6 +102,7 @@ def _run(plan: RunPlan, folder: RunFolder, found: DryRun) -> DryRun:
     finally:
         timer.cancel()
         code = tree.close()
+        log.close()
         tree.stdout.close()
     found.end = found.end or _silent_end(plan, found, code, is_late.is_set())
     return found

@@ -17,18 +17,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.launch.preflight import RunPlan
+from aitrain.redaction import RedactedLog
 from aitrain.runs.run_folder import LOCK_VARIABLE, RunFolder
 
 PYTHON = [sys.executable, "-P"]
 """`-P` keeps the working directory off the path: a folder named `vllm` there must not hide the library."""
 WORKER = "aitrain.jobs.worker"
-MOST_LOG, KEPT_LOG = 64 << 20, 8 << 20
-"""Bytes at which a log is cut, and of its beginning and its end that are kept."""
-CUT = b"[aitrain left out the middle of this log: more was printed than is kept]\n"
 ALL_HAVE_ENDED = "\0\n"
 """The last line of the processes' output, which is ours."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -77,38 +74,6 @@ def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-@contextmanager
-def kept_short(log: Path, every: float = 0.25) -> Iterator[None]:
-    """Cut a log that processes append to whenever it has grown too large: its beginning and its end are kept."""
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(every):
-            cut(log)
-
-    thread = threading.Thread(target=watch, name="log", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-        cut(log)
-
-
-def cut(log: Path) -> None:
-    """Cut a log if it is too large, in place, as processes hold it open; lines that they append just then are lost."""
-    with suppress(OSError), log.open("r+b") as file:
-        if file.seek(0, os.SEEK_END) <= MOST_LOG:
-            return
-        file.seek(-KEPT_LOG, os.SEEK_END)
-        end = file.read()
-        file.seek(0)
-        file.seek(file.read(KEPT_LOG).rfind(b"\n") + 1 or KEPT_LOG)  # whole lines, in which secrets are masked later
-        file.write(CUT + end[end.find(b"\n") + 1 :])
-        file.truncate()
-
-
 @dataclass
 class LocalProcesses:
     """The running training processes of this machine."""
@@ -123,7 +88,7 @@ class LocalProcesses:
     _waiting: list[threading.Thread] = field(default_factory=list)
 
     def start(
-        self, command: list[str], variables: Mapping[str, str], ranks: Ranks, log: TextIO, lock: int | None = None
+        self, command: list[str], variables: Mapping[str, str], ranks: Ranks, log: RedactedLog, lock: int | None = None
     ) -> None:
         """Start one process for each rank. All write events to the same pipe, and inherit the run folder's lock.
 
@@ -140,7 +105,7 @@ class LocalProcesses:
                     math.inf,
                     env=own,
                     stdout=self._writing,
-                    stderr=log,
+                    stderr=log.pipe,
                     pass_fds=() if lock is None else (lock,),
                 )
         except BaseException:

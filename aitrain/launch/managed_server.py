@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from aitrain.errors import RunFailed
-from aitrain.events import Announce, Note, Phase
+from aitrain.events import SERVER_VARIABLE, Announce, Note, Phase
 from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.named_models import named_folder
 from aitrain.runs.run_folder import RunFolder, write_json
-from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK
+from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, new_key
 from aitrain.vllm.server_arguments import argument_words
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, stop_all
 
@@ -24,29 +22,26 @@ LOOK = 0.5
 
 
 @contextmanager
-def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
-    """Run the vLLM servers of a plan, and yield their addresses, with commas; None if the run starts none. Servers that
-    other machines reach have a key, in the environment variable VLLM_API_KEY of this process and its children.
+def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[dict[str, str]]:
+    """Run the vLLM servers of a plan, and yield the environment variables with which training processes reach them:
+    their addresses, with commas, and their key; none if the run starts none.
 
     Raises:
         RunFailed: a server cannot be started.
     """
     folder.server.unlink(missing_ok=True)  # of a run that is resumed
     if not starts_server(plan.config):
-        yield None
+        yield {}
         return
     plans = server_plans(plan, folder)
     many = f"{len(plans)} servers: " if len(plans) > 1 else ""
     with ExitStack() as stack:
-        if plans[0].host != LOOPBACK and not os.environ.get(KEY_VARIABLE):
-            os.environ[KEY_VARIABLE] = secrets.token_urlsafe(32)
-            stack.callback(os.environ.pop, KEY_VARIABLE, None)  # servers of a later run get another one
         servers = VLLMServer.start_all(plans, lambda text: announce(Phase(f"{many}{text}")))
         stack.callback(stop_all, servers)
         states = _ServerStates(servers, announce, folder)
         for server in servers:
             stack.enter_context(_Restarter(server, plan.config.vllm_max_restarts, states).watching())
-        yield ",".join(server.url for server in servers)
+        yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
 
 
 def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
@@ -58,7 +53,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
     if dtype == "float32" and config.vllm_quantization is not None:
         dtype = "bfloat16"  # vLLM computes with FP8 weights in half precision only
-    host = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK)
+    host, key = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK), new_key()
     return [
         ServerConfig(
             model=str(named_folder(config.model) or config.model),
@@ -76,6 +71,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
             trust_remote_code=config.trust_remote_code,
             seed=config.seed,
             host=host,
+            key=key,
         )
         for number in range(count)
     ]

@@ -7,7 +7,6 @@ events and progress, and end when node 0 says so or is lost.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import socket
@@ -27,13 +26,10 @@ from aitrain.launch.managed_server import managed_server
 from aitrain.launch.node_link import Message, NodeLink, Peer
 from aitrain.launch.nodes import SharedFolder, interface_variables
 from aitrain.launch.processes import PATIENCE, Processes
-from aitrain.redaction import redact_file
 from aitrain.runs import node_info
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.watchdog import IdleClock, WatchedProcess
 
-KEY_VARIABLE = "VLLM_API_KEY"
-"""Environment variable with the key of a vLLM server."""
 STACKS_SECONDS = 6.0
 """Seconds to wait for another machine's word on whether a rank waits for another one."""
 CAUSE_SECONDS = 5.0
@@ -116,8 +112,7 @@ class LeadingProcesses(LinkedProcesses):
         self._check_others()
         port = stack.enter_context(reserved_port(""))
         self.ranks = Ranks(self.plan.processes, 0, self.plan.batch.processes, self.link.own_address, port)
-        key = os.environ.get(KEY_VARIABLE) if self.server else None
-        self.link.tell("start", port=port, server=self.server, key=key, world=self.ranks.world)
+        self.link.tell("start", port=port, server=self.server, world=self.ranks.world)
 
     def _nodes(self) -> list[NodeInfo]:
         own = NodeInfo(0, socket.gethostname(), self.link.own_address, len(self.plan.gpus))
@@ -226,8 +221,6 @@ class FollowingProcesses(LinkedProcesses):
     shared: SharedFolder = field(kw_only=True)
     _has_heard: bool = False
     """Whether node 0 has said that the run failed."""
-    _key: str | None = None
-    """Key of node 0's vLLM server."""
     _begun: queue.Queue[Message | None] = field(default_factory=queue.Queue)
     _watched_ranks: dict[int, WatchedProcess] = field(default_factory=dict)
     _moved: dict[int, int] = field(default_factory=dict)
@@ -245,9 +238,6 @@ class FollowingProcesses(LinkedProcesses):
         assert self.plan.nodes is not None
         return self.folder.system_of(self.plan.nodes.rank)
 
-    def _mask_logs(self) -> None:
-        redact_file(self.log)
-
     def _prepare(self, stack: ExitStack) -> None:
         assert self.plan.nodes is not None
         self.link.beat = self._progress
@@ -257,15 +247,14 @@ class FollowingProcesses(LinkedProcesses):
         assert begun is not None
         count, address = self.plan.processes, self.link.peers[0].address
         self.ranks = Ranks(count, count * self.plan.nodes.rank, begun["world"], address, begun["port"])
-        self.server, self._key = begun["server"], begun["key"]
+        self.server = begun["server"]
 
     def _command(self) -> list[str]:
         return worker_command(self.plan, self.folder, self.shared.checkpoint)
 
     def _environment(self) -> dict[str, str]:
         own = {} if self.shared.is_shared else {OWN_FOLDER_VARIABLE: "1"}
-        key = {KEY_VARIABLE: self._key} if self._key else {}
-        return {**super()._environment(), **own, **key}
+        return {**super()._environment(), **own}
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

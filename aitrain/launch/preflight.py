@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -30,7 +29,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
 from aitrain.options.trl_fields import check_trl_fields, enum_values
 from aitrain.packages import installed
-from aitrain.redaction import encoded_forms, secret_values
+from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (
     PREFIX,
     changed_options,
@@ -167,15 +166,12 @@ def refuse_secrets(config: TrainConfig) -> None:
     Raises:
         ConfigError: there is one.
     """
-    for option in ("rl_env_config", "trl", "vllm_args", "vllm_speculative"):
-        text = json.dumps(getattr(config, option), ensure_ascii=False)
-        for name, value in secret_values().items():
-            if any(form in text for form in encoded_forms([value])):
-                is_env = option == "rl_env_config"
-                way_out = f'Let the environment read it: os.environ["{name}"]' if is_env else "Leave it out."
-                raise ConfigError(
-                    f"{option}: it holds the value of {name}, and would be written into the run folder\n{way_out}"
-                )
+    for option, value in config.written().items():
+        if found := found_secret(value):
+            raise ConfigError(
+                f"{option}: it holds {found}, and would be written into the run folder\n"
+                "Leave it out, and let what needs it read an environment variable."
+            )
 
 
 def check_functions(config: TrainConfig) -> None:

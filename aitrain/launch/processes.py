@@ -14,18 +14,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
+from aitrain.events import Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.launch.local_processes import (
     RANK_VARIABLES,
     LocalProcesses,
     Ranks,
     how_it_ended,
-    kept_short,
     reserved_port,
     worker_command,
 )
@@ -37,7 +35,7 @@ from aitrain.launch.slurm import FOREIGN_VARIABLES
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
-from aitrain.redaction import disable_telemetry, redact_file
+from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
@@ -67,8 +65,8 @@ class Processes:
     local: LocalProcesses | None = None
     lost: tuple[int, int] | None = None
     """Rank and exit code of the first process that ended with an error and was not ended by us."""
-    server: str | None = None
-    """Address of the run's own vLLM server."""
+    server: dict[str, str] = field(default_factory=dict)
+    """Environment variables with address and key of the run's own vLLM servers."""
     watchdog: Watchdog | None = None
     activity: SharedMemory | None = None
     """Phases and progress counts, written by the training processes."""
@@ -81,13 +79,11 @@ class Processes:
         """
         disable_telemetry(self.plan.config.telemetry)
         with ExitStack() as stack:
-            log = stack.enter_context(self.log.open("a", encoding="utf-8"))
-            stack.callback(self._mask_logs)
-            stack.enter_context(kept_short(self.log))
             stack.enter_context(on_stop_signals(self._on_signal))
             self._prepare(stack)
             stack.enter_context(self._watched())
             stack.enter_context(SystemRecorder(self.system))
+            log = stack.enter_context(RedactedLog(self.log, self._environment()))
             self.local = self._start(log)
             if self.stops:  # another thread asked while vLLM was being started
                 self.local.send(signal.SIGTERM)
@@ -99,6 +95,7 @@ class Processes:
                         self._hear(event)
             finally:
                 self.local.wait(PATIENCE)
+                log.close()
                 self.pids.clear()
             return self._end()
 
@@ -118,7 +115,7 @@ class Processes:
         count = self.plan.batch.processes
         self.ranks = Ranks(count, world=count, port=stack.enter_context(reserved_port()) if count > 1 else 0)
 
-    def _start(self, log: TextIO) -> LocalProcesses:
+    def _start(self, log: RedactedLog) -> LocalProcesses:
         local = LocalProcesses(self._on_exit)
         local.start(self._command(), self._environment(), self.ranks, log, self.folder.lock)
         return local
@@ -127,9 +124,8 @@ class Processes:
         return worker_command(self.plan, self.folder, self.plan.checkpoint)
 
     def _environment(self) -> dict[str, str]:
-        server = {SERVER_VARIABLE: self.server} if self.server else {}
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
-        return {**process_variables(self.plan), **server, **activity}
+        return {**process_variables(self.plan), **self.server, **activity}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
@@ -204,9 +200,6 @@ class Processes:
 
     # -- ending
 
-    def _mask_logs(self) -> None:
-        mask_logs(self.folder)
-
     def _on_signal(self, *_: object) -> None:
         if self.local is None:
             raise KeyboardInterrupt  # while vLLM is being started
@@ -264,9 +257,3 @@ def process_variables(plan: RunPlan) -> dict[str, str]:
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
     return {**defaults, **inherited, **gpus}
-
-
-def mask_logs(folder: RunFolder) -> None:
-    """Mask secrets in the output of vLLM's server and of programs that the workers ran; workers mask their own."""
-    for log in folder.path.glob("*.log"):
-        redact_file(log)

@@ -15,7 +15,7 @@ from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note, Phase, decode
 from aitrain.execution.ray_connection import connected, machines
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import PATIENCE, STOPPING, mask_logs
+from aitrain.launch.processes import PATIENCE, STOPPING
 from aitrain.launch.ray_fit import PRIVATE, bundles, fit, start_relay
 from aitrain.launch.ray_placement import describe
 from aitrain.launch.ray_relay import Meeting, RankNews, Requests
@@ -68,7 +68,6 @@ class RayProcesses:
 
     def _run(self) -> None:
         with ExitStack() as stack:
-            stack.callback(mask_logs, self.folder)
             stack.callback(shutil.rmtree, self.folder.path / PRIVATE, ignore_errors=True)
             self.announce(Phase("connecting to Ray"))
             stack.enter_context(on_stop_signals(partial(_leave, self)))

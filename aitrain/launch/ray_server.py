@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import SERVER_VARIABLE, Event, encode
+from aitrain.events import Event, encode
 from aitrain.execution.ray_connection import has_gpus
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.launch.processes import PATIENCE
 from aitrain.launch.ray_relay import RankNews
 from aitrain.runs.run_folder import RunFolder
-from aitrain.vllm.addresses import KEY_VARIABLE
 
 NO_RANK = -1
 """The rank in the news of this actor."""
@@ -43,9 +42,7 @@ class ServerHost:
         gpus = tuple(gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu)
         config = self.plan.config.model_copy(update={"vllm_listen_address": ray.util.get_node_ip_address()})
         plan = replace(self.plan, config=config, server_gpus=gpus)
-        urls = self._stack.enter_context(managed_server(plan, self.folder, self._announce))
-        key = os.environ.get(KEY_VARIABLE)
-        return {SERVER_VARIABLE: urls or "", **({KEY_VARIABLE: key} if key else {})}
+        return self._stack.enter_context(managed_server(plan, self.folder, self._announce))
 
     def close(self) -> None:
         """End the servers."""

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ from aitrain.activity import Part, SharedMemory, Snapshot, read
 from aitrain.errors import RunFailed
 from aitrain.events import Ended, Failed, Started, decode
 from aitrain.execution.process_tree import ProcessTree
-from aitrain.launch.local_processes import Ranks, how_it_ended, kept_short, rank_variables, worker_command
+from aitrain.launch.local_processes import Ranks, how_it_ended, rank_variables, worker_command
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, process_variables
 from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests
+from aitrain.redaction import RedactedLog
 from aitrain.runs.node_info import VARIABLE as NODES_VARIABLE
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import BYTES, ask_for_stacks, bytes_moved, waits_for_another_rank
@@ -129,29 +130,30 @@ class RankProcess:
             RunFailed: it ended without an error message, and the command did not ask for it.
         """
         memory, lines = SharedMemory(self.numbers.world), Lines()
-        with self.log.open("a", encoding="utf-8") as log:
-            # it gets no time if Ray kills this worker: it would train on, beside the processes of the restart
-            tree = ProcessTree(
-                self._command(),
-                env=self._variables(memory),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=self.job.working_directory,
-            )
+        variables = self._variables(memory)
+        log = RedactedLog(self.log, variables)
+        # it gets no time if Ray kills this worker: it would train on, beside the processes of the restart
+        tree = ProcessTree(
+            self._command(),
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=log.pipe,
+            cwd=self.job.working_directory,
+        )
         try:
             threading.Thread(target=_read_lines, args=[tree, lines], daemon=True).start()
-            with nullcontext() if self.numbers.local else kept_short(self.log):
-                while not self.is_silent:
-                    has_ended = tree.poll() is not None
-                    news = self._next_news(lines, memory)
-                    self._do(tell(news), tree, tell)
-                    if has_ended and not news.lines:
-                        break  # a process that cannot be ended still holds its output
-                with suppress(subprocess.TimeoutExpired):
-                    tree.wait(PATIENCE)
+            while not self.is_silent:
+                has_ended = tree.poll() is not None
+                news = self._next_news(lines, memory)
+                self._do(tell(news), tree, tell)
+                if has_ended and not news.lines:
+                    break  # a process that cannot be ended still holds its output
+            with suppress(subprocess.TimeoutExpired):
+                tree.wait(PATIENCE)
         finally:
             memory.unlink()
             code = tree.close()
+            log.close()
         if code and not (self.has_reported or self.requests.stops or self.is_over):
             how = how_it_ended(self.numbers.rank, self.numbers.world, code)
             tell(RankNews(self.numbers.rank, exit=how))

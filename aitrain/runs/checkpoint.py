@@ -21,7 +21,7 @@ from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.option import options_of
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.json_values import JsonObject, as_object
+from aitrain.runs.json_values import JsonObject, as_object, read_whole
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, keep_lines, sync, to_json_object, write_json
@@ -130,14 +130,14 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 def _content(checkpoint: Path) -> dict[str, Any]:
     try:
-        content = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        content = json.loads(read_whole(checkpoint / MANIFEST))
         is_as_written = content.pop("sha256") == _digest(content)
         step = content["step"]
     except FileNotFoundError:
         raise CheckpointDamagedError(
             f"it has no {MANIFEST}: it was not written completely, or not by aitrain"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_as_written, step = False, None
     if not is_as_written:
         raise CheckpointDamagedError(f"{MANIFEST} was changed")

@@ -1,12 +1,69 @@
-"""Typed values from JSON files that may be damaged: what is missing or of a wrong type gets a default."""
+"""Typed values from JSON files that may be damaged: what is missing or of a wrong type gets a default.
+
+A folder may be somebody else's: a pipe or a device in it would be read forever, so that only regular files are read, and
+not more of them than fits.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
-from typing import TypeAlias
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
 
 JsonObject: TypeAlias = dict[str, object]
+LARGEST_FILE = 64 * 2**20
+"""Maximum bytes of a file that is read at once."""
+LONGEST_LINE, ENDLESS_LINE = 2**26, 2**28
+"""Bytes of a line from which it is passed over, and from which the rest of its file is."""
+
+
+def regular(path: str, flags: int) -> int:
+    """An `opener` for files that are read; anything but a regular file, or a link to one, is as if it was missing."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
+
+
+def read_whole(path: Path) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is larger than LARGEST_FILE.
+    """
+    with open(path, "rb", opener=regular) as file:
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
+def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """(line, its offset, the offset of the next one) for each complete line; empty bytes for one that is too long. Ends
+    at one that is endless."""
+    start = stream.tell()
+    while line := stream.readline(LONGEST_LINE):
+        end = start + len(line)
+        if not line.endswith(b"\n"):
+            if len(line) < LONGEST_LINE:
+                return
+            line, piece = b"", stream.readline(2**20)
+            end += len(piece)
+            while piece and not piece.endswith(b"\n"):
+                if end - start > ENDLESS_LINE:
+                    return
+                piece = stream.readline(2**20)
+                end += len(piece)
+        yield line, start, end
+        start = end
+
+
 
 
 def parse_object(line: bytes) -> JsonObject | None:

@@ -18,9 +18,9 @@ import yaml
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.named_models import NAMED_MODELS, SMOLLM2, TINY, named_folder
 from aitrain.options.environment import named_place
-from aitrain.options.yaml_text import read_yaml
+from aitrain.options.yaml_text import read_yaml, refuse_bombs
 from aitrain.runs.checkpoint import SHARDS
-from aitrain.runs.json_values import JsonObject, as_int, as_object
+from aitrain.runs.json_values import JsonObject, as_int, as_object, read_whole
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
 ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
@@ -264,7 +264,9 @@ def _not_found(given: str, path: Path) -> str:
 
 def _read_config(folder: RunFolder) -> dict[str, object]:
     try:
-        loaded = read_yaml(folder.config.read_text(encoding="utf-8"))
+        text = read_whole(folder.config).decode("utf-8")
+        refuse_bombs(text)
+        loaded = read_yaml(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"model: cannot read {folder.config}: {' '.join(str(error).split())[:200]}") from None
     return {str(name): value for name, value in loaded.items()} if isinstance(loaded, dict) else {}

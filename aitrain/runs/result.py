@@ -12,6 +12,7 @@ from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.mixture import EnvResult
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
+from aitrain.runs.json_values import read_whole
 from aitrain.runs.verdict import Verdict, verdict_sentence
 
 if TYPE_CHECKING:
@@ -123,5 +124,5 @@ class Result:
     @classmethod
     def read(cls, folder: Path) -> Result:
         """Read the result of a run that has ended; fields that an older run lacks get their defaults."""
-        values = json.loads(RunFolder(folder).result.read_text(encoding="utf-8"))
+        values = json.loads(read_whole(RunFolder(folder).result))
         return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})

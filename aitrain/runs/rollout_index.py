@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from aitrain.runs.case_key import prompt_key
-from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text, parse_object
+from aitrain.runs.json_values import LONGEST_LINE, JsonObject, as_float, as_int, as_text, parse_object, regular, whole_lines
 from aitrain.runs.rollout_record import RolloutRecord, upgraded
 
-LONGEST_LINE = 64 * 2**20
-"""Maximum bytes of a line; a longer one counts as damaged, and is not kept in memory."""
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
 
@@ -114,7 +112,7 @@ class RolloutIndex:
                 self._read_on(number, file)
 
     def _read_on(self, number: int, file: _File) -> None:
-        with file.path.open("rb") as stream:
+        with open(file.path, "rb", opener=regular) as stream:
             stream.seek(file.done)
             for line, start, end in whole_lines(stream):
                 file.done = end
@@ -153,23 +151,6 @@ class RolloutIndex:
         finally:
             for stream in streams.values():
                 stream.close()
-
-
-def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """(line, its offset, the offset of the next one) for each complete line; empty bytes for one that is too long."""
-    start = stream.tell()
-    while line := stream.readline(LONGEST_LINE):
-        end = start + len(line)
-        if not line.endswith(b"\n"):
-            if len(line) < LONGEST_LINE:
-                return
-            line, piece = b"", stream.readline(2**20)
-            end += len(piece)
-            while piece and not piece.endswith(b"\n"):
-                piece = stream.readline(2**20)
-                end += len(piece)
-        yield line, start, end
-        start = end
 
 
 def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aitrain.errors import CannotWriteError, ConfigError
-from aitrain.redaction import redact
+from aitrain.redaction import MASK, is_random, redact
+from aitrain.runs.json_values import parse_object, read_whole, regular, whole_lines
 
 if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
@@ -429,10 +430,9 @@ def _is_alive(pid: str) -> bool:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse_object(read_whole(path)) or {}
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -> None:
@@ -462,23 +462,17 @@ def read_lines(path: Path) -> Iterator[dict[str, object]]:
         yield record
 
 
-def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for line in file:
-            try:
-                record = json.loads(line) if line.endswith("\n") else None
-            except ValueError:
-                continue
-            if isinstance(record, dict):
+def _lines_and_records(path: Path) -> Iterator[tuple[bytes, dict[str, object]]]:
+    with suppress(FileNotFoundError), open(path, "rb", opener=regular) as file:
+        for line, _, _ in whole_lines(file):
+            if (record := parse_object(line)) is not None:
                 yield line, record
 
 
 def keep_lines(path: Path, is_kept: Callable[[dict[str, object]], bool]) -> None:
     """Keep only these records of a JSON lines file, and remove incomplete lines."""
     if path.exists():
-        write_text(path, "".join(line for line, record in _lines_and_records(path) if is_kept(record)))
+        write_bytes(path, b"".join(line for line, record in _lines_and_records(path) if is_kept(record)))
 
 
 def sync(path: Path) -> None:
@@ -508,4 +502,7 @@ def to_jsonable(value: object) -> object:
 
 def to_json_object(values: Mapping[str, object]) -> dict[str, object]:
     """`to_jsonable` for a mapping."""
-    return {redact(str(key)): to_jsonable(item) for key, item in values.items()}
+    return {
+        redact(str(key)): MASK if isinstance(item, str) and is_random(str(key), item) else to_jsonable(item)
+        for key, item in values.items()
+    }

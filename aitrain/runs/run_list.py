@@ -13,7 +13,7 @@ from pathlib import Path
 
 from aitrain.errors import ConfigError
 from aitrain.runs.heartbeat import SILENCE, is_alive, silence
-from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text, parse_object
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text, parse_object, regular
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.run_folder import RunFolder, read_object
@@ -143,7 +143,7 @@ def state_of(status: JsonObject) -> str:
 def _ends(metrics: Path) -> Iterator[float]:
     """The first and the last reward, searched in the first and last TAIL bytes."""
     try:
-        with metrics.open("rb") as file:
+        with open(metrics, "rb", opener=regular) as file:
             first = file.read(TAIL)
             file.seek(max(0, metrics.stat().st_size - TAIL))
             last = file.read(TAIL)

@@ -10,7 +10,7 @@ from typing import TypedDict
 from aitrain.errors import ConfigError
 from aitrain.redaction import redact
 from aitrain.runs.held_out import IntervalValues, recorded_table
-from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object
+from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object, regular
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
@@ -127,9 +127,9 @@ def _bare(value: object) -> IntervalValues | None:
 def _curve(metrics: Path) -> tuple[list[float], MetricsLine | None, bool]:
     """Evenly spread rewards, the newest scoring of the held-out cases, and whether a step changed the weights."""
     try:
-        with metrics.open("rb") as file:
+        with open(metrics, "rb", opener=regular) as file:
             file.seek(max(0, metrics.stat().st_size - MOST_METRICS))
-            lines = [line for line in file.read().split(b"\n")[:-1] if line]
+            lines = [line for line in file.read(MOST_METRICS).split(b"\n")[:-1] if line]
     except OSError:
         return [], None, True
     scorings = [line for line in lines if b'"eval_score"' in line]

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TypedDict
 
-from aitrain.redaction import MASK, SECRET_VALUE, redact
-from aitrain.runs.json_values import JsonObject, as_float, as_text
+from aitrain.redaction import redact
+from aitrain.runs.json_values import JsonObject, as_float, as_text, regular
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
 from aitrain.ui.next_steps import continuing
@@ -75,11 +75,11 @@ def _command(run: RunFolder, job: str) -> str:
 
 
 def _end_of_log(path: Path) -> str:
-    """The last lines of a log, without secrets: of a run that was killed, nobody has masked them yet."""
+    """The last lines of a log, without secrets, which one of an earlier version may hold."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             file.seek(max(0, path.stat().st_size - LOG_BYTES))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
+            lines = file.read(LOG_BYTES).decode("utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    return SECRET_VALUE.sub(MASK, redact("\n".join(line.rpartition("\r")[2] for line in lines[-LOG_LINES:])))
+    return redact("\n".join(line.rpartition("\r")[2] for line in lines[-LOG_LINES:]))

@@ -1,17 +1,24 @@
 """The page server on 127.0.0.1: the page of report.html for any run, up to date and with all rollouts.
 
-Requests are served only for the hosts 127.0.0.1 and localhost, also through a forwarded port (this prevents DNS
-rebinding), and only from the page itself. They can get the page, its parts, and runs by their ids; nothing is written,
-and no part of a request becomes a path.
+Requests need the server's key, as every user of the machine reaches the port: the address of the page has it, and a
+cookie from then on. They are served only for the hosts 127.0.0.1 and localhost, also through a forwarded port (this
+prevents DNS rebinding), and only from the page itself. They can get the page, its parts, and runs by their ids; nothing
+is written, and no part of a request becomes a path.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
+import socket
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qsl, quote, urlsplit
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from aitrain.errors import ConfigError, RequestRefusedError
 from aitrain.runs.json_values import JsonObject
@@ -40,6 +47,9 @@ KINDS = {
     "json": "application/json",
 }
 
+MAX_WAITING = 128
+"""Maximum connections without a request that has the key; beyond it, the oldest one is closed."""
+
 Parameters = Mapping[str, str]
 
 
@@ -47,15 +57,37 @@ class PageServer(ThreadingHTTPServer):
     """Serves the runs of a registry on 127.0.0.1; port 0 takes a free one."""
 
     daemon_threads = True
+    request_queue_size = 1024
 
     def __init__(self, registry: RunRegistry, port: int) -> None:
-        self.registry = registry
+        self.registry, self.key = registry, secrets.token_urlsafe(24)
+        self.waiting: dict[Any, None] = {}
+        """Connections without a request that has the key, the oldest first."""
         super().__init__(("127.0.0.1", port), _Handler)
+        self.cookie = f"aitrain-{self.server_port}"
 
     @property
     def address(self) -> str:
-        """URL of the page."""
-        return f"http://127.0.0.1:{self.server_port}/"
+        """URL of the page, with the key."""
+        return f"http://127.0.0.1:{self.server_port}/?key={self.key}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread."""
+        self.waiting[request] = None
+        if len(self.waiting) > MAX_WAITING:
+            with suppress(OSError, StopIteration, RuntimeError):  # a thread has just ended one
+                next(iter(self.waiting)).shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.waiting.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Show an error of ours; a client that has gone away is none."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -67,15 +99,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Send the response, or an error as JSON."""
         try:
             self._check_origin()
-            kind, body = self._answer()
-            self._send(HTTPStatus.OK, kind, body)
+            if not self._enter():
+                kind, body = self._answer()
+                self._send(HTTPStatus.OK, kind, body)
         except RequestRefusedError as refused:
-            if self.path.partition("?")[0] in PAGES:
+            if self.path.partition("?")[0] in ("/", *PAGES):
                 self._send(refused.status, "html", problem_page(str(refused)).encode())
             else:
                 self._send(refused.status, "json", _as_json({"error": str(refused)}))
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the page was left
+        except OSError:
+            raise  # the page was left
         except Exception as error:
             self._send(
                 HTTPStatus.INTERNAL_SERVER_ERROR, "json", _as_json({"error": str(error) or type(error).__name__})
@@ -100,6 +133,33 @@ class _Handler(BaseHTTPRequestHandler):
         is_page = self.path.partition("?")[0] == "/"  # other pages may link to it, as it contains no data
         if not is_page and self.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
+
+    def _enter(self) -> bool:
+        """Check the key; returns whether it was in the address and the client was sent on, with a cookie.
+
+        Raises:
+            RequestRefusedError: it is missing or wrong.
+        """
+        path, _, query = self.path.partition("?")
+        if path.startswith("/assets/"):  # of the page that says that the key is missing
+            return False
+        parameters = dict(_parameters(query)) if path in ("/", *PAGES) else {}
+        given = parameters.pop("key", None)
+        if not hmac.compare_digest((given or self._cookie()).encode(), self.server.key.encode()):
+            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "The key is missing: open the address of aitrain view.")
+        self.server.waiting.pop(self.connection, None)
+        if given is None:
+            return False
+        self.send_response(HTTPStatus.SEE_OTHER)
+        self.send_header("Location", f"{path}?{urlencode(parameters)}" if parameters else path)
+        self.send_header("Set-Cookie", f"{self.server.cookie}={given}; Path=/; HttpOnly; SameSite=Lax")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return True
+
+    def _cookie(self) -> str:
+        sent = self.headers.get("Cookie", "").split(";")  # http.cookies refuses all if another program's is odd
+        return dict(one.strip().partition("=")[::2] for one in sent).get(self.server.cookie, "")
 
     def _answer(self) -> tuple[str, bytes]:
         path, _, query = self.path.partition("?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from urllib.parse import urlsplit
 
@@ -14,9 +15,14 @@ KEY_VARIABLE = "VLLM_API_KEY"
 """vLLM's environment variable for the key that requests need."""
 
 
-def key_header() -> dict[str, str]:
-    """The header with the key for vLLM servers; empty if there is none."""
-    key = os.environ.get(KEY_VARIABLE)
+def new_key() -> str:
+    """The key for servers that are started: that of the environment, else a random one."""
+    return os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)
+
+
+def key_header(key: str | None = None) -> dict[str, str]:
+    """The header with a key for vLLM servers, by default that of the environment; empty if there is none."""
+    key = key or os.environ.get(KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -1,6 +1,7 @@
-"""Middleware of a vLLM server that others can reach: all paths but /health need the key.
+"""Middleware of the vLLM servers that aitrain starts: all paths but /health need the key.
 
-vLLM's own check leaves out the paths of its development mode, which load weights and call methods of its workers.
+Other users of the machine reach them, too. vLLM's own check leaves out the paths of its development mode, which load
+weights and call methods of its workers.
 `--middleware` imports this in the server's process.
 """
 

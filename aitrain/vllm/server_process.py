@@ -1,6 +1,6 @@
 """Starts a vLLM server for one run, checks its health, and stops it with all its processes.
 
-It listens on 127.0.0.1, or with a key where training on other machines reaches it.
+It answers those who have its key, as other users reach 127.0.0.1, too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from types import TracebackType
 
 from aitrain.errors import RunFailed
 from aitrain.execution.process_tree import ProcessTree
+from aitrain.redaction import RedactedLog
 from aitrain.vllm.adapter_ranks import needed_rank
-from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header
+from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header, new_key
 from aitrain.vllm.server_arguments import argument_words
 from aitrain.vllm.start_failure import PortTakenError, not_in_time, why_it_ended
 
@@ -84,7 +85,9 @@ class ServerConfig:
     timeout: float = 600.0
     """Seconds within which it must be healthy."""
     host: str = LOOPBACK
-    """Where clients reach it; elsewhere than on this machine they need the key of VLLM_API_KEY."""
+    """Where clients reach it."""
+    key: str = field(default_factory=new_key, repr=False)
+    """What clients send; the server gets it as VLLM_API_KEY."""
     program: tuple[str, ...] = PROGRAM
     """Command, without the arguments."""
 
@@ -117,11 +120,11 @@ class ServerConfig:
             *([] if self.quantization is None else [f"--quantization={QUANTIZATIONS[self.quantization]}"]),
             *([] if self.speculative is None else [f"--speculative-config={json.dumps(self.speculative)}"]),
             *argument_words(self.more),
-            *([] if self.host == LOOPBACK else [GUARD]),
+            GUARD,
         ]
 
     def environment(self) -> dict[str, str]:
-        """Environment variables of the server; on 127.0.0.1 without VLLM_API_KEY, the key that it would require.
+        """Environment variables of the server.
 
         Compilation is disabled on CPU: the first request for log-probabilities would take up to 13 s.
         """
@@ -132,11 +135,9 @@ class ServerConfig:
             "PYTHONUNBUFFERED": "1",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            KEY_VARIABLE: self.key,
         }
-        given = dict(os.environ)
-        if self.host == LOOPBACK:
-            given.pop(KEY_VARIABLE, None)
-        return {**defaults, **on_cpu, **given, **ours}
+        return {**defaults, **on_cpu, **os.environ, **ours}
 
 
 @dataclass
@@ -152,6 +153,7 @@ class VLLMServer:
 
     _launched: float = field(default=0.0, init=False)
     """Time of the last start."""
+    _log: RedactedLog | None = field(default=None, init=False)
     _log_start: int = field(default=0, init=False)
     """Where the output of the last start begins in the log."""
 
@@ -222,6 +224,7 @@ class VLLMServer:
             with suppress(subprocess.TimeoutExpired):
                 tree.wait(STOP_SECONDS + KILL_SECONDS)
             tree.close()
+            self._close_log()
 
     def __enter__(self) -> VLLMServer:
         return self
@@ -236,9 +239,14 @@ class VLLMServer:
     def _launch(self) -> None:
         command = [*self.plan.program, *self.plan.arguments(self.port, *self.plan.names(self._name))]
         self._launched = time.monotonic()
-        with self.plan.log.open("ab") as log:
-            self._log_start = log.tell()
-            self._tree = ProcessTree(command, STOP_SECONDS, env=self.plan.environment(), stderr=log)
+        variables = self.plan.environment()
+        self._log_start = self.plan.log.stat().st_size if self.plan.log.exists() else 0
+        self._log = RedactedLog(self.plan.log, variables)
+        self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
     def _finish_start(self, attempts: int) -> None:
         """Wait until it is healthy; if another process took its port, start it on another one."""
@@ -263,6 +271,7 @@ class VLLMServer:
                 self.notify(f"starting vLLM, {seconds} s")
             code = self.poll()
             if code is not None:
+                self._close_log()
                 raise why_it_ended(self.plan, self.port, code, self._log_start)
             if time.monotonic() - self._launched > self.plan.timeout:
                 raise not_in_time(self.plan, self._log_start)
@@ -273,8 +282,9 @@ class VLLMServer:
         import httpx
 
         try:
+            key = key_header(self.plan.key)
             with httpx.Client(
-                base_url=self.url, headers=key_header(), timeout=HTTP_TIMEOUT, trust_env=False, verify=False
+                base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
                 if not client.get("/health").is_success:
                     return False

@@ -12,8 +12,8 @@ from aitrain.runs.json_values import as_int, as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import read_object
 from aitrain.vllm.adapter_ranks import needed_rank
-from aitrain.vllm.addresses import LOOPBACK
-from aitrain.vllm.server_process import PROGRAM, UNCHUNKED, ServerConfig
+from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK
+from aitrain.vllm.server_process import GUARD, PROGRAM, UNCHUNKED, ServerConfig
 
 CHAT_TEMPLATE = "chat_template.jinja"
 
@@ -50,6 +50,7 @@ class ServedModel(ServerConfig):
             *(["--trust-remote-code"] if self.trust_remote_code else []),
             *([] if template is None or not template.is_file() else [f"--chat-template={template.resolve()}"]),
             *self._adapter_arguments(),
+            GUARD,
         ]
 
     def _adapter_arguments(self) -> list[str]:
@@ -66,13 +67,14 @@ class ServedModel(ServerConfig):
         return {name: os.environ.get(name, value) for name, value in on_cpu.items()}
 
     def environment(self) -> dict[str, str]:
-        """Environment variables of the server; with the user's VLLM_API_KEY, if it is set."""
-        return {**os.environ, **self.variables(), "PYTHONUNBUFFERED": "1"}
+        """Environment variables of the server."""
+        return {**os.environ, **self.variables(), "PYTHONUNBUFFERED": "1", KEY_VARIABLE: self.key}
 
     def command(self, port: int) -> str:
-        """The command line that starts the server in a shell."""
+        """The command line that starts the server in a shell, also where aitrain is not installed."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables().items()]
         words = ["python", *PROGRAM[1:], *self.arguments(port, *self.names(""))]
+        words.remove(GUARD)
         return " ".join([*variables, shlex.join(words)])
 
 

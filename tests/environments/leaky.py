@@ -1,7 +1,8 @@
-"""An environment that lets secrets out wherever it can."""
+"""An environment that lets secrets out wherever it can: those of its variables, and others that only have the form."""
 
 import logging
 import os
+import signal
 import sys
 from typing import Any
 
@@ -17,17 +18,20 @@ class Leaky:
     def build_dataset(self) -> list[dict[str, Any]]:
         if self.early:
             raise RuntimeError(f"the board refused {os.environ['HF_TOKEN']}")
-        return [{"prompt": f"say {number} {os.environ['MY_OWN_SECRET']}:"} for number in range(24)]
+        note = {"note": os.environ["LEAKED_TEXT"]}
+        return [{"prompt": f"say {number} {os.environ['MY_OWN_SECRET']}:", **note} for number in range(24)]
 
     def build_eval_dataset(self) -> list[dict[str, Any]]:
         return [{"prompt": "say:", "case_idx": 24}]
 
     def score_episode(self, completion: str, case_idx: int) -> Any:
-        said = " ".join(os.environ[name] for name in SECRETS)
+        said = " ".join(os.environ[name] for name in (*SECRETS, "LEAKED_TEXT"))
         print(f"printed {said}")
         print(f"to stderr {said!r}", file=sys.stderr)
         logging.getLogger("leaky").warning("logged %s", said)
-        os.system("printf 'from a program '; printenv HF_TOKEN")
+        os.system("printf 'from a program '; printenv HF_TOKEN LEAKED_TEXT")
+        if os.environ.get("HANGS"):
+            signal.pause()
         if case_idx % 3 == 1:
             raise ConnectionError(f"GET https://board/?key={said}")
         return {"score": len(completion) % 5 / 5, "metric": 1.0}

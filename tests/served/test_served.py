@@ -6,11 +6,13 @@ import asyncio
 import http.client
 import json
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
 from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tools import Tools
-from aitrain.environment.wire_format import PROTOCOL, TOKEN_VARIABLE, EnvCall, encode
+from aitrain.environment.wire_format import PROTOCOL, TOKEN_VARIABLE, EnvCall, encode, env_token
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
 from aitrain.runs.run_folder import to_jsonable
@@ -467,10 +469,30 @@ def test_new_episodes_are_refused_when_too_many_calls_hang(monkeypatch: pytest.M
 def ask(url: str, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
     with closing(connection):
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        token = {"Authorization": f"Bearer {env_token(url)}"}
+        given = token | {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), given)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
+
+
+def test_a_server_without_a_token_makes_one_for_clients_of_its_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with closing(Running(Single())) as server:
+        [file] = (path for path in tmp_path.rglob("*") if path.is_file())
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        for path in ("/v1/environment", "/v1/source", "/v1/rows", "/v1/nothing"):
+            assert ask(server.url, "GET", path, Authorization="")[0] == 401
+            assert ask(server.url, "GET", path, Authorization="Bearer ")[0] == 401
+        assert ask(server.url, "GET", "/v1/source", Authorization=f"Bearer {file.read_text()}")[0] == 200
+        connect(server.url).close()
+        monkeypatch.setenv("HOME", str(tmp_path / "of another user"))
+        with pytest.raises(EnvironmentFailed, match=r"token is wrong or missing.*\nSet AITRAIN_ENV_TOKEN"):
+            connect(server.url)
+        monkeypatch.setenv("HOME", str(tmp_path))
+    assert not file.exists()
 
 
 def test_a_token_is_needed_where_the_server_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +526,8 @@ def test_a_request_that_is_refused_after_a_while_says_why(monkeypatch: pytest.Mo
 
 def test_a_connection_is_closed_when_the_client_asks_for_it() -> None:
     with closing(Running(Single())) as server, socket.create_connection(("127.0.0.1", server.port), 10) as connection:
-        connection.sendall(b"GET /v1/source HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        token = f"Authorization: Bearer {env_token(server.url)}\r\n"
+        connection.sendall(f"GET /v1/source HTTP/1.1\r\n{token}Connection: close\r\n\r\n".encode())
         with connection.makefile("rb") as received:
             assert received.read().endswith(b'{"files":[{"name":"a.py","text":"x = 1"}]}')
 
@@ -513,7 +536,7 @@ def test_pages_of_a_browser_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with closing(Running(Single())) as server:
         assert ask(server.url, "GET", "/v1/environment")[0] == 200
-        assert ask(server.url, "GET", "/v1/environment", Host="evil.example")[0] == 403
+        assert ask(server.url, "GET", "/v1/environment", Host="evil.example", Authorization="")[0] == 401
         assert ask(server.url, "POST", "/v1/alive", {}, Content_Type="text/plain")[0] == 415
         assert ask(server.url, "PUT", "/v1/alive", {})[0] == 405
 

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import AutoTokenizer
 
+from aitrain.engines import colocated
 from aitrain.environment.runner import start_runner
 from aitrain.events import Event
 from aitrain.jobs.grpo import run
@@ -63,7 +63,7 @@ class Client:
     asked: Path
 
     def __init__(self, **_: Any) -> None:
-        self.session = SimpleNamespace(request=print)
+        pass
 
     def note(self, what: str, **values: Any) -> None:
         append_lines(self.asked.with_name("calls"), [{"call": what, **values}])
@@ -117,7 +117,7 @@ def ignore(event: Event) -> None:
 def main(model: str, out: Path) -> None:
     Client.tokenizer, Client.asked = AutoTokenizer.from_pretrained(model), out / "asked"
     vllm_generation.is_vllm_available = lambda: True
-    vllm_generation.VLLMClient = Client
+    colocated.KeyedClient = Client  # type: ignore[assignment,misc]
     health = HTTPServer(("127.0.0.1", 0), Health)
     threading.Thread(target=health.serve_forever, daemon=True).start()
     config = TrainConfig(

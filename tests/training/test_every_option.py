@@ -211,7 +211,7 @@ def workers(config: TrainConfig) -> object:
     """The command, the variables and the number of the training processes, of a run that goes on from a checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
-        patch.setattr(processes, "managed_server", lambda *_: nullcontext())
+        patch.setattr(processes, "managed_server", lambda *_: nullcontext({}))
         started: list[tuple[list[str], dict[str, str], int]] = []
         patch.setattr(
             Processes,

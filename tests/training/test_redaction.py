@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,13 +16,18 @@ from aitrain import Result, TrainConfig
 from aitrain.redaction import MASK, TELEMETRY_OFF
 from aitrain.runs.run_folder import read_lines
 from tests.environments.leaky import SECRETS, Leaky
+from tests.test_redaction import FORMS
 from tests.training.test_processes import workers_in
 
 ENVIRONMENT = Path(__file__).parents[1] / "environments" / "leaky.py"
 PLANTED = {name: f'{name[:2].lower()}_planted-"{index}"-ä\\x' for index, name in enumerate(SECRETS)}
 """With what JSON, repr and addresses write differently."""
 FRESH = (sys.executable, "-m", "aitrain")
+FORMED = {name: text % secret for name, (text, secret) in FORMS.items() if "\n" not in text}
+LEAKED = {"LEAKED_TEXT": " ".join(FORMED.values())}
+"""Secrets that aitrain was not told of."""
 PLAIN = [f"planted-{mark}{index}{mark}" for index in range(len(SECRETS)) for mark in ('"', '\\"', "%22")]
+PLAIN += [FORMS[name][1] for name in FORMED if FORMS[name][1] != "short"]
 
 
 def leaks(folder: Path) -> list[str]:
@@ -37,13 +43,15 @@ def preloaded(preloaded_aitrain: Path) -> str:
     return str(preloaded_aitrain / "aitrain")
 
 
-def start(folder: Path, model: Path, *flags: str, aitrain: Sequence[str] = FRESH) -> subprocess.Popen[str]:
+def start(
+    folder: Path, model: Path, *flags: str, aitrain: Sequence[str] = FRESH, **variables: str
+) -> subprocess.Popen[bytes]:
+    """The command, which says what it says into a file of the folder."""
     named = ["--model", str(model), "--rl-env", str(ENVIRONMENT), "--project-name=run", "--output-dir=."]
     short = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--max-steps=3", "--lr=1e-3"]
-    return subprocess.Popen(
-        [*aitrain, "grpo", *named, *short, *flags],
-        cwd=folder, env={**os.environ, **PLANTED}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    command, known = [*aitrain, "grpo", *named, *short, *flags], {**os.environ, **PLANTED, **LEAKED, **variables}
+    with (folder / "said").open("wb") as said:
+        return subprocess.Popen(command, cwd=folder, env=known, stdout=said, stderr=said)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -51,7 +59,7 @@ def test_a_run_that_fails_with_secrets_leaves_none_of_them(
     isolation: str, small_model: Path, tmp_path: Path, preloaded: str
 ) -> None:
     aitrain = FRESH if isolation == "thread" else [preloaded]
-    running = start(tmp_path, small_model, f"--rl-env-isolation={isolation}", aitrain=aitrain)
+    running = start(tmp_path, small_model, "-v", f"--rl-env-isolation={isolation}", aitrain=aitrain)
     seen: list[bytes] = []
     while running.poll() is None:
         for pid in (running.pid, *workers_in(tmp_path)):
@@ -60,8 +68,7 @@ def test_a_run_that_fails_with_secrets_leaves_none_of_them(
             except OSError:
                 continue
         time.sleep(0.05)
-    said = running.communicate()[0]
-
+    said = (tmp_path / "said").read_text()
     assert running.returncode == 0, said
     assert leaks(tmp_path) == []
     assert not any(text in said for text in PLAIN)
@@ -76,12 +83,26 @@ def test_a_run_that_fails_with_secrets_leaves_none_of_them(
     assert all(MASK in record["prompt"] for record in records if record["case_idx"] < 24)
 
 
+def test_a_run_that_is_killed_leaves_none_of_them(small_model: Path, tmp_path: Path, preloaded: str) -> None:
+    running = start(tmp_path, small_model, aitrain=[preloaded], HANGS="1")
+    log = tmp_path / "run" / "train.log"
+    while not (log.exists() and "from a program" in log.read_text()):
+        assert running.poll() is None
+        time.sleep(0.05)
+    for pid in (running.pid, *workers_in(tmp_path)):
+        os.kill(pid, signal.SIGKILL)
+    running.wait()
+    while b"from a program" in log.read_bytes().splitlines()[-1]:
+        time.sleep(0.05)
+    assert leaks(tmp_path) == []
+
+
 def test_a_refusal_with_a_secret_in_its_reason_does_not_show_it(
     small_model: Path, tmp_path: Path, preloaded: str
 ) -> None:
     running = start(tmp_path, small_model, '--rl-env-config={"early": true}', "--debug", aitrain=[preloaded])
-    said = running.communicate()[0]
-    assert running.returncode == 3
+    assert running.wait() == 3
+    said = (tmp_path / "said").read_text()
     assert f"the board refused {MASK}" in said
     assert not any(text in said for text in PLAIN)
 
@@ -91,7 +112,7 @@ def test_a_notebooks_run_masks_what_it_writes_and_shows(
 ) -> None:
     import aitrain
 
-    for name, value in PLANTED.items():
+    for name, value in (PLANTED | LEAKED).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
     config = TrainConfig(

@@ -558,7 +558,9 @@ def test_vllms_class_is_looked_up_in_trls_module_where_it_is_replaced() -> None:
 
 def test_trls_client_talks_through_a_session_of_requests() -> None:
     source = Path(str(inspect.getfile(vllm_generation))).with_name("vllm_client.py").read_text(encoding="utf-8")
-    assert "self.session = requests.Session()" in source
+    begins = source.partition("def __init__")[2]
+    session, checked = begins.index("self.session = requests.Session()"), begins.index("self.check_server(")
+    assert session < checked < begins.index("self._get(")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

@@ -290,7 +290,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(sums: Tab) -> None:
 
 
 def test_two_runs_are_put_side_by_side(real_runs: Path, visit: Callable[..., Tab], serve: Serve) -> None:
-    tab = visit(serve(real_runs).address + "?run=sums&with=other")
+    tab = visit(serve(real_runs).address + "&run=sums&with=other")
     tab.page.wait_for_selector("table.cases th.other")
     assert tab.texts("#comparison thead th") == ["", "sums", "other"] * 2
     options = dict(line.split("\t", 1) for line in tab.texts("#comparison .card:last-child tbody tr"))

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from aitrain.cli.show import show
+from aitrain.errors import ConfigError
 from aitrain.runs.heartbeat import Heartbeat, Progress, sign_of_life
+from aitrain.runs.model_reference import read_model
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
+from aitrain.runs.run_list import runs_in
 from aitrain.ui.cases import CaseRow, case_changes
+from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.run_rows import POINTS, run_row, stamp, sweep_row
 from aitrain.ui.run_state import DEAD, LOG_LINES, run_state
 from aitrain.ui.summary import summary
@@ -77,6 +85,38 @@ def test_rows_of_old_and_damaged_folders_are_shown_as_far_as_they_go(tmp_path: P
     json.dumps(summary(damaged, None), allow_nan=False)
     (damaged / "sweep.json").write_text("[]")
     assert sweep_row(damaged)["status"] == "unknown"
+
+
+ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
+HARM: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "an endless line": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**40),
+    "a deep value": lambda path: path.write_text("model: " + "[" * 200_000),
+    "aliases": lambda path: path.write_text(ALIASES + "model: *a29\nrl_env: *a29\n"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_nobody_waiting(
+    harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_failed(tmp_path / "good")
+    write_run(tmp_path / "bad", [])
+    names = "config.yaml", "environment.json", "result.json", "status.json", "metrics.jsonl", "diagnostics.jsonl"
+    for name in (*names, "system.jsonl", "train.log", "rollouts/rank0.jsonl"):
+        (tmp_path / "bad" / name).unlink(missing_ok=True)
+        HARM[harm](tmp_path / "bad" / name)
+    assert {run.name: run.status for run in runs_in(tmp_path)} == {"good": "failed", "bad": "damaged"}
+    assert {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()} == {
+        "good": "failed",
+        "bad": "unknown",
+    }
+    with suppress(ConfigError):
+        show(str(tmp_path / "bad"))
+    with pytest.raises(ConfigError):
+        read_model(str(tmp_path / "bad"))
+    capsys.readouterr()
 
 
 def test_the_row_of_a_sweep_is_its_best_trial(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_many_runs_are_shown_a_hundred_at_a_time(tmp_path: Path, visit: Visit, s
 
 
 def open_run(runs: Path, run: str, visit: Visit, serve: Serve, **settings: Any) -> Tab:
-    tab = visit(f"{serve(runs).address}?run={run}", **settings)
+    tab = visit(f"{serve(runs).address}&run={run}", **settings)
     tab.page.wait_for_selector("table.cases")
     return tab
 
@@ -269,7 +269,7 @@ def test_nothing_is_cut_off_on_a_phone(scheme: str, runs: Path, visit: Visit, se
     cut = """[...document.querySelectorAll('.scroll, td, th, h1, .hint, nav, .bdi')].filter((one) =>
         one.clientWidth > 1 && one.scrollWidth > one.clientWidth + 1).map((one) => one.className)"""
     phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": scheme}
-    for address in ("", "?run=better&with=live", "?run=failed", "?run=live", "?run=eval-sums"):
+    for address in ("", "&run=better&with=live", "&run=failed", "&run=live", "&run=eval-sums"):
         tab = visit(server.address + address, **phone)
         if address:
             tab.page.wait_for_selector("table.cases")
@@ -284,7 +284,7 @@ def test_nothing_is_cut_off_on_a_phone(scheme: str, runs: Path, visit: Visit, se
 def test_the_keyboard_reaches_the_content_first_and_a_missing_run_is_told(
     runs: Path, visit: Visit, serve: Serve
 ) -> None:
-    tab = visit(serve(runs).address + "?run=gone")
+    tab = visit(serve(runs).address + "&run=gone")
     assert tab.texts("[role=alert]") == ["There is no run gone here any more."]
     tab.page.keyboard.press("Tab")
     assert tab.page.evaluate("document.activeElement.textContent") == "Skip to the content"

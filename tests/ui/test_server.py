@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -23,7 +25,7 @@ from aitrain.runs.run_folder import append_lines
 from aitrain.ui import episodes
 from aitrain.ui.page import SERVED_SCRIPTS, STYLES
 from aitrain.ui.run_registry import OpenRun, RunRegistry, places
-from aitrain.ui.server import PageServer
+from aitrain.ui.server import MAX_WAITING, PageServer
 from tests.test_old_run import OLD_RUN
 from tests.ui.conftest import record, said, write_run
 from tests.ui.made_runs import make_sweep
@@ -33,9 +35,10 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> Answer:
-    """Exactly this request; `Host` is ours unless another is given."""
+    """Exactly this request; `Host` and the cookie are ours unless others are given."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-    named = {"Host": f"127.0.0.1:{server.server_port}", **{name.replace("_", "-"): v for name, v in headers.items()}}
+    usual = {"Host": f"127.0.0.1:{server.server_port}", "Cookie": f"odd={{a; {server.cookie}={server.key}"}
+    named = {**usual, **{name.replace("_", "-"): v for name, v in headers.items()}}
     connection.putrequest(method, path, skip_host=True)
     for name, value in named.items():
         connection.putheader(name, value)
@@ -117,6 +120,33 @@ def test_another_name_of_this_machine_is_refused(host: str, path: str, server: P
     status, _, body = ask(server, path, Host=host)
     assert status == 421
     assert b"sums" not in body
+
+
+def test_the_address_has_a_key_without_which_nothing_is_answered(server: PageServer) -> None:
+    """Other users of the machine reach the port as well."""
+    for path in (
+        "/",
+        "/api/runs",
+        "/api/source?run=sums",
+        "/compare?a=sums&b=other",
+        "/?key=",
+        "/?key=%ff",
+        "/nothing",
+    ):
+        for cookie in ("", server.cookie, f"{server.cookie}=", f"{server.cookie}=wrong", f"other={server.key}"):
+            status, headers, body = ask(server, path, Cookie=cookie)
+            assert status == 403
+            assert b"sums" not in body
+            assert "Set-Cookie" not in headers
+    assert ask(server, f"/api/runs?key={server.key}", Cookie="")[0] == 403
+    for path in ("/", "/?run=a%2Fb", "/compare?a=sums&b=other"):
+        address = f"{path}{'&' if '?' in path else '?'}key={server.key}"
+        status, headers, _ = ask(server, address, Cookie="", Sec_Fetch_Site="none")
+        assert (status, headers["Location"]) == (303, path)
+        cookie, *flags = headers["Set-Cookie"].split("; ")
+        assert {"HttpOnly", "SameSite=Lax"} <= set(flags)
+        assert ask(server, "/api/runs", Cookie=cookie)[0] == 200
+    assert ask(server, f"/compare?key={server.key}", Cookie="", Sec_Fetch_Site="cross-site")[0] == 403
 
 
 def test_a_forwarded_port_may_have_another_number(server: PageServer) -> None:
@@ -266,14 +296,33 @@ def test_the_command_serves_until_it_is_interrupted(
     viewing: Callable[..., tuple[subprocess.Popen[str], str]],
 ) -> None:
     process, line = viewing("--port", "0", "sums")
-    port = int(re.findall(r"http://127\.0\.0\.1:(\d+)/", line)[0])
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(f"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    port, key = re.findall(r"http://127\.0\.0\.1:(\d+)/\?key=([\w-]+) ", line)[0]
+    with socket.create_connection(("127.0.0.1", int(port))) as connection:
+        said = f"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: aitrain-{port}={key}\r\n\r\n"
+        connection.sendall(said.encode())
         answer = connection.makefile("rb").read()
     assert b'"id": "sums"' in answer
     assert b"other" not in answer
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(30) == 0
+
+
+def test_connections_that_say_nothing_or_break_off_keep_nobody_waiting(
+    server: PageServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = ("127.0.0.1", server.server_port)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(place)) for _ in range(MAX_WAITING + 9)]
+        assert ask(server, "/api/runs")[0] == 200
+        assert silent[0].recv(1) == b""
+    for _ in range(3):
+        with socket.create_connection(place) as broken:
+            broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            broken.sendall(b"GET / HTTP/1.1\r\n")
+    assert ask(server, "/api/runs")[0] == 200
+    while server.waiting:
+        time.sleep(0.01)
+    assert capfd.readouterr().err == ""
 
 
 def test_it_listens_on_this_machine_only(server: PageServer) -> None:

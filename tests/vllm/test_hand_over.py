@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -48,13 +49,15 @@ def serving(folder: Path, model: str) -> Iterator[Any]:
     with socket.socket() as attempt:
         attempt.bind(("127.0.0.1", 0))
         port = attempt.getsockname()[1]
-    command = [sys.executable, "-m", "aitrain", "serve", model, "--port", str(port)]
+    command = [sys.executable, "-m", "aitrain", "serve", model, "--json", "--port", str(port)]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        assert any(line.startswith("serving at") for line in process.stdout)
-        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        up = next(said for line in process.stdout if "url" in (said := json.loads(line)))
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=up["url"], api_key="none", max_retries=0).models.list()
+        yield openai.OpenAI(base_url=up["url"], api_key=up["VLLM_API_KEY"], max_retries=0)
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
+import httpx
 import pytest
-from trl.generation.vllm_client import VLLMClient
 
-from aitrain.engines.colocated import set_deadline
+from aitrain.engines import colocated
 from aitrain.runs.result import Result
+from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.adapter_ranks import RANKS
+from aitrain.vllm.addresses import key_header
+from aitrain.vllm.server_process import ServerConfig, VLLMServer
 from tests.vllm.test_colocated import ASKS, DEMO, check_agreement, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -135,17 +137,50 @@ def test_two_training_processes_ask_one_server(tmp_path: Path) -> None:
     assert [line["env/asked"] for line in lines] == [1.0, 1.0]
 
 
-def test_trls_own_client_of_a_server_gets_a_deadline() -> None:
+def test_every_path_of_a_server_on_this_machine_but_its_health_asks_for_the_key(tmp_path: Path) -> None:
+    """Other users of the machine reach 127.0.0.1 as well."""
+    plan = ServerConfig(str(TINY_MODEL), tmp_path / "log", context=64, lora_rank=8, dtype="float32", timeout=180.0)
+    with (
+        VLLMServer.start(plan, lambda text: None) as server,
+        httpx.Client(base_url=server.url, trust_env=False) as http,
+    ):
+        known = http.get("/openapi.json", headers=key_header(plan.key)).json()["paths"]
+        calls = [(method, path) for path, methods in known.items() for method in methods]
+        calls += [("get", path) for path in ("/docs", "/openapi.json", "//health", "/health/", "/v1/models?x=/health")]
+        calls += [("options", "/collective_rpc"), ("post", "/health/../collective_rpc")]
+        answered = [path for method, path in calls if http.request(method, path).status_code != 401]
+    assert {"/collective_rpc", "/update_weights", "/v1/load_lora_adapter", "/v1/completions", "/invocations"} <= set(
+        known
+    )
+    assert answered == ["/health"]
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """Answers /health; notes the key of other requests, and never answers them."""
+
+    keys: ClassVar[list[str | None]] = []
+    over = threading.Event()
+
+    def do_GET(self) -> None:
+        if self.path != "/health":
+            self.keys.append(self.headers["Authorization"])
+            self.over.wait()
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_trls_own_client_of_a_server_has_a_deadline_and_sends_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = pytest.importorskip("requests")
-    client = VLLMClient.__new__(VLLMClient)
-    client.session = requests.Session()
-    set_deadline(client.session, 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/health"
-        for call in (client._get, client._post):
-            with pytest.raises(requests.ReadTimeout):
-                call(url)
-    assert "self.session = requests.Session()" in inspect.getsource(VLLMClient.__init__)
+    monkeypatch.setattr(colocated, "DEADLINE", 0.2)
+    monkeypatch.setenv("VLLM_API_KEY", "the-key")
+    monkeypatch.setattr("urllib3.util.retry.Retry.sleep", lambda *_: None)  # between TRL's attempts
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with pytest.raises(requests.ConnectionError, match="Read timed out"):
+        colocated.KeyedClient(base_url=f"http://127.0.0.1:{server.server_port}")
+    Quiet.over.set()
+    server.shutdown()
+    assert set(Quiet.keys) == {"Bearer the-key"}
 
 
 def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
