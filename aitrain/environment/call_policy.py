@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.environment.state_watch import CallTracer, Snapshot, StateWatch, UnknownStateError, Walk
+from aitrain.environment.state_watch import CallTracer, Snapshot, StateWatch, UnknownStateError, Walk, set_trace
 from aitrain.execution.async_calls import step_turn
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import Task, current_task, is_abandoned, paused
@@ -139,7 +139,7 @@ class PolicyCall:
     def end(self) -> None:
         """Let other calls run, although this one has not ended."""
         if self.tracer is not None:
-            self.tracer.is_over = True
+            self.tracer.abandon()
         _GATE.leave(self)
 
     @contextmanager
@@ -305,19 +305,19 @@ class CallPolicy:
             threading.settrace(tracer)
         elif self._loop_tracer is not None:
             tracer.on_loop = self._loop_tracer
-        sys.settrace(tracer)
+        set_trace(tracer)
         try:
             return job()
         finally:
-            sys.settrace(None)
+            set_trace(None)
             if is_alone:
                 threading.settrace(threads)
             tracer.end()
             self._after_call(tracer)
             if _GATE.has_steps_alone(call) and tracer.on_loop is not tracer:
-                tracer.on_loop.look()
+                tracer.on_loop.end()
                 self._after_call(tracer.on_loop)
-                tracer.on_loop.is_alone = False
+                self._loop_tracer = CallTracer(self.watch, _step_alone)
 
     def _after_call(self, tracer: CallTracer) -> None:
         if not tracer.is_alone or self.by_episode:

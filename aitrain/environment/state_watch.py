@@ -16,6 +16,7 @@ import dis
 import fractions
 import functools
 import gc
+import io
 import linecache
 import operator
 import os
@@ -486,27 +487,37 @@ def _process_state() -> dict[str, object]:
     return state
 
 
-_written: set[str] | None = None
-"""Files that a watched call opened to write; None if there is none."""
+_OPENERS = ((builtins, "open"), (io, "open"), (os, "open"))
 
 
-def _note_file(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook, which cannot be removed."""
-    if _written is None or event not in ("open", "sqlite3.connect"):
-        return
-    path = arguments[0]
-    if event == "open":
-        mode, flags = arguments[1:3]
-        writes = "a" not in mode and set(mode) & set("wx+") if mode else flags & (os.O_WRONLY | os.O_RDWR)
-        if not writes or flags & os.O_APPEND:
-            return
-    if isinstance(path, (str, bytes, os.PathLike)) and os.fsdecode(path) not in (":memory:", ""):
-        name = os.path.abspath(os.fsdecode(path))
-        if not name.startswith(("/dev/", "/proc/")):
-            _written.add(name)
+class WrittenFiles:
+    """Notes the files that are opened to write, until `stop`."""
 
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._before = [(module, name, getattr(module, name)) for module, name in _OPENERS]
+        self._ours = [self._noting(before) for _, _, before in self._before]
+        for (module, name), noting in zip(_OPENERS, self._ours, strict=True):
+            setattr(module, name, noting)
 
-_add_audit_hook = functools.cache(lambda: sys.addaudithook(_note_file))
+    def stop(self) -> None:
+        """Open files as before."""
+        for (module, name, before), noting in zip(self._before, self._ours, strict=True):
+            if getattr(module, name) is noting:
+                setattr(module, name, before)
+
+    def _noting(self, opener: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(opener)
+        def noting(path: Any, mode: Any = "r", *rest: Any, **keywords: Any) -> Any:
+            if isinstance(mode, int):  # of os.open
+                writes = mode & (os.O_WRONLY | os.O_RDWR) != 0 and not mode & os.O_APPEND
+            else:
+                writes = "a" not in mode and not set("wx+").isdisjoint(mode)
+            if writes and isinstance(path, (str, bytes, os.PathLike)) and not os.fsdecode(path).startswith("/dev/"):
+                self.names.add(os.path.abspath(os.fsdecode(path)))
+            return opener(path, mode, *rest, **keywords)
+
+        return noting
 
 
 # -- watching calls
@@ -609,6 +620,17 @@ class StateWatch:
         return is_new
 
 
+_TRACE_LOCK = threading.Lock()
+
+
+def set_trace(tracer: CallTracer | None) -> None:
+    """Set the trace function of the calling thread. Python does not allow two threads to do so at the same time."""
+    with _TRACE_LOCK:
+        before = sys.gettrace()  # freed after it was replaced
+        sys.settrace(tracer)
+    del before
+
+
 class CallTracer:
     """Traces one call: as long as it runs beside others, for lines that no watched call has reached; once it runs
     alone, for what it changes. `wait_until_alone` is called before such a line."""
@@ -618,6 +640,7 @@ class CallTracer:
         self.is_alone = self.is_over = False
         self.on_loop: CallTracer = self
         """The tracer of `async def` methods of this call, which run on the loop that all calls share."""
+        self.written: WrittenFiles | None = None
         self._snapshot: Snapshot | None = None
         self._looks: dict[tuple[CodeType, int, str], int] = {}
         self._stored: tuple[Change, Any] | None = None  # an assignment that the next instruction will have made
@@ -625,29 +648,37 @@ class CallTracer:
 
     def begin_alone(self) -> None:
         """Compare from now on; no other call may run."""
-        global _written
-        _add_audit_hook()
-        self._snapshot, self.is_alone, _written = self.watch.snapshot(), True, set()
+        self.written = WrittenFiles()
+        self._snapshot, self.is_alone = self.watch.snapshot(), True
+
+    def begin_on_loop(self) -> None:
+        """Trace the calling thread, which is that of the loop."""
+        set_trace(self.on_loop)
 
     def end(self) -> None:
         """Compare at the end of the call."""
-        global _written
         self.is_over = True
-        if self.is_alone:
-            written, _written = _written or set(), None
-            self.watch.note_files(written, self._place)
+        if self.written is not None:
             self.look(at_end=True)
+            self.written.stop()
+            self.watch.note_files(self.written.names, self._place)
+
+    def abandon(self) -> None:
+        """Watch no more, although the call goes on."""
+        self.is_over = True
+        if self.written is not None:
+            self.written.stop()
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         """Trace a frame of the user's code."""
         if self.is_over:
-            sys.settrace(None)
+            set_trace(None)
             return None
         code = frame.f_code
         if not self.is_alone:
             self._events += 1
             if self._events > MAX_EVENTS:
-                sys.settrace(None)
+                set_trace(None)
             return self._trace if self.watch.is_users(frame) and self.watch.unseen_lines(code) else None
         if not self.watch.is_users(frame):
             return None
@@ -681,7 +712,7 @@ class CallTracer:
         elif not self.is_alone:
             self._events += 1
             if self._events > MAX_EVENTS:
-                sys.settrace(None)
+                set_trace(None)
         return self._trace
 
     def _see_line(self, frame: FrameType) -> None:

@@ -48,8 +48,8 @@ def run_async(awaitable: Awaitable[T]) -> T:
             return error
 
     loop = running_loop()
-    if (trace := sys.gettrace()) is not None:  # the calls of the user are watched, also those on the loop
-        loop.call_soon_threadsafe(sys.settrace, getattr(trace, "on_loop", trace))
+    if (begin := getattr(sys.gettrace(), "begin_on_loop", None)) is not None:  # the calls of the user are watched
+        loop.call_soon_threadsafe(begin)
     future = asyncio.run_coroutine_threadsafe(wait(), loop)
     try:
         with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):
