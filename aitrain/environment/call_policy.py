@@ -320,7 +320,7 @@ class CallPolicy:
                 self._loop_tracer = CallTracer(self.watch, _step_alone)
 
     def _after_call(self, tracer: CallTracer) -> None:
-        if not tracer.is_alone or self.by_episode:
+        if not tracer.is_alone or self.by_episode or self._mode == "serial":
             return
         if self.watch.is_changed:
             self._decide()
