@@ -110,8 +110,11 @@ class StoredTokenizer:
     file: Path
 
     @classmethod
-    def of(cls, tokenizer: Any, share: Callable[[str], object]) -> StoredTokenizer:
-        """Pickle a tokenizer into a temporary file; `share` makes the file readable in the processes."""
+    def of(cls, tokenizer: Any, share: Callable[[str], object]) -> StoredTokenizer | None:
+        """Pickle a tokenizer, if there is one, into a temporary file; `share` makes the file readable in the
+        processes."""
+        if tokenizer is None:
+            return None
         handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
         with os.fdopen(handle, "wb") as file:
             pickle.dump(tokenizer, file)

@@ -113,8 +113,7 @@ class EnvRunner(EnvTraits):
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self.kind == "score_episode":
             absent = model if isinstance(model, NoModel) else NoModel()
-            stored = None if tokenizer is None else StoredTokenizer.of(tokenizer, self.processes.share)
-            self.given = {"model": absent, "tokenizer": stored}
+            self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
 
     @property
     def may_play_alone(self) -> bool:
@@ -214,26 +213,12 @@ class EnvRunner(EnvTraits):
         """Make the calls, and retry those that failed."""
         values = await self._call_all(sessions, jobs, place)
         tries = 0
-        while again := [n for n, one in enumerate(sessions) if one.failure and self._is_retried(one.failure, tries)]:
-            if any(one.failure and one.failure.kind == "server" for one in sessions):
-                await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+        while again := await _to_try_again(sessions, tries, self.config.rl_env_retries):
             tries += 1
-            for number in again:
-                sessions[number].failure = None
             retried = await self._call_all([sessions[n] for n in again], [jobs[n] for n in again], place)
             for number, value in zip(again, retried, strict=True):
                 values[number] = value
         return values
-
-    def _is_retried(self, failure: Failure, tries: int) -> bool:
-        """Whether a call is tried again that was tried again `tries` times: by the option, else one of `score_episode`
-        whose own code (it has a trace; judges and served environments try again themselves) could not reach a
-        service."""
-        most = self.config.rl_env_retries
-        if most is None:
-            is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
-            most = len(PAUSES) if is_own else 0
-        return failure.kind in REPEATABLE and tries < most
 
     async def _call_all(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
@@ -248,6 +233,7 @@ class EnvRunner(EnvTraits):
         if not self._calls:
             self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
         self._calls += 1
+        one.failure = None  # of an earlier try
 
         def in_thread() -> T:
             current_seeds.set(one.sampling)
@@ -282,6 +268,23 @@ class EnvRunner(EnvTraits):
             self.processes.close()
         if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):
             stored.file.unlink(missing_ok=True)
+
+
+async def _to_try_again(sessions: Sequence[EnvSession], tries: int, asked: int | None) -> list[int]:
+    """Numbers of the sessions whose call is to be tried again, after a pause if it failed because of a service."""
+    failed = [(number, one.failure) for number, one in enumerate(sessions) if one.failure is not None]
+    again = [(number, failure) for number, failure in failed if tries < _most_tries(failure, asked)]
+    if any(failure.kind == "server" for _, failure in again):
+        await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+    return [number for number, _ in again]
+
+
+def _most_tries(failure: Failure, asked: int | None) -> int:
+    """How often a call that failed is tried again: as asked; else twice if the own code of a `score_episode` (which has
+    a trace: judges and served environments try again themselves) could not reach a service."""
+    is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
+    most = (len(PAUSES) if is_own else 0) if asked is None else asked
+    return most if failure.kind in REPEATABLE else 0
 
 
 def _max_calls(runner: EnvRunner) -> int:
