@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TextIO
 
 from aitrain.launch.preflight import RunPlan
-from aitrain.runs.run_folder import LOCK_VARIABLE, RunFolder
+from aitrain.runs.new_folder import LOCK_VARIABLE
+from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import descendants
 
 PYTHON = [sys.executable, "-P"]
