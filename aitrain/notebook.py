@@ -28,6 +28,7 @@ from aitrain.redaction import RedactedStream, disable_telemetry
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.html_table import html_table
+from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
@@ -165,7 +166,7 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     else:
         resolved, required = with_requirements(plan.config, environment)
         folder.write_config(resolved)
-    for note in (*plan.notes, *folder.remarks(plan.config.project_name), *filter(None, [required])):
+    for note in (*plan.notes, *remarks(folder, plan.config.project_name), *filter(None, [required])):
         show(Note(note))
     with (
         managed_server(plan, folder, show) as server,

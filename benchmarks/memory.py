@@ -120,7 +120,7 @@ def trained(config: TrainConfig) -> float:
     """MiB that a process took at most."""
     folder = RunFolder.create(config)
     folder.write_config(config)
-    return run([sys.executable, "-P", "-m", "aitrain.jobs.worker", str(folder.path)]).peak_mib
+    return run([sys.executable, "-P", "-m", "aitrain.jobs.worker", str(folder.path), "0"]).peak_mib
 
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ def test_rows_that_cannot_be_sent_to_another_process_are_refused(dry: DryRunner)
 
 def test_a_run_that_is_resumed_with_other_cases_is_refused_as_the_run_does(dry: DryRunner) -> None:
     aitrain.train(dry.config(save_strategy="steps", save_steps=1, project_name="mine"))
-    again: dict[str, Any] = {"resume_from_checkpoint": "auto", "project_name": "mine", "max_steps": 1}
+    again: dict[str, Any] = {"resume_from_checkpoint": "auto", "project_name": "mine", "max_steps": 2}
     again |= {"save_strategy": "steps", "save_steps": 1}
     assert not isinstance(dry.check(dry.config(**again)).end, Failed)
 

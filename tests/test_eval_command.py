@@ -22,6 +22,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalFacts, eval_result
 from aitrain.runs.model_reference import read_model, weights_stamp
+from aitrain.runs.new_folder import locked
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from tests.conftest import write
@@ -203,10 +204,10 @@ def test_an_eval_waits_for_the_command_that_has_begun_it_and_plays_nothing_again
     evals: Evals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_waiting = threading.Event()
-    monkeypatch.setattr("aitrain.launch.preflight.tell_of_wait", lambda text: is_waiting.set())
+    monkeypatch.setattr("aitrain.runs.new_folder.say_what_is_awaited", lambda folder: is_waiting.set())
     config = EvalConfig(model="tiny", rl_env="envs.arithmetic", project_name="eval-tiny")
     with ThreadPoolExecutor(1) as pool:
-        with RunFolder(Path("runs/eval-tiny")).locked() as folder:
+        with locked(RunFolder(Path("runs/eval-tiny"))) as folder:
             waiting = pool.submit(run_evals, AskedEvals(["tiny"], {"rl_env": "envs.arithmetic"}, existing="resume"))
             assert is_waiting.wait(60)
             evals(check_eval(config, read_model("tiny")), config, folder, None)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.errors import CannotWriteError
+from aitrain.runs.new_folder import locked, new_run_folder, remarks
 from aitrain.runs.run_folder import (
     LOCK,
     RunFolder,
@@ -111,10 +113,11 @@ def test_plain_values_are_json() -> None:
 HOLDER = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from aitrain.runs.run_folder import LOCK_VARIABLE, RunFolder
+from aitrain.runs.new_folder import LOCK_VARIABLE, locked
+from aitrain.runs.run_folder import RunFolder
 worker = '''
 import os, sys, time
-from aitrain.runs.run_folder import inherit_lock
+from aitrain.runs.new_folder import inherit_lock
 inherit_lock()
 left = os.fork()
 if left == 0:
@@ -122,7 +125,7 @@ if left == 0:
 print(os.getpid(), left, flush=True)
 sys.stdin.read()
 '''
-with RunFolder(Path(sys.argv[1])).locked() as folder:
+with locked(RunFolder(Path(sys.argv[1]))) as folder:
     folder.config.touch()
     inherited = {**os.environ, LOCK_VARIABLE: str(folder.lock)}
     subprocess.Popen([sys.executable, "-c", worker], env=inherited, pass_fds=[folder.lock])
@@ -131,49 +134,51 @@ with RunFolder(Path(sys.argv[1])).locked() as folder:
 """A command with a training process whose environment leaves a process behind; it says the ids of both."""
 
 
-def taken(folder: RunFolder, told: list[str], is_waiting: threading.Event) -> threading.Thread:
-    """A thread that locks the folder, and ends when it has it."""
-
-    def tell(text: str) -> None:
-        told.append(text)
-        is_waiting.set()
-
-    def take() -> None:
-        with folder.locked(tell) as mine:
-            told.append(f"has {mine.path.name}, which {'was not' if mine.made else 'was'} there")
-
-    thread = threading.Thread(target=take, daemon=True)
-    thread.start()
-    return thread
+@pytest.fixture
+def awaited(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Is set when a command of this process waits for another one."""
+    found = threading.Event()
+    monkeypatch.setattr("aitrain.runs.new_folder.say_what_is_awaited", lambda folder: found.set())
+    return found
 
 
-def test_a_command_waits_until_the_other_one_and_its_training_processes_have_ended(tmp_path: Path) -> None:
+def owned(folder: RunFolder) -> bool:
+    """Wait for the folder; returns whether it was made."""
+    with locked(folder) as mine:
+        return bool(mine.made)
+
+
+def test_a_command_waits_until_the_other_one_and_its_training_processes_have_ended(
+    tmp_path: Path, awaited: threading.Event
+) -> None:
     folder = RunFolder(tmp_path / "run")
     arguments = [sys.executable, "-c", HOLDER, str(folder.path)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
         worker, left = map(int, command.stdout.readline().split())
-        told, is_waiting = list[str](), threading.Event()
-        waiting = taken(folder, told, is_waiting)
-        assert is_waiting.wait(60)
-        command.kill()
-        command.wait()
-        assert told == [f"Another command runs in {folder.path}: waiting for its end. Ctrl-C ends the wait."]
-        with (folder.path / LOCK).open() as file:
-            assert lock_file(file.fileno()) is False  # the training process has it
-        os.kill(worker, signal.SIGKILL)
-        waiting.join(60)
-        assert told[1:] == ["has run, which was there"]
-        os.kill(left, signal.SIGKILL)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(owned, folder)
+            assert awaited.wait(60)
+            command.kill()
+            command.wait()
+            with (folder.path / LOCK).open() as file:
+                assert lock_file(file.fileno()) is False  # the training process has it
+            os.kill(worker, signal.SIGKILL)
+            try:
+                assert waiting.result(60) is False
+            finally:
+                os.kill(left, signal.SIGKILL)
 
 
-def test_a_folder_in_which_nothing_began_is_removed_and_made_again_for_the_command_that_waits(tmp_path: Path) -> None:
-    folder, told, is_waiting = RunFolder(tmp_path / "runs" / "mine"), list[str](), threading.Event()
-    with folder.locked():
-        waiting = taken(folder, told, is_waiting)
-        assert is_waiting.wait(60)
-    waiting.join(60)
-    assert told[1:] == ["has mine, which was not there"]
+def test_a_folder_in_which_nothing_began_is_removed_and_made_again_for_the_command_that_waits(
+    tmp_path: Path, awaited: threading.Event
+) -> None:
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(folder):
+            waiting = pool.submit(owned, folder)
+            assert awaited.wait(60)
+        assert waiting.result(60) is True
     assert list(tmp_path.iterdir()) == []
 
 
@@ -183,7 +188,7 @@ def test_a_command_that_was_replaced_writes_nothing_more(tmp_path: Path) -> None
     first.check_owner()
     second = RunFolder(tmp_path).claimed(1)
     first.write_status("finished", step=5)
-    with pytest.raises(CannotWriteError, match=r"Another command has begun to run in .*: this one writes nothing more"):
+    with pytest.raises(CannotWriteError, match="this one writes nothing more"):
         first.check_owner()
     second.check_owner()
     assert (read_object(second.status)["status"], read_object(second.status)["step"]) == ("running", 4)
@@ -194,12 +199,12 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    with RunFolder.new(config(tmp_path, project_name="mine")) as folder:
-        assert list(folder.remarks("mine")) == []
+    with new_run_folder(config(tmp_path, project_name="mine")) as folder:
+        assert list(remarks(folder, "mine")) == []
         folder.write_config(config(tmp_path))
         monkeypatch.setattr("fcntl.flock", refuse)
-        with RunFolder.new(config(tmp_path, project_name="mine")) as second:
-            name, locks = second.remarks("mine")
+        with new_run_folder(config(tmp_path, project_name="mine")) as second:
+            name, locks = remarks(second, "mine")
     assert name.startswith(f"{folder.path} exists, so this is {second.path}.")
     assert name.endswith(f"aitrain grpo --config {folder.path}/config.yaml --resume")
     assert "is on a file system without locks" in locks

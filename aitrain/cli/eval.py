@@ -239,16 +239,16 @@ def _to_play_in(asked: AskedEvals, reference: ModelReference, config: EvalConfig
     Raises:
         ConfigError: another eval was begun there meanwhile.
     """
-    from aitrain.launch.preflight import tell_of_wait  # here, because help needs none of it
+    from aitrain.runs.new_folder import is_foreign, locked, new_run_folder  # here, because help needs none of it
     from aitrain.runs.run_folder import RunFolder
 
     named = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
     existing = _existing(asked, reference, config)
-    if existing is None and (asked.existing == "new" or named.config.exists() or named.is_foreign()):
-        with RunFolder.new(config) as folder:
+    if existing is None and (asked.existing == "new" or named.config.exists() or is_foreign(named)):
+        with new_run_folder(config) as folder:
             yield folder
         return
-    with (existing or named).locked(tell_of_wait) as folder:
+    with locked(existing or named) as folder:
         if folder.config.exists() and (other := _differences(folder, reference, config)):
             raise ConfigError(f"{folder.path} has become another eval: {', '.join(other[:3])}\nRepeat the command.")
         yield folder

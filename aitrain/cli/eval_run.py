@@ -15,6 +15,7 @@ from aitrain.launch.processes import Processes
 from aitrain.options.evaluate import EvalConfig
 from aitrain.runs.eval_result import JOB
 from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.new_folder import remarks
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
@@ -46,7 +47,7 @@ def _play(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Verbo
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
         announce = report.during(screen.start())
         announce(Phase(f"evaluating {config.model}"))
-        for remark in folder.remarks(config.project_name, is_eval=True):
+        for remark in remarks(folder, config.project_name, is_eval=True):
             announce(Note(remark))
         folder.write_config(config)
         folder = folder.claimed(1, job=JOB, **sign_of_life())

@@ -18,6 +18,7 @@ from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunS
 from aitrain.launch.launcher import RunProcesses, launcher_of
 from aitrain.launch.preflight import RunPlan, done_text
 from aitrain.runs.checkpoint import checkpoints_of, step_of
+from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.escape_controls import escape_controls
@@ -181,7 +182,7 @@ def _near(folder: RunFolder) -> RunFolder:
 
 def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> Failed | Ended:
     """Announce the plan's notes, and run its processes to their end."""
-    for note in (*plan.notes, *_near(folder).remarks(plan.config.project_name)):
+    for note in (*plan.notes, *remarks(_near(folder), plan.config.project_name)):
         announce(Note(note))
     try:
         end = _processes(plan, folder, announce, link).run()

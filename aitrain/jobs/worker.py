@@ -34,7 +34,8 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream
 from aitrain.runs.eval_result import JOB as EVAL
 from aitrain.runs.heartbeat import Heartbeat, Progress
-from aitrain.runs.run_folder import RunFolder, inherit_lock, read_object
+from aitrain.runs.new_folder import inherit_lock
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import DUMP, Stall, Watchdog, write_stacks
 
 

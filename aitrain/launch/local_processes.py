@@ -21,7 +21,8 @@ from pathlib import Path
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.launch.preflight import RunPlan
 from aitrain.redaction import RedactedLog
-from aitrain.runs.run_folder import LOCK_VARIABLE, RunFolder
+from aitrain.runs.new_folder import LOCK_VARIABLE
+from aitrain.runs.run_folder import RunFolder
 
 PYTHON = [sys.executable, "-P"]
 """`-P` keeps the working directory off the path: a folder named `vllm` there must not hide the library."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from aitrain.runs.checkpoint import (
     refuse_other_parts,
 )
 from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import check_listen_address
@@ -81,7 +81,7 @@ class RunPlan:
     def open_folder(self) -> Iterator[RunFolder]:
         """The folder to resume in, or a new one, which is locked until the block ends; with its config.yaml. Commands
         that had it before cannot write into it any more."""
-        with RunFolder.new(self.config) if self.folder is None else nullcontext(self.folder) as folder:
+        with new_run_folder(self.config) if self.folder is None else nullcontext(self.folder) as folder:
             folder.write_config(self.config)
             last = read_manifest(self.checkpoint).epoch if self.folder and self.checkpoint else 0
             yield folder.claimed(last + 1, **sign_of_life())
@@ -128,7 +128,7 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
     if nodes is None or nodes.rank == 0:  # which decides for the others
         folder = _folder_to_resume(config)
         if folder is not None and locks is not None:
-            folder = locks.enter_context(folder.locked(tell_of_wait))
+            folder = locks.enter_context(locked(folder))
         is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
         checkpoint = None if is_done else _find_checkpoint(config, skipped.append)
     everywhere = processes * (nodes.count if nodes else 1)
@@ -344,11 +344,6 @@ def _folder_to_resume(config: TrainConfig) -> RunFolder | None:
     return RunFolder(checkpoint.parent.parent) if is_in_run else None
 
 
-def tell_of_wait(text: str) -> None:
-    """Show what a command waits for, below the line that says what it is doing."""
-    print(f"\n{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
-
-
 def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
     """Whether the run has finished, and these are its options."""
     if not all(read_object(file).get("status") == "finished" for file in (folder.status, folder.result)):
@@ -358,7 +353,7 @@ def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
     except ConfigError:  # of another version
         return False
     derived = {"batch_size", "gradient_accumulation", *DECLARED_OPTIONS.values()} - config.model_fields_set
-    names = {*before, *now} - {"project_name", "output_dir", "node_rank"} - derived
+    names = {*before, *now} - {"project_name", "output_dir", "num_processes", "node_rank"} - derived
     return all(before.get(name) == now.get(name) for name in names)
 
 
@@ -373,7 +368,7 @@ def _find_checkpoint(config: TrainConfig, notify: Callable[[str], None]) -> Path
         for why in skipped:
             notify(why)
         if newest is None:
-            _check_can_begin(folder, skipped)
+            refuse_to_begin(folder, skipped)
             missing = f"no checkpoint in {folder.path}" if folder.config.exists() else f"no run {folder.path}"
             notify(f"There is {missing} yet: the run starts from the beginning.")
             return None
@@ -390,28 +385,6 @@ def _find_checkpoint(config: TrainConfig, notify: Callable[[str], None]) -> Path
             advice = "Use --resume for the newest complete one."
             raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
     return path.resolve()
-
-
-def _check_can_begin(folder: RunFolder, damaged: list[str]) -> None:
-    """Check that a folder without a whole checkpoint has nothing that a run from the beginning would overwrite.
-
-    Raises:
-        ConfigError: it has.
-    """
-    what = ""
-    if damaged:
-        what = f"there is no complete checkpoint in {folder.checkpoints}\n" + "\n".join(damaged[:2])
-    elif read_object(folder.result).get("status") == "finished":
-        what = f"{folder.path} has finished, and has no checkpoint to continue from"
-    elif folder.is_foreign():
-        what = f"{folder.path} is not a run folder"
-    elif read_object(folder.status).get("job") is not None:
-        what = f"{folder.path} is an eval"
-    if what:
-        raise ConfigError(
-            f"resume_from_checkpoint: {what}\n"
-            "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
-        )
 
 
 def _check_resumable(config: TrainConfig, checkpoint: Path, processes: int) -> None:

@@ -1,16 +1,173 @@
-"""Writes a folder as a whole or not at all, and never over one that exists."""
+"""Folders that one command at a time writes: a run folder, which is locked, and a folder that is made as a whole."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, sync_all
-from aitrain.runs.run_folder import is_open_file, lock_file, sync
+from aitrain.runs.run_folder import (
+    LOCK,
+    RunFolder,
+    cannot_make,
+    is_open_file,
+    lock_file,
+    missing_folders,
+    read_object,
+    sync,
+)
+
+
+LOCK_VARIABLE = "AITRAIN_LOCK"
+"""Environment variable with the file descriptor of the lock that a training process inherits."""
+
+
+# -- run folders
+
+
+@contextmanager
+def locked(folder: RunFolder) -> Iterator[RunFolder]:
+    """Keep other commands out of a run folder until the block ends. It is made if it is missing, and removed at the end if
+    no run began in it.
+
+    Waits for a command that has it, after saying so. The training processes inherit the lock: if this process is killed,
+    it lasts until the last of them has ended.
+
+    Raises:
+        ConfigError: the folder cannot be made or written.
+    """
+    try:
+        made, handle, has_lock = _open_lock(folder)
+    except OSError as error:
+        raise cannot_make(folder.path.parent, error.strerror) from None
+    _locks.add(handle)
+    mine = replace(folder, made=() if folder.config.exists() else made, lock=handle if has_lock else None)
+    try:
+        yield mine
+    finally:
+        if not mine.config.exists():
+            (mine.path / LOCK).unlink(missing_ok=True)
+            mine.discard()
+        _locks.discard(handle)
+        os.close(handle)
+
+
+def _open_lock(folder: RunFolder) -> tuple[tuple[Path, ...], int, bool | None]:
+    """The folders that were made, the locked file, and whether the file system has locks."""
+    file = folder.path / LOCK
+    while True:
+        made = folder.made or tuple(missing_folders(folder.path))
+        folder.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            has_lock = lock_file(handle)
+            if has_lock is False:
+                say_what_is_awaited(folder)
+                has_lock = lock_file(handle, waits=True)
+            if is_open_file(handle, file):
+                return made, handle, has_lock
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # the command that had it has removed the folder, as nothing began there
+
+
+def say_what_is_awaited(folder: RunFolder) -> None:
+    """Say on the terminal which command has a folder."""
+    status = read_object(folder.status)
+    who = f" (process {status['pid']} on {status.get('host')})" if status.get("pid") else ""
+    text = f"Another command runs in {folder.path}{who}: waiting for its end. Ctrl-C ends the wait."
+    print(f"\n{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)  # below the line of a command
+
+
+_locks: set[int] = set()
+"""File descriptors of the locks of this process."""
+
+
+def inherit_lock() -> None:
+    """Keep the lock that the parent passed on, and pass it on to no other program."""
+    if handle := os.environ.pop(LOCK_VARIABLE, None):
+        os.set_inheritable(int(handle), False)
+        _locks.add(int(handle))
+
+
+def _drop_locks() -> None:
+    """Called in forked processes: one of the environment's that outlives the run would keep its folder locked."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_drop_locks)
+
+
+@contextmanager
+def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
+    """A folder of `RunFolder.create`, locked until the block ends.
+
+    Raises:
+        ConfigError: it cannot be made or written.
+    """
+    while True:
+        with locked(RunFolder.create(config)) as folder:
+            if not folder.config.exists():  # else a command with --resume was faster
+                yield folder
+                return
+
+
+def remarks(folder: RunFolder, wanted: str, is_eval: bool = False) -> Iterator[str]:
+    """What a user must know of a locked folder: that it has another name than they wanted, or no lock."""
+    first = replace(folder, path=folder.path.with_name(wanted))
+    if folder.made and folder.path != first.path:
+        file = shlex.quote(str(first.config))
+        again = f"aitrain eval --config {file} --resume" if is_eval else f"aitrain grpo --config {file} --resume"
+        how = f" To continue the first one: {again}" if first.config.exists() else ""
+        yield f"{first.path} exists, so this is {folder.path}.{how}"
+    if folder.lock is None:
+        yield (
+            f"{folder.path} is on a file system without locks: a second command for it would not wait, and end this"
+            " one. Start one at a time."
+        )
+
+
+def is_foreign(folder: RunFolder) -> bool:
+    """Whether there are files in a folder, and no run."""
+    own = {folder.config_schema.name, folder.status.name}  # written before config.yaml
+    if folder.config.exists() or not folder.path.is_dir():
+        return False
+    return any(not name.startswith(".") and name not in own for name in os.listdir(folder.path))
+
+
+def refuse_to_begin(folder: RunFolder, damaged: Sequence[str]) -> None:
+    """Refuse a folder without a whole checkpoint that has what a run from the beginning would overwrite.
+
+    Raises:
+        ConfigError: it has.
+    """
+    what = ""
+    if damaged:
+        what = f"there is no complete checkpoint in {folder.checkpoints}\n" + "\n".join(damaged[:2])
+    elif read_object(folder.result).get("status") == "finished":
+        what = f"{folder.path} has finished, and has no checkpoint to continue from"
+    elif is_foreign(folder):
+        what = f"{folder.path} is not a run folder"
+    elif read_object(folder.status).get("job") is not None:
+        what = f"{folder.path} is an eval"
+    if what:
+        raise ConfigError(
+            f"resume_from_checkpoint: {what}\n"
+            "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
+        )
+
+
+# -- folders that are made as a whole
 
 
 @contextmanager

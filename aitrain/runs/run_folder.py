@@ -12,11 +12,9 @@ import fcntl
 import json
 import math
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
 LOCK = ".lock"
-LOCK_VARIABLE = "AITRAIN_LOCK"
-"""Environment variable with the file descriptor of the lock that a training process inherits."""
 
 
 @dataclass(frozen=True)
@@ -135,26 +131,12 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         try:
-            missing = _missing(parent)
+            missing = missing_folders(parent)
             parent.mkdir(parents=True, exist_ok=True)
             path = make_unused(parent / config.project_name)
         except OSError as error:
-            raise _cannot_make(parent, error.strerror) from None
+            raise cannot_make(parent, error.strerror) from None
         return cls(path, (*missing, path))
-
-    @classmethod
-    @contextmanager
-    def new(cls, config: TrainConfig) -> Iterator[RunFolder]:
-        """A folder of `create`, locked until the block ends.
-
-        Raises:
-            ConfigError: it cannot be made or written.
-        """
-        while True:
-            with cls.create(config).locked() as folder:
-                if not folder.config.exists():  # else a command with --resume was faster
-                    yield folder
-                    return
 
     @staticmethod
     def check_place(config: TrainConfig) -> None:
@@ -166,9 +148,9 @@ class RunFolder:
         parent = Path(os.path.expanduser(config.output_dir))
         nearest = next(folder for folder in (parent, *parent.absolute().parents) if os.path.lexists(folder))
         if not nearest.is_dir():
-            raise _cannot_make(parent, os.strerror(errno.ENOTDIR))
+            raise cannot_make(parent, os.strerror(errno.ENOTDIR))
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise _cannot_make(parent, os.strerror(errno.EACCES))
+            raise cannot_make(parent, os.strerror(errno.EACCES))
 
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name, and its schema.
@@ -189,8 +171,7 @@ class RunFolder:
         write_text(self.config, header + write_yaml(values))
 
     def write_status(self, status: str, **known: object) -> None:
-        """Update status.json, unless another command has claimed the folder; values that are None or missing are
-        kept."""
+        """Update status.json, unless another command has claimed the folder; None and missing values are kept."""
         if self._is_lost():
             return
         news = {name: value for name, value in known.items() if value is not None}
@@ -222,84 +203,8 @@ class RunFolder:
         found = [path for file in written for path in file.parent.glob(f".{file.name}.*-????????")]
         return [path for path in found if not _is_alive(path.name.rpartition(".")[2].partition("-")[0])]
 
-    def is_foreign(self) -> bool:
-        """Whether there are files in the folder, and no run."""
-        own = {self.config_schema.name, self.status.name}  # written before config.yaml
-        if self.config.exists() or not self.path.is_dir():
-            return False
-        return any(not name.startswith(".") and name not in own for name in os.listdir(self.path))
-
-    # -- one command at a time
-
-    @contextmanager
-    def locked(self, tell: Callable[[str], None] = lambda text: None) -> Iterator[RunFolder]:
-        """Keep other commands out of this folder until the block ends. It is made if it is missing, and removed at the
-        end if no run began in it.
-
-        Waits for a command that has it, after telling so. The training processes inherit the lock: if this process is
-        killed, it lasts until the last of them has ended.
-
-        Raises:
-            ConfigError: the folder cannot be made or written.
-        """
-        try:
-            made, handle, has_lock = self._open_lock(tell)
-        except OSError as error:
-            raise _cannot_make(self.path.parent, error.strerror) from None
-        _locks.add(handle)
-        folder = replace(self, made=() if self.config.exists() else made, lock=handle if has_lock else None)
-        try:
-            yield folder
-        finally:
-            if not self.config.exists():
-                (self.path / LOCK).unlink(missing_ok=True)
-                folder.discard()
-            _locks.discard(handle)
-            os.close(handle)
-
-    def _open_lock(self, tell: Callable[[str], None]) -> tuple[tuple[Path, ...], int, bool | None]:
-        """The folders that were made, the locked file, and whether the file system has locks."""
-        while True:
-            made = self.made or tuple(_missing(self.path))
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                has_lock = lock_file(handle)
-                if has_lock is False:
-                    tell(self._who_has_it())
-                    has_lock = lock_file(handle, waits=True)
-                if is_open_file(handle, self.path / LOCK):
-                    return made, handle, has_lock
-            except BaseException:
-                os.close(handle)
-                raise
-            os.close(handle)  # the command that had it has removed the folder, as nothing began there
-
-    def _who_has_it(self) -> str:
-        status = read_object(self.status)
-        who = f" (process {status['pid']} on {status.get('host')})" if status.get("pid") else ""
-        return f"Another command runs in {self.path}{who}: waiting for its end. Ctrl-C ends the wait."
-
-    def remarks(self, wanted: str, is_eval: bool = False) -> Iterator[str]:
-        """What a user must know of a locked folder: that it has another name than they wanted, or no lock."""
-        first = replace(self, path=self.path.with_name(wanted))
-        if self.made and self.path != first.path:
-            file = shlex.quote(str(first.config))
-            again = f"aitrain eval --config {file} --resume" if is_eval else f"aitrain grpo --config {file} --resume"
-            how = f" To continue the first one: {again}" if first.config.exists() else ""
-            yield f"{first.path} exists, so this is {self.path}.{how}"
-        if self.lock is None:
-            yield (
-                f"{self.path} is on a file system without locks: a second command for it would not wait, and end this"
-                " one. Start one at a time."
-            )
-
     def claimed(self, least: int, **known: object) -> RunFolder:
-        """This folder with the next epoch, at least `least`, which status.json gets with what is known.
-
-        A command that had the folder before, and still lives where there are no locks or they were lost, cannot write
-        into it any more.
-        """
+        """This folder with the next epoch, at least `least`, in status.json: earlier commands cannot write any more."""
         before = read_object(self.status).get("epoch")
         epoch = max(least, 1 + (before if isinstance(before, int) else 0))
         self.write_status("running", epoch=epoch, **known)
@@ -312,10 +217,7 @@ class RunFolder:
             CannotWriteError: one has.
         """
         if self._is_lost():
-            raise CannotWriteError(
-                f"Another command has begun to run in {self.path}: this one writes nothing more, and ends.\n"
-                "Start one command for a run folder; one that is started with --resume waits where there are locks."
-            )
+            raise CannotWriteError(f"Another command runs in {self.path} now: this one writes nothing more.")
 
     def _is_lost(self) -> bool:
         return self.epoch > 0 and read_object(self.status).get("epoch", self.epoch) != self.epoch
@@ -331,28 +233,9 @@ class RunFolder:
                 return  # another run uses it
 
 
-def _cannot_make(parent: Path, why: str | None) -> ConfigError:
+def cannot_make(parent: Path, why: str | None) -> ConfigError:
+    """The error of a run folder that cannot be made or written."""
     return ConfigError(f"output_dir: cannot make a run folder in {parent}: {why}\nChoose another with --output-dir.")
-
-
-_locks: set[int] = set()
-"""File descriptors of the locks of this process."""
-
-
-def inherit_lock() -> None:
-    """Keep the lock that the parent passed on, and pass it on to no other program."""
-    if handle := os.environ.pop(LOCK_VARIABLE, None):
-        os.set_inheritable(int(handle), False)
-        _locks.add(int(handle))
-
-
-def _drop_locks() -> None:
-    """Called in forked processes: one of the environment's that outlives the run would keep its folder locked."""
-    while _locks:
-        os.close(_locks.pop())
-
-
-os.register_at_fork(after_in_child=_drop_locks)
 
 
 def lock_file(handle: int, waits: bool = False) -> bool | None:
@@ -374,7 +257,7 @@ def is_open_file(handle: int, path: Path) -> bool:
         return False
 
 
-def _missing(path: Path) -> list[Path]:
+def missing_folders(path: Path) -> list[Path]:
     """Folders of a path that do not exist, outermost first."""
     return [folder for folder in (path, *path.parents) if not folder.exists()][::-1]
 

@@ -48,7 +48,7 @@ class Served:
             vllm_mode="server", **{**short, **options},
         ))  # fmt: skip
         torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--no-python"]
-        worker = [*PYTHON, "-m", WORKER, str(self.folder.path)]
+        worker = [*PYTHON, "-m", WORKER, str(self.folder.path), "0"]
         command = worker if processes == 1 else [*torchrun, f"--nproc-per-node={processes}", *worker]
         self.process = subprocess.Popen(
             [str(python), *command[1:]],

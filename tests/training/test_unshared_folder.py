@@ -49,7 +49,7 @@ def workers(python: Path, folders: list[Path], checkpoint: str) -> list[subproce
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(folders)), "LOCAL_RANK": "0"}
     return [
         subprocess.Popen(
-            [python, "-P", "-m", "aitrain.jobs.worker", str(folder), str(folder / "checkpoints" / checkpoint)],
+            [python, "-P", "-m", "aitrain.jobs.worker", str(folder), "0", str(folder / "checkpoints" / checkpoint)],
             env={**os.environ, **meeting, "RANK": str(rank), **({OWN_FOLDER_VARIABLE: "1"} if rank else {})},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
