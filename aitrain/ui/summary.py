@@ -262,8 +262,7 @@ def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
     """The held-out scores of result.json, or of the rollouts while there is no result."""
     result = read_object(run.result)
     recorded = recorded_table(result.get("scores"))
-    is_running = read_object(run.status).get("status") == "running"
-    if recorded is not None and not is_running:
+    if recorded is not None and read_object(run.status).get("status") != "running":
         return recorded
     if rollouts is None:
         return _recorded_scores(result)
@@ -371,8 +370,7 @@ def _recorded_curve(lines: Iterable[MetricsLine], result: JsonObject) -> list[Sc
         for line in lines
         if line.is_scoring
     ]
-    ends = _recorded_scores(result)
-    sampled, greedy = ends["sampled"], ends["greedy"]
+    sampled, greedy = (_recorded_scores(result)[name] for name in DECODINGS)
     last = as_int(result.get("model_step", result.get("steps")))
     if sampled["before"] or greedy["before"]:
         points = [point for point in points if point["step"] != 0]
