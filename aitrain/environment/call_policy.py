@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +11,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from aitrain.environment.call_tracer import CallTracer, set_trace
+from aitrain.environment.copy_plan import CopyPlan
+from aitrain.environment.object_walk import UnknownStateError
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.environment.state_watch import CallTracer, Snapshot, StateWatch, UnknownStateError, Walk, set_trace
+from aitrain.environment.state_snapshot import StateSnapshot
+from aitrain.environment.state_watch import StateWatch
 from aitrain.execution.async_calls import step_turn
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import Task, current_task, is_abandoned, paused
@@ -164,58 +167,6 @@ def _step_alone() -> None:
         _GATE.may_step(call, wants_alone=True)
 
 
-# -- copies
-
-
-@dataclass(frozen=True)
-class CopyPlan:
-    """How each episode gets an environment of its own: the named attributes are copied, the others are shared."""
-
-    own: frozenset[str] = frozenset()
-
-    def copy_of(self, environment: object) -> object:
-        """Copy the environment for one episode.
-
-        Raises:
-            Exception: the environment cannot be copied.
-        """
-        kind, attributes = type(environment), vars(environment)
-        copied = object.__new__(kind)
-        memo = {id(value): value for name, value in attributes.items() if name not in self.own}
-        memo[id(environment)] = copied
-        for name, value in attributes.items():
-            vars(copied)[name] = copy.deepcopy(value, memo) if name in self.own else value
-        return copied
-
-    @classmethod
-    def for_changes(cls, environment: Any, changed: list[object]) -> CopyPlan:
-        """The plan that copies what calls changed, and what leads there.
-
-        Raises:
-            ValueError: a copy would not separate episodes, for the reason of the message.
-        """
-        for name in ("__slots__", "__del__"):
-            if any(name in vars(owner) for owner in type(environment).__mro__[:-1]):
-                raise ValueError(f"it has {name}")
-        changes_itself = any(item is environment or item is vars(environment) for item in changed)
-        targets = [item for item in changed if item is not vars(environment)] + [environment] * changes_itself
-        own, below = set[str](), set[int]()
-        for name, value in vars(environment).items():
-            walk = Walk([value], without=[vars(environment)], through_code=False)
-            own |= {name} if any(item in walk for item in targets) else set()
-            below |= set(walk.seen)
-        if not all(item is environment or id(item) in below for item in targets):
-            raise ValueError("it is not below the environment")
-        plan = cls(frozenset(own))
-        try:
-            copied = Walk(vars(plan.copy_of(environment)).values(), through_code=False)
-        except Exception as error:
-            raise ValueError(" ".join(f"{type(error).__name__}: {error}".split())[:100]) from error
-        if any(item in copied for item in targets):
-            raise ValueError("a copy of the environment still refers to it")
-        return plan
-
-
 # -- the policy
 
 
@@ -240,7 +191,7 @@ class CallPolicy:
     """How to copy the environment for each episode; None to share it."""
     _mode: Literal["watched", "together", "serial"] = "watched"
     _left: int = 0  # calls or episodes to watch alone
-    _baseline: Snapshot | None = None  # before the calls that run at the same time
+    _baseline: StateSnapshot | None = None  # before the calls that run at the same time
     _loop_tracer: CallTracer | None = None
 
     def __post_init__(self) -> None:

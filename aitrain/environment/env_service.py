@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -66,6 +66,30 @@ class ClientEpisode:
 
 
 @dataclass(eq=False)
+class EpisodesAlone:
+    """Lets one episode play while no other does."""
+
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def enter(self, episode: ClientEpisode, is_needed: Callable[[], bool], seconds: float) -> bool:
+        """Wait for the episode before; returns whether this one may begin within these seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._lock.acquire()
+                episode.is_alone = True
+        if episode.is_alone and not is_needed():
+            self.leave(episode)
+            return True
+        return episode.is_alone
+
+    def leave(self, episode: ClientEpisode) -> None:
+        """Let the next episode begin; no-op for one that was not alone."""
+        if episode.is_alone:
+            episode.is_alone = False
+            self._lock.release()
+
+
+@dataclass(eq=False)
 class EnvService:
     """Plays the episodes of all clients; `runner` has the environment, its threads and its processes."""
 
@@ -81,7 +105,7 @@ class EnvService:
     _heard: dict[str, float] = field(default_factory=dict)
     _failures: FailureCount = field(default_factory=FailureCount)
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _alone: EpisodesAlone = field(default_factory=lambda: EpisodesAlone())
 
     # -- what clients read
 
@@ -174,29 +198,14 @@ class EnvService:
 
     async def _open(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         episode.case = self._case(call)
-        if self.runner.plays_alone and not await self._wait_until_alone(episode, call):
-            what = "cannot be played beside that of another client, see what the server printed"
-            return EnvAnswer(failure=Failure("raised", f"{what}: train with one process"))
+        seconds = call.timeout or self.runner.pool.timeout
+        if self.runner.plays_alone and not await self._alone.enter(episode, lambda: self.runner.plays_alone, seconds):
+            what = "cannot be played beside that of another client: train with one process"
+            return EnvAnswer(failure=Failure("raised", what))
         job = partial(self.runner.open_session, episode.case, call.seed, call.score_bounds)
         outcome: Outcome[tuple[SessionLike, ResetResult]] = await self._run(episode, job, call)
         episode.session, reset = outcome.value or (None, None)
         return _answered(outcome, reset)
-
-    async def _wait_until_alone(self, episode: ClientEpisode, call: EnvCall) -> bool:
-        """Wait for the episodes that may not run beside this one; returns whether they ended within the deadline."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(call.timeout or self.runner.pool.timeout):
-                await self._alone.acquire()
-                episode.is_alone = True
-        if episode.is_alone and not self.runner.plays_alone:
-            self._let_others_play(episode)
-            return True
-        return episode.is_alone
-
-    def _let_others_play(self, episode: ClientEpisode) -> None:
-        if episode.is_alone:
-            episode.is_alone = False
-            self._alone.release()
 
     async def _respond(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         if episode.session is None or call.turn is None:
@@ -231,9 +240,7 @@ class EnvService:
         """Make a call within its deadline; the first failure of each kind is shown."""
         outcome = await self.runner.call(job, call.timeout) if episode.spoiled is None else Outcome[T]()
         if self.runner.may_play_alone:
-            if (spoiled := self.runner.policy.end_batch()) is not None:
-                for other in self._episodes.values():
-                    other.spoiled = spoiled
+            _spoil(self._episodes.values(), self.runner.policy.end_batch())
             self.runner.policy.begin_batch()
         if episode.spoiled is not None:
             outcome = replace(outcome, value=None, failure=episode.spoiled)
@@ -285,9 +292,15 @@ class EnvService:
         left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
         await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))
         for episode in episodes:
-            if episode.session is not None:
-                self.runner.policy.end_episodes()
-            self._let_others_play(episode)
+            self._alone.leave(episode)
+        if any(episode.session is not None for episode in episodes):
+            self.runner.policy.end_episodes()
+
+
+def _spoil(episodes: Iterable[ClientEpisode], failure: Failure | None) -> None:
+    """Let all further calls of these episodes have this failure, if there is one."""
+    for episode in episodes:
+        episode.spoiled = failure or episode.spoiled
 
 
 def _answered(outcome: Outcome[Any], value: object) -> EnvAnswer:

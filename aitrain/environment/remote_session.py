@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aitrain.environment.object_walk import UnknownStateError
 from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, SessionLike
 from aitrain.environment.session_kinds import session_for
-from aitrain.environment.state_watch import Snapshot, UnknownStateError
+from aitrain.environment.state_snapshot import StateSnapshot
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.processes import CallPool, Lease
@@ -58,7 +59,7 @@ class _SessionInProcess:
 
     session: SessionLike
     environment: Any
-    before: Snapshot | None
+    before: StateSnapshot | None
     """The environment before the first episode; None if it cannot be compared."""
 
     def __getattr__(self, name: str) -> Any:
@@ -80,13 +81,13 @@ def _session_in_process(by_episode: bool, bounds: Bounds, environment: Any) -> S
         return session
     if not _BEFORE:
         try:
-            _BEFORE.append(Snapshot(environment))
+            _BEFORE.append(StateSnapshot(environment))
         except UnknownStateError:
             _BEFORE.append(None)
     return _SessionInProcess(session, environment, _BEFORE[0])
 
 
-_BEFORE: list[Snapshot | None] = []
+_BEFORE: list[StateSnapshot | None] = []
 """The environment of this process, as it was before the first episode."""
 
 

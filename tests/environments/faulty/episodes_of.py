@@ -131,7 +131,9 @@ LOCK = threading.Lock()
 
 
 class Crosstalk(TwoTurns):
-    """What an episode says depends on how many others are open."""
+    """What an episode says depends on how many others are open, although it says that this is fine."""
+
+    concurrent = True
 
     def start(self, case_idx: int) -> Any:
         return Crowd(case_idx, OPEN)
@@ -162,7 +164,9 @@ class Crowd:
 
 
 class OneFileForAll(Sums):
-    """Writes the reply to a file of a fixed name, and reads it back."""
+    """Writes the reply to a file of a fixed name, and reads it back, although it says that calls may meet."""
+
+    concurrent = True
 
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="aitrain-faulty-")
@@ -187,6 +191,8 @@ PLACES: list[int] = []
 
 class FourAtOnce(TwoTurns):
     """A server that allows four sessions."""
+
+    concurrent = True
 
     places = 4
 
