@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -179,8 +179,8 @@ class EnvService:
     async def _call(self, client: str, path: str, call: EnvCall) -> EnvAnswer:
         """Make a call of an episode, once: one that is sent again gets the same answer."""
         if call.environment != self.description.id:
-            what = f"{self.description.name}, {self.description.train} rows"
-            raise RefusedRequestError(409, f"this server now serves another environment ({what})")
+            what = f"({self.description.name}, {self.description.train} rows)"
+            raise RefusedRequestError(409, f"this server now serves another environment {what}")
         episode = self._episodes.get(call.session)
         if episode is None:
             if call.number or path == "/v1/respond":
@@ -216,13 +216,14 @@ class EnvService:
     async def _score(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         transcript = Transcript(episode.case or self._case(call), call.completion)
         job = partial(self.runner.score_session, episode.session, transcript, call.score_bounds)
-        async with self._one_at_a_time(self.runner.policy.is_serial and episode.session is None):
+        is_in_order = self.runner.policy.is_serial and episode.session is None
+        async with self._in_order if is_in_order else nullcontext():
             outcome = await self._run(episode, job, call)
         return _answered(outcome, outcome.value)
 
     async def _score_group(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         group = Group(self._case(call), call.members)
-        async with self._one_at_a_time(True):  # they may compare with what earlier groups left on the environment
+        async with self._in_order:  # they may compare with what earlier groups left on the environment
             outcome = await self._run(episode, group_job(self.runner, group, call.score_bounds), call)
         return _answered(outcome, outcome.value)
 
@@ -238,7 +239,7 @@ class EnvService:
 
     async def _run(self, episode: ClientEpisode, job: Callable[[], T], call: EnvCall) -> Outcome[T]:
         """Make a call within its deadline; the first failure of each kind is shown."""
-        outcome = await self.runner.call(job, call.timeout) if episode.spoiled is None else Outcome[T]()
+        outcome = await self.runner.call(job, call.timeout)
         if self.runner.may_play_alone:
             _spoil(self._episodes.values(), self.runner.policy.end_batch())
             self.runner.policy.begin_batch()
@@ -250,9 +251,6 @@ class EnvService:
             for message in self._failures.first_of_each([(failure.kind, failure.message)]):
                 self.notify(f"A call of case {call.case} failed, it {message}")
         return outcome
-
-    def _one_at_a_time(self, is_serial: bool) -> AbstractAsyncContextManager[Any]:
-        return self._in_order if is_serial else nullcontext()
 
     def _case(self, call: EnvCall) -> Case:
         if not 0 <= call.case < len(self.cases):

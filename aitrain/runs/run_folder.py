@@ -347,7 +347,7 @@ def read_lines(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _lines_and_records(path: Path) -> Iterator[tuple[bytes, dict[str, object]]]:
-    with suppress(FileNotFoundError), open(path, "rb", opener=regular) as file:
+    with suppress(FileNotFoundError, NotADirectoryError), open(path, "rb", opener=regular) as file:
         for line, _, _ in whole_lines(file):
             if (record := parse_object(line)) is not None:
                 yield line, record

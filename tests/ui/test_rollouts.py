@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.json_values import as_text
 from aitrain.runs.rollout_index import RolloutIndex
@@ -88,7 +89,8 @@ def test_a_line_that_is_no_record_is_counted_and_the_rest_is_read(line: bytes, t
 
 
 def test_a_line_that_is_too_long_is_skipped_without_being_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LONGEST_LINE", 2000)
+    for module in (reading, json_values):
+        monkeypatch.setattr(module, "LONGEST_LINE", 2000)
     rollouts = read(write_run(tmp_path, [record(step=1), said("x" * 5000), record(step=3)]))
     assert [entry.step for entry in rollouts.entries] == [1, 3]
     assert [rollouts.record(entry).step for entry in rollouts.entries] == [1, 3]

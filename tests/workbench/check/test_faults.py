@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -131,6 +132,16 @@ def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.clear()
     os.environ.update(variables)
     logging.getLogger().setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def close_files() -> Iterator[None]:
+    """Close what an environment leaves open, as other tests of this process have to open files."""
+    yield
+    for module in [*sys.modules.values()]:
+        opened = vars(module).get("OPENED") if hasattr(module, "__dict__") else None
+        while isinstance(opened, list) and opened:
+            opened.pop().close()
 
 
 @pytest.mark.parametrize(
