@@ -54,8 +54,8 @@ FEW_CASES = 16
 ALIKE = 0.2
 """Scores are alike if no two differ by more than this share of the range, or if they have two values; differences of
 scores, if no two differ by more than half of it."""
-EQUAL = 1e-12
-"""Variances below this, of values between 0 and 1, are rounding."""
+PLACES, EQUAL = 12, 1e-12
+"""Differences and variances below this, of values between 0 and 1, are rounding, and so is what follows these places."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,9 @@ def of_change(before: Mapping[str, float], after: Mapping[str, float], bounds: B
 
 
 def _between_0_and_1(scores: Collection[float], bounds: Bounds) -> list[float]:
+    """The scores as shares of the range, without what rounding has added."""
     low, high = bounds
-    return [min(1.0, max(0.0, (score - low) / (high - low))) for score in scores]
+    return [round(min(1.0, max(0.0, (score - low) / (high - low))), PLACES) for score in scores]
 
 
 # -- a mean
@@ -110,7 +111,7 @@ def _limits(values: Sequence[float]) -> Limits:
     """Limits of the mean of values from 0 to 1."""
     if set(values) <= {0.0, 1.0}:
         return _of_share(len(values), round(sum(values)))
-    are_alike = _extent(values) <= ALIKE or len({round(value, 9) for value in values}) <= 2
+    are_alike = _extent(values) <= ALIKE or len(set(values)) <= 2
     return _of_spread(values, len(values) > FEW_CASES, are_alike)
 
 

