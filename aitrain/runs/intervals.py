@@ -8,13 +8,19 @@ A mean of scores between two bounds, mapped to 0 and 1, gets a score interval: a
 there, the limits next to the bounds are moved out (Brown, Cai and DasGupta 2001), because Wilson's cover too seldom
 there. Other case means vary less than that, so a = t^2 d / n, with Student's t and d the share that their variance is
 of m (1 - m): the design effect of a survey. For symmetric scores that is about the t interval; near a bound it leans
-away from it, as the data do. It is never wider than Wilson's, and never a point. A few cases that are all near one
-bound say little about how often others are elsewhere: there a is nearer to Wilson's.
+away from it, as the data do. It is widened to where Student's interval reaches when it is shifted by the skewness of
+the scores (Hall 1992), which a few scores carry that lie far from the rest. It is never wider than Wilson's.
+
+Scores that are all alike, such as those for the form of an answer while none is right, do not show how often others
+lie far away, and no interval made of them knows it (Bahadur and Savage 1956). Theirs reaches at least as far towards
+each bound, relative to the distance, as Wilson's of values that are all at the other one: as far as cases at that
+bound can be so rare that none was drawn. Equal scores have just that interval, so it is never a point.
 
 A change between two scorings of the same cases, with every case at a bound, gets Newcombe's (1998) square-and-add
-interval, made of the two intervals above and the correlation of the cases. Other changes get the score interval of the
-cases' own differences, widened to where Student's interval reaches when it is shifted by their skewness (Hall 1992): a
-change is often large for a few cases and small for the rest.
+interval, made of the two intervals above and the correlation of the cases. Other changes get the interval of the
+cases' own differences, which are from -1 to 1: shifted by their skewness however few they are, as a change is often
+large for a few cases and small for the rest, and with the limits of alike scores if those of the cases that have
+changed were alike before and are alike after.
 
 Scores without bounds get Student's t interval, widened by the shifted one. There is none of one case, nor of equal
 ones.
@@ -44,9 +50,12 @@ POISSON_LIMITS = (0.0512933, 0.3553615, 0.8176914)
 MANY_CASES = 50
 """With more cases than this, three limits next to a bound are moved out; with fewer, two."""
 FEW_CASES = 16
-"""With more cases than this, the width of an interval near a bound depends on their variance alone."""
-EQUAL = 1e-12
-"""Variances below this, of values between 0 and 1, are rounding."""
+"""With more cases than this, the skewness of their scores is known well enough to shift an interval by it."""
+ALIKE = 0.2
+"""Scores are alike if no two differ by more than this share of the range, or if they have two values; differences of
+scores, if no two differ by more than half of it."""
+PLACES, EQUAL = 12, 1e-12
+"""Differences and variances below this, of values between 0 and 1, are rounding, and so is what follows these places."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +99,9 @@ def of_change(before: Mapping[str, float], after: Mapping[str, float], bounds: B
 
 
 def _between_0_and_1(scores: Collection[float], bounds: Bounds) -> list[float]:
+    """The scores as shares of the range, without what rounding has added."""
     low, high = bounds
-    return [min(1.0, max(0.0, (score - low) / (high - low))) for score in scores]
+    return [round(min(1.0, max(0.0, (score - low) / (high - low))), PLACES) for score in scores]
 
 
 # -- a mean
@@ -99,17 +109,29 @@ def _between_0_and_1(scores: Collection[float], bounds: Bounds) -> list[float]:
 
 def _limits(values: Sequence[float]) -> Limits:
     """Limits of the mean of values from 0 to 1."""
+    if set(values) <= {0.0, 1.0}:
+        return _of_share(len(values), round(sum(values)))
+    are_alike = _extent(values) <= ALIKE or len(set(values)) <= 2
+    return _of_spread(values, len(values) > FEW_CASES, are_alike)
+
+
+def _of_spread(values: Sequence[float], is_shifted: bool, are_alike: bool) -> Limits:
+    """The score interval by the variance of the values, widened by what else applies, and not beyond Wilson's."""
     count, mean = len(values), fmean(values)
     spread = variance(values) if count > 1 else 0.0
-    if spread < EQUAL:
-        return _around_equal(count, mean)
-    if set(values) <= {0.0, 1.0}:
-        return _of_share(count, round(count * mean))
-    square = student_quantile(count - 1) ** 2 * spread / (mean * (1 - mean))
-    if count <= FEW_CASES:
-        from_bound = min(1.0, count * min(mean, 1 - mean))  # distance to the nearer bound, added up over the cases
-        square = max(square, Z * Z * (1 - from_bound) ** 2)
-    return _score_limits(min(square, Z * Z) / count, mean)
+    limits = [_score_limits(student_quantile(count - 1) ** 2 * spread / (mean * (1 - mean)) / count, mean)]
+    if is_shifted and (shifted := _shifted(values)):
+        limits.append(shifted)
+    if are_alike:
+        share = Z * Z / (count + Z * Z)
+        limits.append((mean * (1 - share), mean + (1 - mean) * share))
+    lowest, highest = _score_limits(Z * Z / count, mean)
+    return max(lowest, min(low for low, _ in limits)), min(highest, max(high for _, high in limits))
+
+
+def _extent(values: Sequence[float]) -> float:
+    """The largest distance of two values, without what rounding adds."""
+    return max(values) - min(values) - EQUAL
 
 
 def _score_limits(a: float, mean: float) -> Limits:
@@ -117,13 +139,6 @@ def _score_limits(a: float, mean: float) -> Limits:
     middle = (mean + a / 2) / (1 + a)
     half = math.sqrt(a * mean * (1 - mean) + a * a / 4) / (1 + a)
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _around_equal(count: int, mean: float) -> Limits:
-    """Limits for equal values, whose variance is unknown: as far towards each bound, relative to the distance, as
-    Wilson's interval of values that are all at one bound."""
-    share = Z * Z / (count + Z * Z)
-    return mean * (1 - share), mean + (1 - mean) * share
 
 
 def _of_share(count: int, ones: int) -> Limits:
@@ -144,9 +159,10 @@ def _change_limits(before: Sequence[float], after: Sequence[float]) -> Limits:
     if {*before, *after} <= {0.0, 1.0}:
         return _square_and_add(before, after)
     differences = [new - old for old, new in zip(before, after, strict=True)]
-    low, high = _limits([(1 + difference) / 2 for difference in differences])
-    shifted = _shifted(differences) or (1.0, -1.0)
-    return max(-1.0, min(2 * low - 1, shifted[0])), min(1.0, max(2 * high - 1, shifted[1]))
+    changed = [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]
+    are_alike = _extent(differences) <= ALIKE / 2 or all(_extent(scores) <= ALIKE for scores in zip(*changed, strict=True))
+    low, high = _of_spread([(1 + difference) / 2 for difference in differences], True, are_alike)
+    return 2 * low - 1, 2 * high - 1
 
 
 def _square_and_add(before: Sequence[float], after: Sequence[float]) -> Limits:
