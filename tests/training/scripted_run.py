@@ -44,6 +44,8 @@ class Scripted:
 class ScriptedTalk(Scripted):
     """The same over several turns, more of them for some cases and answers than for others."""
 
+    concurrent = True  # the scripted policy counts the rows of each batch
+
     score_episode = None  # type: ignore[assignment]
 
     def episode(self, case_idx: int) -> Generator[str | None, str, float]:
