@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+from aitrain.environment.call_policy import CallPolicy
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.episode_group import Group
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
@@ -200,8 +201,7 @@ class EnvService:
         episode.case = self._case(call)
         seconds = call.timeout or self.runner.pool.timeout
         if self.runner.plays_alone and not await self._alone.enter(episode, lambda: self.runner.plays_alone, seconds):
-            what = "cannot be played beside that of another client: train with one process"
-            return EnvAnswer(failure=Failure("raised", what))
+            return EnvAnswer(failure=Failure("raised", "meets that of another client: train with one process"))
         job = partial(self.runner.open_session, episode.case, call.seed, call.score_bounds)
         outcome: Outcome[tuple[SessionLike, ResetResult]] = await self._run(episode, job, call)
         episode.session, reset = outcome.value or (None, None)
@@ -216,8 +216,7 @@ class EnvService:
     async def _score(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         transcript = Transcript(episode.case or self._case(call), call.completion)
         job = partial(self.runner.score_session, episode.session, transcript, call.score_bounds)
-        is_in_order = self.runner.policy.is_serial and episode.session is None
-        async with self._in_order if is_in_order else nullcontext():
+        async with self._in_order if self.runner.policy.is_serial and episode.session is None else nullcontext():
             outcome = await self._run(episode, job, call)
         return _answered(outcome, outcome.value)
 
@@ -241,8 +240,7 @@ class EnvService:
         """Make a call within its deadline; the first failure of each kind is shown."""
         outcome = await self.runner.call(job, call.timeout)
         if self.runner.may_play_alone:
-            _spoil(self._episodes.values(), self.runner.policy.end_batch())
-            self.runner.policy.begin_batch()
+            _spoil(self._episodes.values(), self.runner.policy)
         if episode.spoiled is not None:
             outcome = replace(outcome, value=None, failure=episode.spoiled)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
@@ -295,8 +293,10 @@ class EnvService:
             self.runner.policy.end_episodes()
 
 
-def _spoil(episodes: Iterable[ClientEpisode], failure: Failure | None) -> None:
-    """Let all further calls of these episodes have this failure, if there is one."""
+def _spoil(episodes: Iterable[ClientEpisode], policy: CallPolicy) -> None:
+    """Let all further calls of these episodes fail if one of them has changed something that others see."""
+    failure = policy.end_batch()
+    policy.begin_batch()
     for episode in episodes:
         episode.spoiled = failure or episode.spoiled
 
