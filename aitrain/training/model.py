@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -115,16 +115,14 @@ def asking_hub(name: str, say: Callable[[str], object] = _print_note) -> Iterato
 @lru_cache(maxsize=8)
 def _hub_answers(name: str, _now: int) -> bool:
     """Whether the Hub answers a request for the model, whatever it says; what fails at once is tried again."""
-    url = f"{constants.ENDPOINT}/{name}/resolve/main/config.json"
+    url, end = f"{constants.ENDPOINT}/{name}/resolve/main/config.json", time.monotonic() + HUB_SECONDS
     for pause in HUB_PAUSES:
         time.sleep(pause)
-        try:
+        with suppress(httpx.TransportError):
             if get_session().head(url, timeout=HUB_SECONDS, follow_redirects=False).status_code < 500:
                 return True
-        except httpx.TimeoutException:
-            return False
-        except httpx.TransportError:
-            continue
+        if time.monotonic() >= end:
+            break
     return False
 
 
