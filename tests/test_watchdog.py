@@ -357,6 +357,18 @@ threading.Event().wait()
     assert read_object(tmp_path / "status.json")["status"] == "stalled"
 
 
+def test_a_training_process_leaves_without_waiting_for_processes_of_the_environment() -> None:
+    code = """
+import atexit, multiprocessing, time
+from aitrain.jobs.worker import exit_now
+atexit.register(print, "first")
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+exit_now(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "first\n"
+
+
 def test_progress_may_be_counted_from_many_threads_at_once() -> None:
     """Without a lock: increments may be lost, and the count changes nevertheless."""
     own = Activity(bytearray(SLOT))

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import IO
 
 MARK = "AITRAIN_TREE"
-"""Environment variable that identifies the processes of a tree whose supervisor is gone."""
+"""Environment variable that identifies the processes of a tree without its supervisor."""
 POLL = 0.5
 PATIENCE_WITH_ORPHANS = 3.0
 """Seconds for processes that are left after the program has ended."""
@@ -90,8 +90,8 @@ class ProcessTree:
         is_killed = self._supervisor.wait(seconds) < 0
         code = self.wait_for_program()
         self._socket.close()
-        if is_killed:
-            _end_marked(self._mark, min(self._patience, LAST_PATIENCE))
+        if is_killed or sys.platform != "linux":  # where a supervisor does not become the parent of orphans
+            _end_marked(self._mark, min(self._patience, LAST_PATIENCE) if is_killed else 0.0)
         return code
 
     def send(self, number: int) -> None:
@@ -118,7 +118,7 @@ class ProcessTree:
 
 
 def _end_marked(mark: str, patience: float) -> None:
-    """Wait for the processes of a tree whose supervisor was killed, which have got SIGTERM; then kill those left."""
+    """Give the processes of a tree that its supervisor could not end these seconds, and kill those left."""
     import psutil  # here, because the supervisor runs without it
 
     def is_marked(process: psutil.Process) -> bool:

@@ -11,6 +11,7 @@ import atexit
 import faulthandler
 import gc
 import importlib
+import multiprocessing.util
 import os
 import select
 import sys
@@ -163,9 +164,14 @@ def exit_now(code: int) -> NoReturn:
     """Run the atexit functions, in which trackers finish their runs, and end the process without Python's shutdown.
 
     The shutdown sometimes aborts while a library's thread is running, and it would wait forever for a thread that the
-    environment left behind.
+    environment left behind. So would the atexit function of multiprocessing for a process: it comes last, without any.
     """
+    joins_processes = multiprocessing.util._exit_function  # type: ignore[attr-defined]
+    atexit.unregister(joins_processes)
     atexit._run_exitfuncs()
+    for process in multiprocessing.active_children():
+        process.kill()
+    joins_processes()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
