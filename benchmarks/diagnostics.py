@@ -124,14 +124,14 @@ def milliseconds_per_step(steps: int = 20) -> float:
 def main() -> int:
     """Print the figures; 1 if a bound is not met."""
     parser = options("Find planted conditions, and count false alarms.")
-    parser.add_argument("--seeds", type=positive, default=5, help="runs of each of ten planted and ten healthy kinds")
+    parser.add_argument("--seeds", type=positive, default=5, help="runs of each planted and each healthy kind")
     parser.add_argument("--steps", type=positive, default=100, help="steps of each training")
     asked = parser.parse_args()
     is_met = True
     print("| planted | found | at the median step |\n|---|---|---|")
     for kind in PLANTED:
         runs = [[one for one in diagnose(kind, seed) if one.name == kind.finding] for seed in range(asked.seeds)]
-        steps = sorted(found[0].step for found in runs if found)
+        steps = sorted(found[0].step for found in runs if found and kind.says in found[0].text)
         is_met &= len(steps) >= FOUND * asked.seeds
         print(
             f"| {kind.name} | {len(steps)} of {asked.seeds} | {steps[len(steps) // 2] if steps else '-'} |", flush=True

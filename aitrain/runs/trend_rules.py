@@ -183,20 +183,33 @@ def held_out_falls(past: Past) -> str | None:
     if fall is None:
         return None
     step, before, after = fall
-    since = [row["reward"] for at, row in zip(past.steps, past.rows, strict=True) if at > step and "reward" in row]
-    reward = change_over(since)
-    text = f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}"
-    if reward is not None and reward.high < 0:
-        return (
-            f"{text}, and so has the reward: the policy has become worse. Lower --lr, or raise --rl-kl-coef;"
-            " --save-best keeps the best step as the model."
-        )
+    rewards = [(at, row["reward"]) for at, row in zip(past.steps, past.rows, strict=True) if "reward" in row]
+    since = [reward for at, reward in rewards if at > step]
     quarter = max(1, len(since) // 4)
-    means = f" ({fmean(since[:quarter]):.2f}, then {fmean(since[-quarter:]):.2f})" if since else ""
+    until = [reward for at, reward in rewards if at <= step][-quarter:]
+    then, now = fmean(until or since[:quarter] or [0.0]), fmean(since[-min(quarter, LINES_IN_A_ROW) :] or until or [0.0])
+    change, rises = change_over([*until, *since]), RISES * past.scale
+    much = max((before - after) / 2, rises)
+    text = f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}"
+    means = f" ({then:.2f}, then {now:.2f})" if since else ""
+    if now - then <= -much or (change is not None and change.high < 0):
+        return (
+            f"{text}, and so has the reward{means}: the policy has become worse, or has collapsed. The usual cause is a"
+            " learning rate that is too high: lower --lr, or raise --rl-kl-coef; --save-best keeps the best step as the"
+            " model."
+        )
+    has_stayed = now - then >= rises or (change is not None and change.low > -much)
+    is_seen = past.traits.samples_uniformly and bool(since) and since[-1] > then - much  # a collapse may be a line old
+    if has_stayed and is_seen:
+        return (
+            f"{text}, while the reward has not{means}: the policy learns what only the training cases reward."
+            " --save-best or --patience keeps the best step; use more cases or fewer --epochs, raise --rl-kl-coef, and"
+            " read the best-rewarded rollouts for a hack."
+        )
     return (
-        f"{text}, while the reward has not{means}: the policy learns what only the training cases reward. --save-best"
-        " or --patience keeps the best step; use more cases or fewer --epochs, raise --rl-kl-coef, and read the"
-        " best-rewarded rollouts for a hack."
+        f"{text}; whether the reward has fallen with it cannot be told{means}. If it has, the policy has become worse:"
+        " lower --lr. If not, the policy learns what only the training cases reward: read the best-rewarded rollouts,"
+        " and use more cases. --save-best keeps the best step as the model."
     )
 
 

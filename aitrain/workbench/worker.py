@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
+from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import asking
 from aitrain.errors import to_aitrain_error
 from aitrain.options.reading import resolve
@@ -56,7 +57,7 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
         counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
         name = type(opened.environment).__name__
         quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(asking.not_asked)]
-        note = "\n".join(filter(None, (opened.note, *quiet)))
+        note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
         send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
         send({"planned": {one.name: one.description for one in checks}})
         silence = config.rl_env_timeout + MARGIN

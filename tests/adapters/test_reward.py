@@ -11,11 +11,12 @@ import pytest
 
 import aitrain
 from aitrain import ConfigError
-from aitrain.environment.dataset import build_cases
+from aitrain.environment.dataset import build_cases, dataset_note
 from tests.adapters.conftest import cases_of, made, play, refusal, source_of
 from tests.conftest import Run, write
 
 REWARDS = """
+from statistics import mean, stdev
 def exact(completions, answer, **kwargs):
     return [float(text_of(one).strip() == truth) for one, truth in zip(completions, answer)]
 
@@ -32,6 +33,17 @@ def longest(prompts, completions, log_metric=None, **kwargs):
     lengths = [len(text_of(one)) for one in completions]
     if log_metric: log_metric("mean_length", sum(lengths) / len(lengths))
     return [float(length == max(lengths) and length > min(lengths)) for length in lengths]
+
+def unique(completions, **kwargs):
+    return [float(completions.count(one) == 1) for one in completions]
+
+def standard(completions, **kwargs):
+    lengths = [len(text_of(one)) for one in completions]
+    return [(length - mean(lengths)) / (stdev(lengths) or 1) for length in lengths]
+
+def majority(completions, **kwargs):
+    texts = [text_of(one).strip() for one in completions]
+    return [float(text == max(texts, key=texts.count)) for text in texts]
 
 def text_of(completion):
     return completion if isinstance(completion, str) else completion[0]["content"]
@@ -123,6 +135,34 @@ def test_a_function_that_compares_answers_gets_the_whole_group() -> None:
     assert [score.score for score in together] == [1.0, 1.0]
     assert [score.metrics["longest"] for score in together] == [0.0, 1.0]
     assert together[0].metrics["mean_length"] == (3 + 14) / 2
+
+
+@pytest.mark.parametrize("name", ["unique", "standard", "majority", "longest"])
+def test_functions_that_compare_equal_answers_or_need_several_are_found_and_named(name: str) -> None:
+    env = environment(f"my_rewards.py:exact,{name}")
+    cases_of(env)
+    assert env.comparing == [name]
+    assert f": {name} " in dataset_note(env)
+
+
+def test_a_function_whose_trial_fails_is_named_as_well() -> None:
+    write(Path.cwd(), {"other.py": "def number(completions): return [int(one) for one in completions]"})
+    env = environment("my_rewards.py:longest,other.py:number")
+    cases_of(env)
+    assert env.comparing == ["longest"]
+    assert "number" in dataset_note(env)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("unique", [0.0, 1.0, 0.0]), ("standard", [0.577, -1.155, 0.577])])
+def test_a_group_with_equal_answers_is_compared(name: str, expected: list[float]) -> None:
+    env = environment(f"my_rewards.py:{name}")
+    case, replies = cases_of(env)[0], ["yes", "no", "yes"]
+    alone = [play(env, case, [reply])[1] for reply in replies]
+    together = env.score_group(
+        completions=replies, texts=replies, metrics=[result.metrics for result in alone], case=dict(case.row)
+    )
+    assert [result.failure for result in alone] == [None] * 3
+    assert [score.score for score in together] == pytest.approx(expected, abs=1e-3)
 
 
 def test_without_such_a_function_groups_are_not_scored_together() -> None:

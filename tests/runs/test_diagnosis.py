@@ -148,6 +148,7 @@ def test_a_planted_condition_is_found_once_and_said_on_one_line_with_what_to_do(
     assert names.count(kind.finding) == 1
     assert len(names) == len(set(names))
     assert all("\n" not in one.text and any(word in one.text for word in TO_DO) for one in found)
+    assert all(kind.says in one.text for one in found if one.name == kind.finding)
 
 
 @pytest.mark.parametrize("kind", HEALTHY, ids=lambda kind: kind.name)
@@ -155,12 +156,41 @@ def test_nothing_is_found_in_a_healthy_run(kind: Kind) -> None:
     assert found_in(kind) == []
 
 
-def test_a_fall_of_both_scores_is_said_to_be_a_worse_policy_and_a_rise_of_one_a_hack() -> None:
-    worse = replace(HEALTHY[0], name="worse", skill=lambda time: 2.0 - 5.0 * time, evaluations=12)
-    hack = replace(worse, name="hack", skill=lambda time: 5.0 * time - 2.0, held_out_skill=worse.skill)
+RISING = [0.1 + 0.05 * step for step in range(12)]
+SAID = {"worse": "and so has the reward", "learned by heart": "while the reward has not", "": "cannot be told"}
 
-    assert ["so has the reward" in one.text for one in found_in(worse) if one.name == "held_out"] == [True]
-    assert ["while the reward has not" in one.text for one in found_in(hack) if one.name == "held_out"] == [True]
+
+@pytest.mark.parametrize(
+    ("rewards", "best_step", "traits", "meaning"),
+    [
+        ([0.69] * 6 + [0.0] * 6, 0, USUAL, "worse"),
+        ([0.69] * 4 + [0.0] * 8, 4, USUAL, "worse"),
+        ([0.69] * 4 + [0.0] * 8, 4, traits_of({"rl_sampling": "refill"}), "worse"),
+        ([0.1] * 20 + [0.69] * 30 + [0.0] * 10, 50, USUAL, "worse"),
+        ([0.69] * 99 + [0.0], 0, USUAL, ""),
+        ([0.5] * 12, 0, USUAL, ""),
+        ([0.5] * 40, 0, USUAL, "learned by heart"),
+        ([0.5] * 40, 0, traits_of({"rl_sampling": "refill"}), ""),
+        (RISING, 0, USUAL, "learned by heart"),
+        ([-0.5] * 12, 12, RunTraits((-1.0, 1.0)), ""),
+    ],
+    ids=[
+        "collapse", "collapse after a scoring", "collapse with refill", "rise and collapse", "collapse of one line", "short",
+        "level", "level with refill", "short rise", "no line since",
+    ],
+)  # fmt: skip
+def test_a_fall_of_the_held_out_score_is_overfitting_only_if_the_reward_has_surely_not_fallen(
+    rewards: list[float], best_step: int, traits: RunTraits, meaning: str
+) -> None:
+    diagnosis = Diagnosis(traits)
+    diagnosis.see(MetricsLine(step=best_step, eval_score=0.69, eval_low=0.62))
+    for step, reward in enumerate(rewards, 1):
+        diagnosis.see(as_line(step, {"reward": reward}))
+    end = MetricsLine(step=len(rewards) + 1, eval_score=0.0, eval_low=0.0)
+    (text,) = [one.text for one in diagnosis.see(end) if one.name == "held_out"]
+
+    assert [name for name, said in SAID.items() if said in text] == [meaning]
+    assert ("lower --lr" in text) == (meaning != "learned by heart")
 
 
 def test_the_loss_type_is_advised_only_where_it_would_change_the_bias() -> None:

@@ -8,6 +8,7 @@ Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aitrain.environment.adapters.answer_rules import EXAMPLES, Completion
@@ -45,7 +46,8 @@ class RewardFunctions:
         self.requirements = EnvRequirements(
             "process", score_range=read_score_range("0,1" if is_known else score_range, "reward")
         )
-        self.rewards, self.group = Rewards(places, weights), group
+        self.rewards = Rewards(places, weights)
+        self.group = group if any(module for module, _ in places) else []  # a rule looks at one answer
         self.source_files = source_files(places, self.rewards.functions.values())
         self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
         self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system, few_shot=few_shot)
@@ -56,7 +58,15 @@ class RewardFunctions:
         """The rows of `data`."""
         self.tokenizer = tokenizer
         rows = self.source.cases()
-        self.comparing = self._comparing(rows[0]) if self.group is None else list(self.group)
+        if self.group is None:
+            self.comparing, failed = self._comparing(rows[0])
+            others = f"; not known, as the trial failed: {', '.join(failed)}" if failed else ""
+            self.dataset_note = (
+                f"reward: functions that compare the answers of a group: {', '.join(self.comparing) or 'none'}{others}"
+                ' ("group" in --rl-env-config names them).'
+            )
+        else:
+            self.comparing = list(self.group)
         if not self.comparing:
             self.score_group = None  # type: ignore[method-assign, assignment]
         return rows
@@ -66,9 +76,14 @@ class RewardFunctions:
         return self.eval_source.cases()
 
     def score_episode(self, completion: Completion, text: str, case: Row) -> Score:
-        """The weighted sum for one answer; functions that compare answers get it alone."""
+        """The weighted sum for one answer; functions that compare answers get it alone, and may fail with it."""
         lists = self._arguments(case, [completion], [text])
-        return self.rewards.of_one(case, **{name: values[0] for name, values in lists.items()})
+        rewards, logged = self.rewards.call(self.rewards.functions.keys() - set(self.comparing), case, lists)
+        for name in self.comparing:
+            with suppress(Exception):
+                rewards |= self.rewards.call([name], case, lists)[0]
+        score = self.rewards.total({name: values[0] for name, values in rewards.items()})
+        return Score(score.score, {**logged, **score.metrics})
 
     def score_group(
         self, completions: list[Completion], texts: list[str], metrics: list[dict[str, float]], case: Row
@@ -95,9 +110,10 @@ class RewardFunctions:
             lists["completion_ids"] = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         return lists
 
-    def _comparing(self, row: Row) -> list[str]:
-        """Names of the functions that compare answers, by a trial with three of them."""
-        texts = ["No.", "<think>One and one are two.</think>\n<answer>2</answer>", self.reference(row) or "#### 12"]
+    def _comparing(self, row: Row) -> tuple[list[str], list[str]]:
+        """Names of the functions that compare answers, by a trial with three of them, each twice; and of those for
+        which it failed."""
+        texts = ["No.", "<think>One and one are two.</think>\n<answer>2</answer>", self.reference(row) or "#### 12"] * 2
         is_chat = not isinstance(row["prompt"], str)
         completions: list[Completion] = [
             [{"role": "assistant", "content": text}] if is_chat else text for text in texts

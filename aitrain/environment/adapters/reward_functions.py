@@ -64,20 +64,25 @@ class Rewards:
                 raise ValueError(f"{name} returned {len(rewards[name])} rewards for {count} completions")
         return rewards, metrics
 
-    def comparing(self, row: Mapping[str, object], lists: Lists) -> list[str]:
-        """Names of the functions that reward these completions otherwise together than one by one."""
-        found = []
+    def comparing(self, row: Mapping[str, object], lists: Lists) -> tuple[list[str], list[str]]:
+        """Names of the functions that reward these completions otherwise together than one by one, or only together;
+        and of those that reward them in neither way."""
+        found, failed = list[str](), list[str]()
         for name in self.functions:
             try:
                 together = self.call([name], row, lists)[0][name]
+            except Exception:
+                failed.append(name)  # the first episode shows it, with its place
+                continue
+            try:
                 alone = [
                     self.call([name], row, {key: [values[i]] for key, values in lists.items()})[0][name][0]
                     for i in range(len(together))
                 ]
             except Exception:
-                continue  # the first episode shows it, with its place
+                alone = []
             found += [name] if together != alone else []
-        return found
+        return found, failed
 
 
 def check_functions(places: Sequence[Place]) -> None:
