@@ -49,6 +49,8 @@ VARIABLE_NAME = re.compile(r"\$?\{?[A-Z][A-Z0-9_]*\}?")
 """Matches the name of an environment variable, in place of its value."""
 PARAMETER = re.compile(r"""(^|[?&;\s])([\w.-]+)=([^&;\s#"'<>]+)""")
 """A parameter of a URL or a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
+EXPRESSION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[^\w]*|[A-Za-z_][\w.]*\(.*")
+"""Matches source code in place of a value: `key=texts.count)`, `token=read_token()`."""
 ASSIGNED = re.compile(
     r"""(?x)
     (?<![\w-]) ([A-Za-z_][\w-]{0,80})
@@ -128,7 +130,8 @@ def redact(text: str, is_secret: IsSecret = is_random) -> str:
     def parameter(found: re.Match[str]) -> str:
         before, name, value = found.groups()
         is_count = value.isdecimal() and len(value) < MIN_SECRET_LENGTH  # max_tokens=64
-        is_one = is_secret_name(name) if before in ("?", "&") else is_secret(name, value)
+        is_code = EXPRESSION.fullmatch(value) is not None and not is_random(name, value)
+        is_one = is_secret_name(name) if before in ("?", "&") else is_secret(name, value) and not is_code
         return f"{before}{name}={MASK}" if is_one and not is_count else found[0]
 
     def assigned(found: re.Match[str]) -> str:
