@@ -86,7 +86,7 @@ def test_every_task_of_reasoning_gym_scores_its_own_answers() -> None:
     for task in tasks - {"composite"}:
         env = made(f"reasoning-gym:{task}", size=2)
         cases = cases_of(env)
-        references = [env.reference(case.case_idx) for case in cases]
+        references = [env.reference(case.row["entry"]) for case in cases]
         assert (None in references) == (task in WITHOUT_ANSWER), task
         scores = [play(env, case, [right])[1].score for case, right in zip(cases, references, strict=True) if right]
         assert scores == [1.0] * len(scores), task
