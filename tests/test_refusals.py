@@ -14,6 +14,7 @@ import pytest
 
 import aitrain
 from aitrain import AitrainError, ConfigError, EnvironmentFailed, TrainConfig
+from aitrain.errors import EpisodesFailed
 from tests.conftest import Run, listing, write
 
 BUILD = "    def build_dataset(self, tokenizer):\n        return [{'prompt': f'say {n}'} for n in range(20)]\n"
@@ -293,10 +294,10 @@ IN_PROCESS: dict[str, tuple[Any, dict[str, Any], type[AitrainError], list[str]]]
     "attention that is not there": (Good(), {"attn_implementation": "foo"}, ConfigError,
                                     ["attn_implementation: ", "Omit it"]),
     "template that is not there": (Good(), {"chat_template": "foo"}, ConfigError, ["chat_template: foo is neither"]),
-    "text for a score": (scoring("0.5"), {}, EnvironmentFailed, ["all 8 held-out cases (wrong_type)"]),
-    "score above 1": (scoring(1.5), {}, EnvironmentFailed, ["all 8 held-out cases (out_of_range)"]),
-    "score that is infinite": (scoring(math.inf), {}, EnvironmentFailed, ["all 8 held-out cases (not_finite)"]),
-    "scoring that raises": (scoring(lambda: 1 / 0), {}, EnvironmentFailed, ["all 8 held-out cases (raised)"]),
+    "text for a score": (scoring("0.5"), {}, EpisodesFailed, ["all 8 held-out cases (wrong_type)"]),
+    "score above 1": (scoring(1.5), {}, EpisodesFailed, ["all 8 held-out cases (out_of_range)"]),
+    "score that is infinite": (scoring(math.inf), {}, EpisodesFailed, ["all 8 held-out cases (not_finite)"]),
+    "scoring that raises": (scoring(lambda: 1 / 0), {}, EpisodesFailed, ["all 8 held-out cases (raised)"]),
 }  # fmt: skip
 
 

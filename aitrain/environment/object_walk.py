@@ -153,8 +153,11 @@ class Walk:
             namespace = object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
             if not isinstance(item, type):
                 self.owners[id(namespace)] = item
-        self.tracked.append(item)
-        parts = gc.get_referents(item)
+        if isinstance(item, BaseException):  # raised again, it only gets another traceback and context
+            parts = [kind, item.args, vars(item)]
+        else:
+            self.tracked.append(item)
+            parts = gc.get_referents(item)
         if not self._is_through_code:
             parts = [part for part in parts if not isinstance(part, type)]
         if is_array(item) and item.dtype.hasobject:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from aitrain.environment.object_walk import (
     LEAVES,
@@ -79,6 +79,7 @@ class StateSnapshot:
         self, environment: Any, codes: Iterable[CodeType] = (), namespaces: Iterable[dict[str, Any]] = ()
     ) -> None:
         """`codes` were called, in modules with these `namespaces`."""
+        _replace_openers()  # before the first comparison
         self.environment = environment
         kinds = [kind for kind in type(environment).__mro__ if is_users_class(kind)]
         modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
@@ -263,37 +264,44 @@ def _process_state() -> dict[str, object]:
     return state
 
 
-_OPENERS = ((builtins, "open"), (io, "open"), (os, "open"))
-
-
 class WrittenFiles:
-    """Notes the files that are opened to write, until `stop`."""
+    """The files that are opened to write, until `stop`."""
+
+    active: ClassVar[list[WrittenFiles]] = []
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self._before = [(module, name, getattr(module, name)) for module, name in _OPENERS]
-        self._ours = [self._noting(before) for _, _, before in self._before]
-        for (module, name), noting in zip(_OPENERS, self._ours, strict=True):
-            setattr(module, name, noting)
+        WrittenFiles.active.append(self)
 
     def stop(self) -> None:
-        """Open files as before."""
-        for (module, name, before), noting in zip(self._before, self._ours, strict=True):
-            if getattr(module, name) is noting:
-                setattr(module, name, before)
+        """Note no more."""
+        WrittenFiles.active = [each for each in WrittenFiles.active if each is not self]
 
-    def _noting(self, opener: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(opener)
-        def noting(path: Any, mode: Any = "r", *rest: Any, **keywords: Any) -> Any:
+
+@functools.cache
+def _replace_openers() -> None:
+    """Let `open` and `os.open` note what is written, from now on: an audit hook disturbs tracing, and functions that
+    are put back in another order than they were replaced remain."""
+    for module, name in ((builtins, "open"), (io, "open"), (os, "open")):
+        setattr(module, name, _noting(getattr(module, name)))
+
+
+def _noting(opener: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(opener)
+    def noting(*given: Any, **named: Any) -> Any:
+        if WrittenFiles.active:
+            path = given[0] if given else named.get("file", named.get("path"))
+            mode = given[1] if len(given) > 1 else named.get("flags", named.get("mode", "r"))
             if isinstance(mode, int):  # of os.open
                 writes = mode & (os.O_WRONLY | os.O_RDWR) != 0 and not mode & os.O_APPEND
             else:
                 writes = "a" not in mode and not set("wx+").isdisjoint(mode)
             if writes and isinstance(path, (str, bytes, os.PathLike)) and not os.fsdecode(path).startswith("/dev/"):
-                self.names.add(os.path.abspath(os.fsdecode(path)))
-            return opener(path, mode, *rest, **keywords)
+                for each in WrittenFiles.active:
+                    each.names.add(os.path.abspath(os.fsdecode(path)))
+        return opener(*given, **named)
 
-        return noting
+    return noting
 
 
 @functools.lru_cache(maxsize=4096)

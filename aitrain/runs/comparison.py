@@ -310,7 +310,7 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mix
     for name in decodings:
         for row, envs in ((name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))):
             yield from _row(row, _values(pairs, _mean_of(name, _score)), envs)
-        scorings = _values(pairs, lambda case: case.scores(name))
+        scorings = _values(pairs, _scores_of(name))
         tries = min(max(map(len, scoring.values())) for scoring in scorings)
         if tries > 1:
             yield from _row(f"pass@{tries}", [chances(one, tries, mixture) for one in scorings], can_be_solved(mixture))
@@ -375,6 +375,10 @@ def _lenient(sample: RecordedSample) -> float | None:
 def _format(sample: RecordedSample) -> float | None:
     lenient = _lenient(sample)
     return None if sample.score is None or lenient is None else sample.score - lenient
+
+
+def _scores_of(decoding: str) -> Callable[[RecordedCase], list[float]]:
+    return lambda case: case.scores(decoding)
 
 
 def _mean_of(decoding: str, value: SampleValue) -> CaseValue:

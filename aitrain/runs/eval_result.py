@@ -201,7 +201,8 @@ def _solved(scoring: Scoring, mixture: Mixture) -> Iterable[float]:
     """The share of cases with a solved episode; nothing without a case."""
     solved: dict[str, float] = {}
     for case, scores in scoring.items():
-        solved |= {case: float(chance > 0) for chance in chances({case: scores}, len(scores), mixture).values()}
+        found = chances({case: scores}, len(scores), mixture)
+        solved |= {name: float(chance > 0) for name, chance in found.items()}
     if (share := of_means(solved, can_be_solved(mixture))) is not None:
         yield share.mean
 

@@ -55,7 +55,7 @@ ALIKE = 0.2
 """Scores are alike if no two differ by more than this share of the range, or if they have two values; differences of
 scores, if no two differ by more than half of it."""
 PLACES, EQUAL = 12, 1e-12
-"""Differences and variances below this, of values between 0 and 1, are rounding, and so is what follows these places."""
+"""Differences and variances below this, of values between 0 and 1, are rounding, as are further decimal places."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,9 @@ def _change_limits(before: Sequence[float], after: Sequence[float]) -> Limits:
         return _square_and_add(before, after)
     differences = [new - old for old, new in zip(before, after, strict=True)]
     changed = [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]
-    are_alike = _extent(differences) <= ALIKE / 2 or all(_extent(scores) <= ALIKE for scores in zip(*changed, strict=True))
+    are_alike = _extent(differences) <= ALIKE / 2 or all(
+        _extent(scores) <= ALIKE for scores in zip(*changed, strict=True)
+    )
     low, high = _of_spread([(1 + difference) / 2 for difference in differences], True, are_alike)
     return 2 * low - 1, 2 * high - 1
 

@@ -1,7 +1,7 @@
 """Typed values from JSON files that may be damaged: what is missing or of a wrong type gets a default.
 
-A folder may be somebody else's: a pipe or a device in it would be read forever, so that only regular files are read, and
-not more of them than fits.
+A folder may be somebody else's: a pipe or a device in it would be read forever, so only regular files are read, and not
+more of them than fits.
 """
 
 from __future__ import annotations
@@ -62,8 +62,6 @@ def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
                 end += len(piece)
         yield line, start, end
         start = end
-
-
 
 
 def parse_object(line: bytes) -> JsonObject | None:

@@ -119,9 +119,7 @@ def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture:
     return change
 
 
-def interval_of_change(
-    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture
-) -> Interval | None:
+def interval_of_change(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> Interval | None:
     """The mean change of the cases that have both values, with its interval."""
     pairs = [(one, *_in_both(before, after, one)) for one in mixture]
     return combined((one.share, of_change(first, second, one.bounds)) for one, first, second in pairs)
@@ -224,9 +222,7 @@ def env_results(table: ScoreTable, mixture: Mixture) -> dict[str, EnvResult]:
     }
 
 
-def recorded_mixture(
-    environment: JsonObject, options: JsonObject, cases: Mapping[str, tuple[str, str]]
-) -> Mixture:
+def recorded_mixture(environment: JsonObject, options: JsonObject, cases: Mapping[str, tuple[str, str]]) -> Mixture:
     """The environments of a run folder, by its environment.json and its options, given the environment and the prompt
     of each held-out case."""
     several = as_object(environment.get("environments"))

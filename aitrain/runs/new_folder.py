@@ -25,7 +25,6 @@ from aitrain.runs.run_folder import (
     sync,
 )
 
-
 LOCK_VARIABLE = "AITRAIN_LOCK"
 """Environment variable with the file descriptor of the lock that a training process inherits."""
 
@@ -35,11 +34,11 @@ LOCK_VARIABLE = "AITRAIN_LOCK"
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[RunFolder]:
-    """Keep other commands out of a run folder until the block ends. It is made if it is missing, and removed at the end if
-    no run began in it.
+    """Keep other commands out of a run folder until the block ends. It is made if it is missing, and removed at the end
+    if no run began in it.
 
-    Waits for a command that has it, after saying so. The training processes inherit the lock: if this process is killed,
-    it lasts until the last of them has ended.
+    Waits for a command that has it, after saying so. The training processes inherit the lock: if this process is
+    killed, it lasts until the last of them has ended.
 
     Raises:
         ConfigError: the folder cannot be made or written.

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from aitrain.runs.case_key import prompt_key
-from aitrain.runs.json_values import LONGEST_LINE, JsonObject, as_float, as_int, as_text, parse_object, regular, whole_lines
+from aitrain.runs.json_values import (
+    LONGEST_LINE,
+    JsonObject,
+    as_float,
+    as_int,
+    as_text,
+    parse_object,
+    regular,
+    whole_lines,
+)
 from aitrain.runs.rollout_record import RolloutRecord, upgraded
 
 EXCERPT = 160

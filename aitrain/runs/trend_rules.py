@@ -187,7 +187,10 @@ def held_out_falls(past: Past) -> str | None:
     since = [reward for at, reward in rewards if at > step]
     quarter = max(1, len(since) // 4)
     until = [reward for at, reward in rewards if at <= step][-quarter:]
-    then, now = fmean(until or since[:quarter] or [0.0]), fmean(since[-min(quarter, LINES_IN_A_ROW) :] or until or [0.0])
+    then, now = (
+        fmean(until or since[:quarter] or [0.0]),
+        fmean(since[-min(quarter, LINES_IN_A_ROW) :] or until or [0.0]),
+    )
     change, rises = change_over([*until, *since]), RISES * past.scale
     much = max((before - after) / 2, rises)
     text = f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}"

@@ -175,7 +175,8 @@ SAID = {"worse": "and so has the reward", "learned by heart": "while the reward 
         ([-0.5] * 12, 12, RunTraits((-1.0, 1.0)), ""),
     ],
     ids=[
-        "collapse", "collapse after a scoring", "collapse with refill", "rise and collapse", "collapse of one line", "short",
+        "collapse", "collapse after a scoring", "collapse with refill", "rise and collapse", "collapse of one line",
+        "short",
         "level", "level with refill", "short rise", "no line since",
     ],
 )  # fmt: skip

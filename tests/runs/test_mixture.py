@@ -154,7 +154,9 @@ def test_where_all_cases_have_one_prompt_what_they_ask_is_in_their_rows() -> Non
 
 def test_the_mixture_of_a_run_folder_is_that_of_its_result() -> None:
     facts = {"environments": {"a": {"share": 0.75, "score_range": "0,1"}, "b": {"share": 0.25, "score_range": "-1,1"}}}
-    found: Mixture = recorded_mixture(facts, {}, {**{c: ("a", p) for c, p in A.prompts.items()}, **{c: ("b", p) for c, p in B.prompts.items()}})
+    found: Mixture = recorded_mixture(
+        facts, {}, {**{c: ("a", p) for c, p in A.prompts.items()}, **{c: ("b", p) for c, p in B.prompts.items()}}
+    )
     assert found == (A, B)
     one = recorded_mixture({"class": "Vowels"}, {"rl_score_range": "-1,1"}, {"1": ("", "p")})
     assert one == (ScoredEnv(bounds=(-1.0, 1.0), prompts={"1": "p"}),)
