@@ -28,9 +28,10 @@
         RefusedRequestError         what that server refuses, and why; defined in environment/env_service.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
+        UnknownStateError           an object's state cannot be compared; defined in environment/object_walk.py
         WrongTokenError             another machine does not know the token; also in launch/node_link.py
 
-The last seventeen are caught and turned into something that a user sees. A message says what happened, where, and what
+The last eighteen are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 

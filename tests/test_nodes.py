@@ -209,7 +209,7 @@ def test_a_sweep_a_measured_plan_and_a_notebook_are_refused_on_several_machines(
     with pytest.raises(ConfigError, match="nnodes: only aitrain grpo runs on several machines"):
         launcher_of(check(config))
     with pytest.raises(ConfigError, match=r"nnodes: aitrain\.train runs on this machine"):
-        train_here(config)
+        train_here(config, object(), {})
     assert list(here.iterdir()) == []
 
 

@@ -20,6 +20,7 @@ from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+from aitrain.errors import AitrainError
 from aitrain.execution.user_code import is_users_file
 
 MAX_REFERENCES = 3_000_000
@@ -43,7 +44,7 @@ tokenizers, tables. Objects of classes that users derive from them are watched."
 _LRU_CACHE = type(functools.lru_cache(len))
 
 
-class UnknownStateError(Exception):
+class UnknownStateError(AitrainError):
     """State that cannot be compared; the message says which."""
 
 

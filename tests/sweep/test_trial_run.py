@@ -254,9 +254,9 @@ def test_a_stop_while_the_vllm_server_starts_ends_the_run(tmp_path: Path, monkey
     processes = shell_run(tmp_path / "run")
 
     @contextmanager
-    def server(*_: object) -> Iterator[None]:
+    def server(*_: object) -> Iterator[dict[str, str]]:
         processes.stop()
-        yield
+        yield {}
 
     monkeypatch.setattr("aitrain.launch.processes.managed_server", server)
     end = processes.run()

@@ -34,6 +34,8 @@ class Scripted:
     """Rewards letters below n, as the answers have them in different shares. A step holds the last case of an epoch and
     the first of the next."""
 
+    concurrent = True  # the scripted policy counts the rows of each batch
+
     def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
         return [{"prompt": f"say {number}:"} for number in range(7)]
 
@@ -43,8 +45,6 @@ class Scripted:
 
 class ScriptedTalk(Scripted):
     """The same over several turns, more of them for some cases and answers than for others."""
-
-    concurrent = True  # the scripted policy counts the rows of each batch
 
     score_episode = None  # type: ignore[assignment]
 

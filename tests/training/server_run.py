@@ -34,6 +34,8 @@ class Echo:
     """Asks as many more times as the case says, so that processes have different numbers of episodes under way. Scores
     differ within a group, where the answers do not."""
 
+    concurrent = True
+
     def __init__(self) -> None:
         self.played, self.lock = itertools.count(), threading.Lock()
 

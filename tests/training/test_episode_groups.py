@@ -177,8 +177,8 @@ def test_a_held_out_case_without_room_is_noted_once_and_has_no_score() -> None:
     plan = EvalPlan(Cases([{"prompt": f"{n}?"} for n in range(3)], range(3)), samples=2)
     found, written, notes = evaluated(Long(), ScriptedEngine(lambda _: "x$"), plan, Limits(9, 99, context=60))
 
-    assert found.means == (1.0, 1.0)
-    assert found.sampled.keys() == {"0", "2"}
+    assert found.sampled == {"0": [1.0, 1.0], "2": [1.0, 1.0]}
+    assert found.greedy == {"0": [1.0], "2": [1.0]}
     assert [record.stop for record in written if record.row_number == 1] == ["no_room"] * 3
     (note,) = notes
     assert note.startswith("Case 1 is dropped: its prompt has 101 tokens, which leaves no room for an answer")

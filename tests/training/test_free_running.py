@@ -162,6 +162,8 @@ def test_an_episode_does_not_wait_for_another_one() -> None:
     over = [threading.Event() for _ in CASES]
 
     class Last:
+        concurrent = True
+
         def build_dataset(self) -> list[Any]:
             return []
 

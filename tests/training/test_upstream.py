@@ -696,7 +696,14 @@ def test_registered_exit_functions_can_be_run_before_a_process_is_left_without_i
     assert (done.stdout, done.returncode) == ("once\n", 3)
 
 
+def test_what_multiprocessing_does_at_exit_is_one_function_that_can_be_unregistered() -> None:
+    code = "import atexit, multiprocessing.util as util; atexit.unregister(util._exit_function); print('gone')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("gone\n", 0)
+
+
 def test_python_shows_frames_cached_functions_the_shared_generator_and_a_semaphores_count() -> None:
+    assert sys._getframe(0).f_code.co_name == "test_" + inspect.stack()[0].function.removeprefix("test_")
     assert threading.get_ident() in sys._current_frames()
     assert isinstance(functools.cache(len), functools._lru_cache_wrapper)
     assert random._inst.random.__self__ is random.random.__self__  # type: ignore[attr-defined]

@@ -98,6 +98,8 @@ def test_slow_episodes_are_played_few_at_a_time_as_they_may_share_a_processor() 
     running, most = threading.Semaphore(0), [0]
 
     class Counting(Sums):
+        concurrent = True
+
         def score_episode(self, text: str, answer: str) -> float:
             running.release()
             most[0] = max(most[0], running._value)
