@@ -239,7 +239,15 @@ class RedactedLog:
 
     def __init__(self, file: Path, variables: Mapping[str, str]) -> None:
         command = [sys.executable, "-I", "-S", __file__, str(file)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, start_new_session=True)
+        # without the terminal's end of a pipe, whose reader would wait for what outlives this process
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=variables,
+            start_new_session=True,
+        )
 
     @property
     def pipe(self) -> IO[bytes]:
