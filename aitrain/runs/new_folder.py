@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -115,10 +117,35 @@ def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
         ConfigError: it cannot be made or written.
     """
     while True:
-        with locked(RunFolder.create(config)) as folder:
+        with _held_signals() as release, locked(RunFolder.create(config)) as folder:
+            release()
             if not folder.config.exists():  # else a command with --resume was faster
                 yield folder
                 return
+
+
+@contextmanager
+def _held_signals() -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C and SIGTERM until the function is called, or the block ends: a folder just made is to be removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    held = list[int]()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def release() -> None:
+        while before:
+            number, handler = before.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        while held:
+            signal.raise_signal(held.pop())
+
+    for number in tuple(before):
+        signal.signal(number, lambda number, _: held.append(number))
+    try:
+        yield release
+    finally:
+        release()
 
 
 def remarks(folder: RunFolder, wanted: str, is_eval: bool = False) -> Iterator[str]:
