@@ -182,6 +182,53 @@ def test_a_folder_in_which_nothing_began_is_removed_and_made_again_for_the_comma
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_while_a_folder_is_made_removes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = RunFolder.create
+
+    def interrupted(options: TrainConfig) -> RunFolder:
+        folder = create(options)
+        signal.raise_signal(signal.SIGINT)
+        return folder
+
+    monkeypatch.setattr(RunFolder, "create", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
+    try:
+        with pytest.raises(KeyboardInterrupt), new_run_folder(config(tmp_path)):
+            pytest.fail("it was not interrupted")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_the_wait_for_a_command_that_took_the_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = RunFolder.create
+    other: list[int] = []
+
+    def taken(options: TrainConfig) -> RunFolder:
+        folder = create(options)
+        other.append(os.open(folder.path / LOCK, os.O_RDWR | os.O_CREAT))
+        assert lock_file(other[0])
+        return folder
+
+    monkeypatch.setattr(RunFolder, "create", taken)
+    monkeypatch.setattr("aitrain.runs.new_folder.say_what_is_awaited", lambda _: signal.raise_signal(signal.SIGINT))
+    given_up = threading.Timer(20, lambda: os.close(other.pop()))  # else a wait that ignores Ctrl-C has no end
+    given_up.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), new_run_folder(config(tmp_path, project_name="mine")):
+            pytest.fail("it was not interrupted")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        given_up.cancel()
+    assert other, "the wait ended with the other command, not with Ctrl-C"
+    os.close(other[0])
+    assert os.listdir(tmp_path / "runs" / "mine") == [LOCK]
+
+
 def test_a_command_that_was_replaced_writes_nothing_more(tmp_path: Path) -> None:
     first = RunFolder(tmp_path).claimed(1, step=3)
     first.write_status("running", step=4)

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,18 +35,18 @@ LOCK_VARIABLE = "AITRAIN_LOCK"
 
 
 @contextmanager
-def locked(folder: RunFolder) -> Iterator[RunFolder]:
+def locked(folder: RunFolder, before_wait: Callable[[], None] = lambda: None) -> Iterator[RunFolder]:
     """Keep other commands out of a run folder until the block ends. It is made if it is missing, and removed at the end
     if no run began in it.
 
-    Waits for a command that has it, after saying so. The training processes inherit the lock: if this process is
-    killed, it lasts until the last of them has ended.
+    Waits for a command that has it, after calling `before_wait` and saying so. The training processes inherit the lock:
+    if this process is killed, it lasts until the last of them has ended.
 
     Raises:
         ConfigError: the folder cannot be made or written.
     """
     try:
-        made, handle, has_lock = _open_lock(folder)
+        made, handle, has_lock = _open_lock(folder, before_wait)
     except OSError as error:
         raise cannot_make(folder.path.parent, error.strerror) from None
     _locks.add(handle)
@@ -61,7 +61,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
         os.close(handle)
 
 
-def _open_lock(folder: RunFolder) -> tuple[tuple[Path, ...], int, bool | None]:
+def _open_lock(folder: RunFolder, before_wait: Callable[[], None]) -> tuple[tuple[Path, ...], int, bool | None]:
     """The folders that were made, the locked file, and whether the file system has locks."""
     file = folder.path / LOCK
     while True:
@@ -71,6 +71,7 @@ def _open_lock(folder: RunFolder) -> tuple[tuple[Path, ...], int, bool | None]:
         try:
             has_lock = lock_file(handle)
             if has_lock is False:
+                before_wait()
                 say_what_is_awaited(folder)
                 has_lock = lock_file(handle, waits=True)
             if is_open_file(handle, file):
@@ -117,31 +118,30 @@ def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
         ConfigError: it cannot be made or written.
     """
     while True:
-        with _held_signals() as release, locked(RunFolder.create(config)) as folder:
-            release()
+        with ExitStack() as stack:
+            with _held_ctrl_c() as release:
+                folder = stack.enter_context(locked(RunFolder.create(config), before_wait=release))
             if not folder.config.exists():  # else a command with --resume was faster
                 yield folder
                 return
 
 
 @contextmanager
-def _held_signals() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C and SIGTERM until the function is called, or the block ends: a folder just made is to be removed."""
-    if threading.current_thread() is not threading.main_thread():
+def _held_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C until the function is called or the block ends, so that a folder is not made and then forgotten."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:  # Python handles it there only
         yield lambda: None
         return
-    held = list[int]()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    pressed = list[int]()
 
     def release() -> None:
-        while before:
-            number, handler = before.popitem()
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        while held:
-            signal.raise_signal(held.pop())
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            pressed.clear()
+            signal.raise_signal(signal.SIGINT)
 
-    for number in tuple(before):
-        signal.signal(number, lambda number, _: held.append(number))
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     try:
         yield release
     finally:
