@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
@@ -266,6 +268,32 @@ def test_environments_that_change_nothing_or_say_that_they_may_run_at_the_same_t
 
 
 # -- what the source does not show
+
+
+class WaitsTwice(NoState):
+    def score_episode(self, case_idx: int) -> float:
+        wait()
+        wait()
+        return case_idx / 100
+
+
+def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:
+    over = threading.Event()
+
+    def seeds() -> None:  # as an engine in this process does
+        for number in itertools.count():
+            if over.wait(0.001):
+                return
+            torch.manual_seed(number)
+
+    engine = threading.Thread(target=seeds)
+    engine.start()
+    try:
+        _, notices = scored(WaitsTwice(), batches=3)
+    finally:
+        over.set()
+        engine.join()
+    assert notices == []
 
 
 def without_source(body: str) -> Any:

@@ -42,6 +42,7 @@ _CONTAINERS: frozenset[type] = frozenset((
     types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, object,
 ))  # fmt: skip
 """C types whose whole state is what they refer to."""
+TORCH_SEED = "the seed of torch"
 COPIED = (list, dict, set, deque, bytearray)
 
 _FRAMES = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
@@ -260,7 +261,7 @@ def _process_state() -> dict[str, object]:
     # a generator that was seeded has used none of its numbers; one that only draws never has that state and other keys
     state |= {name: value[:-1] for name, value in generators.items() if value[-1] == 624}
     if (torch := sys.modules.get("torch")) and hasattr(torch, "initial_seed"):
-        state["the seed of torch"] = torch.initial_seed()
+        state[TORCH_SEED] = torch.initial_seed()
     return state
 
 

@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from aitrain.environment.object_walk import UnknownStateError, is_users_module
-from aitrain.environment.state_snapshot import StateChange, StateSnapshot
+from aitrain.environment.state_snapshot import TORCH_SEED, StateChange, StateSnapshot
 from aitrain.execution.user_code import is_users_file
 
 
@@ -92,12 +92,13 @@ class StateWatch:
         files = {str(getattr(module, "__file__", "")) for module in modules}
         return {file for file in files if "site-packages" in file}
 
-    def note(self, snapshot: StateSnapshot, place: str = "", is_alone: bool = True) -> bool:
+    def note(self, snapshot: StateSnapshot, place: str = "", is_alone: bool = True, seeds_torch: bool = True) -> bool:
         """Note what differs from a snapshot; returns whether anything does that matters."""
         objects = snapshot.changed_objects()
         changes = [replace(snapshot.describe(item), place=place) for item in objects]
         if is_alone:  # beside others, libraries may change the state of the process
-            changes += [replace(change, place=place) for change in snapshot.changed_process_state()]
+            shared = snapshot.changed_process_state()
+            changes += [replace(each, place=place) for each in shared if seeds_torch or each.target != TORCH_SEED]
         if changes:
             self.first = self.first or snapshot
             self.changes += changes
