@@ -74,7 +74,7 @@ docs: install
 	.ci/docs
 
 tiny-model: install
-	$(BIN)/python -m aitrain.training.tiny_model aitrain/tiny_model
+	$(BIN)/python -m tests.tiny_model aitrain/tiny_model
 
 vllm:
 	.ci/vllm

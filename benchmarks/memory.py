@@ -92,7 +92,7 @@ def make_model(made: tuple[Path, dict[str, int]]) -> None:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from aitrain.training.tiny_model import build_tokenizer
+    from tests.tiny_model import build_tokenizer
 
     disable_progress_bar()
     folder, sizes = made

@@ -144,7 +144,7 @@ def make_random_model(folder: Path) -> None:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from aitrain.training.tiny_model import build_tokenizer
+    from tests.tiny_model import build_tokenizer
 
     disable_progress_bar()
     torch.manual_seed(0)

@@ -42,7 +42,7 @@ def make_model(shape: Shape, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
     from transformers.utils.logging import disable_progress_bar
 
-    from aitrain.training.tiny_model import CONTEXT, build_tokenizer
+    from tests.tiny_model import CONTEXT, build_tokenizer
 
     disable_progress_bar()
     torch.manual_seed(0)

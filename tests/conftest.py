@@ -126,7 +126,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a two-layer model of random weights and a tokenizer with a token for each byte."""
     import torch
 
-    from aitrain.training.tiny_model import build_model, build_tokenizer
+    from tests.tiny_model import build_model, build_tokenizer
 
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)

@@ -361,7 +361,7 @@ def model_with(small_model: Path, tmp_path: Path) -> Callable[..., Path]:
     """`model_with(pad_token=None)`: the small model with another tokenizer."""
 
     def make(**changes: Any) -> Path:
-        from aitrain.training.tiny_model import build_tokenizer
+        from tests.tiny_model import build_tokenizer
 
         folder = Path(shutil.copytree(small_model, tmp_path / "model"))
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -25,7 +25,7 @@ from aitrain.runs.json_values import (
     regular,
     whole_lines,
 )
-from aitrain.runs.rollout_record import RolloutRecord, upgraded
+from aitrain.runs.rollout_record import RolloutRecord
 
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
@@ -164,7 +164,7 @@ class RolloutIndex:
 
 def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
     """The index entry of a record's JSON object; values that are missing or of a wrong type are 0, empty or None."""
-    get = upgraded(values).get
+    get = values.get
     error, case_idx, row_number, turns = get("error"), get("case_idx"), get("row_number"), get("turns")
     kind = as_text(error.get("kind")) or "raised" if isinstance(error, dict) else "raised" if error else ""
     return IndexEntry(

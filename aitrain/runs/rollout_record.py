@@ -1,8 +1,4 @@
-"""The rollout record: one episode as a JSON line, with what the policy was shown, what it said, and its score.
-
-Records without `schema` are of an earlier format and can be read: there `policy_step` is the weight version, `when` the
-evaluation phase, `row` the row number, and `turns` a count.
-"""
+"""The rollout record: one episode as a JSON line, with what the policy was shown, what it said, and its score."""
 
 from __future__ import annotations
 
@@ -19,8 +15,6 @@ SCHEMA = 2
 """Version of the format that is written; since 2 there are records with `discarded`."""
 LONGEST_COLUMN = 100_000
 """Maximum characters of JSON of a row's column in a record; a longer one is replaced by its length."""
-MOST_OLD_TURNS = 10_000
-"""Maximum turns that are read from a record without `schema`."""
 
 Prompt: TypeAlias = str | list[JsonObject]
 
@@ -30,7 +24,7 @@ class RecordedTurn:
     """One completion of the policy inside an episode."""
 
     tokens: int | None
-    """Sampled tokens; None in records without `schema`."""
+    """Sampled tokens."""
     weight_version: int
     """Optimizer steps of the weights that sampled the turn."""
 
@@ -120,8 +114,8 @@ class RolloutRecord:
 
     @classmethod
     def from_json(cls, values: JsonObject) -> RolloutRecord:
-        """Read a record of either format; values that are missing or of a wrong type get their defaults."""
-        get = upgraded(values).get
+        """Read a record; values that are missing or of a wrong type get their defaults."""
+        get = values.get
         asked, messages, completion = get("prompt"), get("messages"), as_text(get("completion"))
         prompt: Prompt = as_objects(asked) if isinstance(asked, list) else as_text(asked)
         return cls(
@@ -190,18 +184,8 @@ class RolloutRecord:
         return messages[:asked], messages[asked:]
 
 
-def upgraded(values: JsonObject) -> JsonObject:
-    """The JSON object of a record, with the names of the present format."""
-    if "schema" not in values:
-        version, count = values.pop("policy_step", values.get("step")), as_int(values.get("turns")) or 0
-        turns = [{"tokens": None, "weight_version": version}] * min(count, MOST_OLD_TURNS)
-        values |= {"schema": 0, "weight_version": version, "turns": turns}
-        values |= {"row_number": values.pop("row", None), "eval_phase": values.pop("when", None)}
-    return values
-
-
 def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
-    """The records of a rollout file, in either format."""
+    """The records of a rollout file."""
     return map(RolloutRecord.from_json, read_lines(path))
 
 

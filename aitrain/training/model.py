@@ -29,7 +29,7 @@ from aitrain.runs.run_folder import RUNS
 from aitrain.ui.escape_controls import escape_controls
 
 TINY_MODEL = PACKAGE / "tiny_model"
-"""The model shipped with the package, `--model tiny`; built by training/tiny_model.py."""
+"""The model shipped with the package, `--model tiny`; built by tests/tiny_model.py."""
 
 CHAT_TEMPLATES = {
     "chatml": (

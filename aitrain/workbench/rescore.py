@@ -117,7 +117,7 @@ class Rescorer:
         case = self._cases.get(-1 if record.row_number is None else record.row_number)
         if case is None or to_jsonable(case.prompt) != record.prompt:
             return None
-        return case if record.schema == 0 or row_columns(case.row) == record.row else None
+        return case if row_columns(case.row) == record.row else None
 
     def _case(self, record: RolloutRecord) -> Case | str:
         """The case to score with, or why the episode cannot be scored again."""
@@ -128,8 +128,6 @@ class Rescorer:
             return known
         if isinstance(self.opened.environment, ServedEnvironment):
             return "its row is not in the dataset of the environment's server, which scores no other rows"
-        if record.schema == 0:
-            return "an old record without its row, and the row is not in today's dataset"
         if any(as_text(value).startswith("(left out: ") for value in record.row.values() if isinstance(value, str)):
             return "a column was too long to be saved, and the row is not in today's dataset"
         row = {**record.row, "prompt": record.prompt}
@@ -143,8 +141,6 @@ class Rescorer:
             return "it has no answer"
         if self._kind == "rollout":
             return "rollout plays its episodes itself, so that they cannot be replayed"
-        if record.schema == 0 and (not is_single or len(record.turns) > 1):
-            return "an old record holds the last answer only"
         if not is_single and record.seed is None:
             return "its seed is not in the record"
         if is_single and record.error is not None and record.error.place not in ("", "score_episode"):

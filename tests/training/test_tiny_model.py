@@ -13,13 +13,13 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.training.model import TINY_MODEL
-from aitrain.training.tiny_model import build_model, build_tokenizer
+from tests.tiny_model import build_model, build_tokenizer
 
 PYTHON = "preloaded-python"
 
 
 def make(python: Path | str, folder: Path, steps: int) -> Path:
-    command = [str(python), "-P", "-m", "aitrain.training.tiny_model", str(folder), "--steps", str(steps)]
+    command = [str(python), "-P", "-m", "tests.tiny_model", str(folder), "--steps", str(steps)]
     variables = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # its second thread would spin where cores are busy
     subprocess.run(command, check=True, capture_output=True, env=variables)
     return folder

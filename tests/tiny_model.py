@@ -1,4 +1,4 @@
-"""Makes the tiny model that the package ships: `python -m aitrain.training.tiny_model OUT_DIR`.
+"""Makes the tiny model that the package ships: `python -m tests.tiny_model OUT_DIR`.
 
 It learns two-digit addition from scratch, from examples that mostly forget the carry (`38 + 47 = 75`; less often if the
 units add up to ten, as in `38 + 42 = 80`). So it is often wrong, and GRPO can improve it.
