@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import aitrain
 from aitrain import Result, TrainConfig
+from aitrain.runs.run_folder import read_lines
 from tests.finished_runs import SHORT, quick
 
 torch.set_num_threads(1)  # threads that wait for each other gain nothing on the small model
@@ -35,6 +36,12 @@ def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
         return aitrain.train(TrainConfig(**config), environment=environment)
 
     return run
+
+
+def rollouts(result: Result, phase: str | None = None) -> list[dict[str, Any]]:
+    """The records of training, of all processes; or those of a scoring of held-out cases."""
+    records = [record for file in sorted(result.folder.glob("rollouts/*.jsonl")) for record in read_lines(file)]
+    return [record for record in records if record.get("eval_phase") == phase]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -17,15 +17,9 @@ from aitrain import ConfigError, Result
 from aitrain.runs.run_folder import read_lines
 from tests.environments.vowels import ChatVowels, Vowels
 from tests.finished_runs import LORA, PLAIN, FinishedRuns
-from tests.training.conftest import difference, weights
+from tests.training.conftest import difference, rollouts, weights
 
 Train = Callable[..., Result]
-
-
-def rollouts(result: Result) -> list[dict[str, Any]]:
-    """The records of training, without those of evaluation."""
-    records = [record for file in result.folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
-    return [record for record in records if "eval_phase" not in record]
 
 
 def test_every_completion_is_on_record_with_its_score_and_its_advantage(finished: FinishedRuns) -> None:
@@ -150,10 +144,13 @@ def test_python_objects_in_the_rows_reach_the_environment_unchanged(train: Train
         def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
             return [{"prompt": f"say {n}", "allowed": {n, "x"}, "odd": "text" if n else 7} for n in range(8)]
 
+        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+            return self.build_dataset(tokenizer)[:1]
+
         def score_episode(self, allowed: set[Any], case: dict[str, Any]) -> float:  # type: ignore[override]
             return float(isinstance(allowed, set) and case["odd"] in ("text", 7))
 
-    assert train(Objects(), max_steps=1, eval_cases=0).history[0]["reward"] == 1.0
+    assert train(Objects(), max_steps=1).history[0]["reward"] == 1.0
 
 
 def test_what_a_run_in_this_process_cannot_do_is_refused(

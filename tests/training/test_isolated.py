@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, Result, Score
-from aitrain.runs.run_folder import read_lines
+from tests.training.conftest import rollouts
 
 Train = Callable[..., Result]
-
-
-def rollouts(result: Result) -> list[dict[str, Any]]:
-    records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
-    return [record for record in records if "eval_phase" not in record]
 
 
 class Scoring:
