@@ -35,9 +35,7 @@ from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch
 from aitrain.training.waiting_batch import read_batch, write_batch
 from tests.training.small_server import SmallServer
 from tests.training.test_resume import as_if_killed_after, assert_same
-from tests.training.test_served_run import Served, Start, server, start
-
-__all__ = ["server", "start"]  # fixtures
+from tests.training.test_served_run import Served, Start
 
 SCHEDULE = CaseSchedule(cases=8, prompts=2, passes=1, accumulation=1, epochs=1)
 
@@ -66,12 +64,6 @@ def test_the_place_after_a_batch_is_the_one_that_the_training_asks_for(
         assert start or place.index == number
         assert following in (None, place) or (start and not is_even)
         following = places.after(place)
-
-
-def test_after_the_last_batch_there_is_none() -> None:
-    places = BatchPlaces(replace(SCHEDULE, max_steps=3), 4, 1, 0)
-    assert places.after(places.at(1)) == places.at(2)
-    assert places.after(places.at(2)) is None
 
 
 # -- when batches are played
@@ -182,14 +174,6 @@ def test_each_batch_has_the_weights_from_before_the_step_that_trains_beside_it(s
     assert [(batch.step, batch.weight_version) for batch in taken] == [(0, 0), (1, 0), (2, 1), (3, 2)]
     assert [index for index, _, _ in source.started] == [0, 1, 2, 3]  # and none for a fifth step
     assert all(thread is not threading.current_thread() for *_, thread in source.started)
-
-
-def test_a_batch_is_played_while_the_training_goes_on(source: Source) -> None:
-    may_end = threading.Event()
-    source.turns = [None, None, may_end]  # the first turn of the second batch
-    train(source, range(1))
-    may_end.set()  # a step was made, and nothing has waited
-    assert train(source, range(1, 2))[0].weight_version == 0
 
 
 def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded(source: Source) -> None:
@@ -368,6 +352,7 @@ CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": No
                "eval_steps": 2, "rl_max_episode_tokens": 300}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_samples_ahead_and_is_resumed_ends_as_if_it_was_never_stopped(
     processes: int, start: Start, server: SmallServer

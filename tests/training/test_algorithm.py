@@ -346,6 +346,7 @@ def test_a_callback_that_is_none_or_fails_is_named(here: Path) -> None:
 # -- a run with all of it
 
 
+@pytest.mark.slow
 def test_a_run_with_every_part_resumes_exactly_inside_a_rollout(train: Callable[..., Result], here: Path) -> None:
     write(here, {"loss.py": CLIPPED})
     options: dict[str, Any] = {

@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
+from aitrain import EnvironmentFailed, Result, TrainConfig
 from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
@@ -26,7 +25,7 @@ from aitrain.rollout.limits import Limits
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.batch_source import BatchPlace, BatchSource
 from aitrain.training.case_order import CaseOrder, DifficultyOrder, PlayedGroup, UniformOrder
-from aitrain.training.custom_order import CustomOrder, load_sampler
+from aitrain.training.custom_order import CustomOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.refill import BatchCompletion, Refill
 from aitrain.training.training_batch import TrainingBatch
@@ -352,28 +351,6 @@ def test_a_wrong_answer_of_a_sampler_is_one_sentence_on_all_ranks(answer: object
     first, second = ranks.run(ask)
     assert first == second
     assert message in first
-
-
-def test_a_sampler_with_an_unknown_parameter_is_refused_before_the_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_sampler.py").write_text("def choose(case, count):\n    return [0] * count\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"unknown parameter, case\. Did you mean cases"):
-        load_sampler("own_sampler.py:choose")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rl_refill_limit": 3}, "^rl_refill_limit: no groups are replaced"),
-        ({"rl_sampling": "difficulty", "rl_score_range": "any"}, "^rl_sampling: difficulty needs to know"),
-        ({"rl_sampling": "difficulty", "custom_sampler": "a:b"}, "^custom_sampler: rl_sampling"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TrainConfig(**options)
 
 
 # -- real trainings

@@ -65,6 +65,7 @@ UNLIKE = ("step_time", "elapsed", "seconds", "tokens_per_second", "num_tokens", 
 """Metrics that differ: times, TRL's count of tokens, which has one for each dropped prompt, and the share of those."""
 
 
+@pytest.mark.slow
 def test_a_case_without_room_is_as_if_it_were_not_in_the_batch(
     train: Train, small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_case_without_room_is_as_if_it_were_not_in_the_batch(
     assert {(record["score"], record["error"], record["case_idx"]) for record in dropped} == {(None, None, 1)}
 
 
+@pytest.mark.slow
 def test_a_run_whose_cases_are_all_dropped_says_so(train: Train) -> None:
     class Never(Scripted):
         score_episode = None  # type: ignore[assignment]
@@ -232,6 +234,7 @@ def test_a_group_is_scored_together_in_training_and_in_evaluation(train: Train, 
     assert 8 in {record["case_idx"] for record in noted}
 
 
+@pytest.mark.slow
 def test_two_ranks_score_groups_that_straddle_them_and_close_their_environments(command: Command) -> None:
     notes = json.dumps({"notes": str(command.folder)})
     grouped = Path(__file__).parents[1] / "environments" / "grouped.py"

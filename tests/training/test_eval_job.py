@@ -207,33 +207,6 @@ def test_failures_are_apart_and_an_environment_that_only_fails_ends_the_eval(
         evaluate("all", FailsOn(*range(30)))
 
 
-def test_all_cases_can_be_played_where_no_training_needs_them(evaluate: Callable[..., EvalResult]) -> None:
-    assert evaluate("all", Words(), eval_cases=1000, decoding="greedy").cases == 30
-
-
-def test_cases_that_the_models_run_was_trained_on_are_counted_and_noted(
-    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path
-) -> None:
-    """The run held 5 of 30 cases out; those are the first that an eval plays."""
-    trained = RunFolder.create(
-        TrainConfig(model=str(small_model), output_dir=str(tmp_path), project_name="run", eval_cases=5)
-    )
-    trained.write_config(TrainConfig(eval_cases=5))
-    shutil.copytree(small_model, trained.model)
-    notes = list[str]()
-
-    def hear(event: Event) -> None:
-        if isinstance(event, Note):
-            notes.append(event.text)
-
-    of_run = {"model": str(trained.path), "decoding": "greedy"}
-    assert evaluate("same", Words(), hear, **of_run, eval_cases=5).overlap == 0
-    assert not notes
-    more = evaluate("more", Words(), hear, **of_run, eval_cases=1000)
-    assert (more.cases, more.overlap) == (30, 25)
-    assert any("25 of 30 cases were trained on" in note for note in notes)
-
-
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
@@ -296,6 +269,7 @@ def test_an_eval_of_a_served_environment_goes_on_until_the_server_has_another_on
             evaluate("remote", client, decoding="greedy")
 
 
+@pytest.mark.slow
 def test_an_eval_with_several_turns_and_tools_does_not_import_trl(small_model: Path, tmp_path: Path) -> None:
     """In a process of its own, as the worker runs it; TRL's templates are used all the same."""
     config = EvalConfig(model="tiny", output_dir=str(tmp_path), project_name="tools", rl_env="envs.hotel_booking",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -194,6 +193,7 @@ def test_metrics_of_the_environment_are_means_over_the_episodes_that_have_them(s
             assert line.get(f"env/{name}") == (pytest.approx(fmean(values)) if values else None)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None:
     """With more cases and samples, what is missing is played with the initial policy; with fewer, the rest is left."""
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
@@ -271,6 +271,7 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
         assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
 
 
+@pytest.mark.slow
 def test_a_damaged_best_checkpoint_leaves_the_last_step_as_the_model_and_says_so(
     train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -301,6 +302,7 @@ def test_a_damaged_best_checkpoint_leaves_the_last_step_as_the_model_and_says_so
     assert "model/ has the weights of the last step, 3." in note
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_other_held_out_cases_chooses_among_scorings_of_those(train: Train) -> None:
     """By one case step 1 was the best, with 0.9; by two there is one scoring, of step 2, that came to 0.3."""
     told = chain([0.1] * 4, [0.9] * 2, [0.2] * 2, [0.5] * 2, repeat(0.3))
@@ -360,20 +362,3 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
         evaluated = eval_job.run(RunContext(config, RunFolder.create(config), runner, lambda _: None))
     assert (evaluated.cases, evaluated.overlap) == (6, 0)
     assert evaluated.scores["sampled"] == values["scores"]["sampled"]["after"]
-
-
-def test_the_last_step_is_scored_with_new_samples_too_where_it_is_the_best(train: Train) -> None:
-    told = iter([0.1, 0.1, 0.2, 0.2, 0.9, 0.9, 0.4, 0.4])
-
-    class Told(Vowels):
-        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return [{"prompt": "tell it", "case_idx": -1}]
-
-        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-            return next(told) if case_idx == -1 else len(completion) % 5 / 5
-
-    result = train(Told(), max_steps=2, eval_strategy="steps", eval_steps=1, save_best=True)
-
-    values = result_of(result)
-    assert (values["model_step"], values["score_after"], values["selection_score"]) == (2, 0.4, 0.9)
-    assert math.isclose(values["scores"]["sampled"]["change"]["mean"], 0.3)

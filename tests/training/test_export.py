@@ -161,6 +161,7 @@ def test_a_merge_that_computes_something_else_leaves_nothing(
     assert listing(here / "exports") == []
 
 
+@pytest.mark.slow
 def test_half_precision_is_told_where_it_rounds_the_adapter_away(
     here: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +174,7 @@ def test_half_precision_is_told_where_it_rounds_the_adapter_away(
     assert "Rounding takes away" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
 def test_an_adapter_on_one_of_two_tied_embeddings_changes_only_that_one(
     here: Path, small_model: Path, target: str, capsys: pytest.CaptureFixture[str]
@@ -274,21 +276,6 @@ def test_nothing_that_is_uploaded_tells_where_the_base_is_on_this_machine(here: 
     assert f"{here}/base" in (here / "exports" / "lone" / "adapter_config.json").read_text()
 
 
-def test_a_dry_run_shows_the_repository_and_changes_nothing(
-    here: Path, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export(run, push_to_hub=True, dry_run=True, adapter_only=True) == 0
-    shown = capsys.readouterr().out
-    assert "would upload to somebody/mine: a new private repository" in shown
-    assert "adapter_model.safetensors" in shown
-    assert "library_name: peft" in shown
-    assert [path for path, body in hub.requests if body] == []
-
-    hub.private["us/public"] = False
-    assert export(run, push_to_hub=True, dry_run=True, adapter_only=True, repo_id="us/public") == 0
-    assert "exists and is public, so the upload is refused" in capsys.readouterr().out
-
-
 def test_a_private_model_is_not_uploaded_to_a_public_repository(
     here: Path, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,6 +287,7 @@ def test_a_private_model_is_not_uploaded_to_a_public_repository(
     assert "adapter_config.json" in hub.files
 
 
+@pytest.mark.slow
 def test_a_failed_upload_keeps_the_export_which_can_be_uploaded_later(
     here: Path, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -338,6 +326,7 @@ def converter(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]
     return install
 
 
+@pytest.mark.slow
 def test_gguf_is_converted_or_the_commands_are_told(
     here: Path, run: Path, converter: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

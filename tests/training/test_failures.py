@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,17 +222,6 @@ class Plain:
         return ILLNESSES[illness][0]() if illness and completion == "ill" else SCORES.get(completion, 0.0)
 
 
-class Dialogue(Plain):
-    """`episode`."""
-
-    illnesses, place = ("raises", "exits", "none", "nan"), "episode"
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, illness: str) -> Generator[None, str, Any]:
-        completion = yield
-        return Plain.score_episode(self, completion, illness)
-
-
 class Object(Plain):
     """`start` and `score`."""
 
@@ -258,7 +247,7 @@ def answer_with(patch: pytest.MonkeyPatch, answer: Callable[[int, str], str]) ->
 
 @pytest.mark.parametrize(
     ("environment", "isolation"),
-    [(Plain, "thread"), (Object, "process"), pytest.param(Dialogue, "thread", marks=pytest.mark.slow)],
+    [(Plain, "thread"), (Object, "process")],
 )
 def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_kind(
     environment: type[Plain], isolation: str, train: Train, monkeypatch: pytest.MonkeyPatch
@@ -267,7 +256,7 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
     answer_with(monkeypatch, lambda position, _: ANSWERS[position % 4])
     count = len(environment.illnesses)
     result = train(
-        environment(), max_steps=2, eval_cases=0, batch_size=4, rl_prompts_per_step=count, rl_env_isolation=isolation,
+        environment(), max_steps=2, eval_cases=0, batch_size=4 * count, rl_prompts_per_step=count, rl_env_isolation=isolation,
         rl_env_timeout=20.0,
     )  # fmt: skip
 
@@ -449,11 +438,12 @@ def test_a_run_whose_calls_hang_in_threads_ends_with_the_advice_to_use_processes
 
 
 OVER = threading.Event()
-"""Set after the tests, so that none of their threads runs on."""
+"""Set after a test, so that none of its threads runs on."""
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture
 def nothing_endless() -> Iterator[None]:
+    OVER.clear()
     yield
     OVER.set()
 
@@ -508,6 +498,7 @@ def use_the_tool(_: int, given: str) -> str:
     return f"<tool_call>\n{CALLS[asked]}\n</tool_call>"
 
 
+@pytest.mark.usefixtures("nothing_endless")
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_tool_that_fails_is_the_environments_failure_and_a_wrong_call_is_the_models(
     train: Train, monkeypatch: pytest.MonkeyPatch, isolation: str

@@ -129,6 +129,7 @@ def test_the_best_step_is_chosen_by_one_half_of_the_held_out_prompts_and_its_sco
         assert distinct[0].isdisjoint(distinct[1])
 
 
+@pytest.mark.slow
 def test_the_best_of_equal_steps_has_no_better_score_than_they_have(limit: PromptLimit) -> None:
     """Ten steps are right in half of the cases each, in others each time: the best one has 0.6 of those that it is
     chosen by, and seems better than the model before in a tenth of the runs."""
@@ -165,17 +166,6 @@ def test_rows_that_the_environment_completes_are_split_by_their_rows(
     held_out = {case.row["number"] for case in found.held_out}
     assert {case.row["number"] for case in found.train}.isdisjoint(held_out)
     assert (len(found.train), len(held_out), found.overlap, found.dropped) == (16, 2, 0, 0)
-
-
-def test_a_system_prompt_alone_is_a_prompt_where_the_environment_says_nothing_first(limit: PromptLimit) -> None:
-    rows = [{"prompt": [{"role": "system", "content": f"say {n // 2}"}], "number": n} for n in range(20)]
-    found = made(rows, limit, eval_cases=6)
-    assert prompts(found.train).isdisjoint(prompts(found.held_out))
-
-
-def test_equal_rows_can_only_be_split_as_they_are(limit: PromptLimit) -> None:
-    found = made([{"prompt": "guess"}] * 20, limit)
-    assert (len(found.train), len(found.held_out), found.overlap) == (12, 8, 8)
 
 
 @pytest.mark.parametrize("sizes", [[1] * 50, [2, 60, 60], [40, 41, 42], [1, 1, 99], [7, 3, 3, 20, 1, 16], [50, 50]])

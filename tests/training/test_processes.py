@@ -131,6 +131,7 @@ def test_a_signal_ends_all_processes_saves_and_says_how_to_resume(
     assert (command.folder / "run" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_of_two_commands_for_one_run_the_second_finds_nothing_left_to_do(command: Command) -> None:
     both = [command.start("Slow", "--max-steps=4", "--save-strategy=steps", "--save-steps=1", "--resume") for _ in "12"]
     said = [process.communicate(timeout=300)[1] for process in both]
@@ -186,6 +187,7 @@ def test_training_stops_and_saves_when_its_parent_is_killed_and_has_the_folder_u
     assert json.loads((command.folder / "run" / "result.json").read_text())["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_processes_that_learn_nothing_stop_together_and_that_is_no_failure(command: Command) -> None:
     done = command.run("Level", "--num-processes=2", "--max-steps=50", "--stop-when-flat=3")
 
@@ -208,6 +210,7 @@ def test_a_training_process_that_is_killed_ends_the_run_with_its_name(processes:
     assert json.loads((command.folder / "run" / "status.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_out_of_memory_ends_the_others_and_says_so_itself(command: Command) -> None:
     done = command.run("Hungry", "--num-processes=2", "--max-steps=3")
 
@@ -216,6 +219,7 @@ def test_a_process_that_is_out_of_memory_ends_the_others_and_says_so_itself(comm
     assert "--batch-size" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_gives_signs_of_life_during_a_long_step_and_is_told_from_a_dead_one(command: Command) -> None:
     running = command.start("Still", "--num-processes=2", "--max-steps=3", "--rl-env-timeout=900")
     run = command.folder / "run"
@@ -245,6 +249,7 @@ def test_a_run_gives_signs_of_life_during_a_long_step_and_is_told_from_a_dead_on
     assert look(run).status == "dead"
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) -> None:
     running = command.start("Slow", "--num-processes=2", "--max-steps=2000", "--ddp-timeout=10", "--eval-cases=0")
     command.wait_for_step(2, running)
@@ -261,6 +266,7 @@ def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) 
     assert status_of(second) is None
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_the_gil_for_ever_is_named_and_nothing_is_left(command: Command) -> None:
     done = command.run("Stuck", "--num-processes=2", "--stall-timeout=15", "--rl-env-isolation=process")
 
@@ -282,6 +288,7 @@ def status_of(pid: int) -> str | None:
         return None
 
 
+@pytest.mark.slow
 def test_two_processes_that_are_killed_twice_end_like_two_that_were_not(preloaded_aitrain: Path) -> None:
     """The small form of the benchmark, which kills a run fifty times."""
     python = str(preloaded_aitrain / "preloaded-python")
@@ -292,6 +299,7 @@ def test_two_processes_that_are_killed_twice_end_like_two_that_were_not(preloade
     assert "survived 2 kills" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
     running = command.start("Slow", "--max-steps=500", "--rl-prompts-per-step=64", "--batch-size=256")
     deadline = time.monotonic() + 240
@@ -320,6 +328,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_behind(seconds: float, comm
     assert os.listdir(command.folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 def test_ctrl_c_before_an_eval_has_processes_leaves_nothing_behind(seconds: float, command: Command) -> None:
     flags = ["--rl-env", f"{ENVIRONMENTS}:Slow", "--output-dir", ".", "--project-name", "run", "--cases", "2"]

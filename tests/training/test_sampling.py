@@ -168,12 +168,6 @@ def test_a_stop_string_is_found_when_its_last_token_comes_and_not_before(tokeniz
     assert not any(stops.ends(accented[:count]) for count in range(len(accented)))
 
 
-def test_a_stop_string_counts_from_the_fewest_tokens_on(tokenizer: Any) -> None:
-    ids = tokenizer("ab", add_special_tokens=False).input_ids * 3
-    stops = StopStrings(tokenizer, ["ab"], min_tokens=len(ids) // 3)
-    assert [count for count in range(1, len(ids) + 1) if stops.ends(ids[:count])] == [2 * len(ids) // 3, len(ids)]
-
-
 class Twice(Vowels):
     """Two turns; keeps in the records, as metrics, what it was given."""
 
@@ -230,6 +224,7 @@ def test_an_episode_that_a_stop_string_ends_is_done_and_not_cut_off(stopped: tup
 # -- the model's own settings
 
 
+@pytest.mark.slow
 def test_a_models_own_sampling_settings_change_nothing_and_are_saved_with_it(
     train: Train, small_model: Path, tmp_path: Path
 ) -> None:

@@ -71,15 +71,6 @@ def test_less_than_a_seventh_of_the_tokens_is_padding(limit: PassLimit, seed: in
     assert 64 * max(lengths) > 2.5 * sum(lengths)
 
 
-def test_rows_of_equal_length_fill_their_passes() -> None:
-    def sizes(lengths: list[int], limit: PassLimit) -> list[int]:
-        return [len(rows) for rows in plan_passes(lengths, limit)]
-
-    assert sizes([50] * 6, PassLimit(4)) == [4, 2]
-    assert sizes([50] * 6, PassLimit(tokens=150)) == [3, 3]
-    assert sizes([200, 50, 50], PassLimit(tokens=100)) == [1, 2]
-
-
 # -- the gradient of a step
 
 PROMPT = 3
@@ -174,19 +165,6 @@ def test_a_step_has_the_gradient_of_plain_trl_on_its_padded_rows(
         torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("columns", [1, LONGEST], ids=["sequence", "token"])
-def test_importance_weights_of_an_engine_go_with_their_rows(columns: int, tmp_path: Path) -> None:
-    layout = Layout(processes=2, rows=4)
-    batch = padded_batch(layout.batch, seed=5)
-    batch["importance_sampling_ratio"] = torch.arange(layout.batch * columns).view(-1, columns) / 10
-    args = arguments(tmp_path, layout, rl_loss_type="grpo")
-    args.use_vllm = True
-
-    (ours,), _ = gradients_in_passes(args, layout, batch, LIMITS[1])
-
-    torch.testing.assert_close(ours, gradient_of_plain_trl(args, rows_of(batch, slice(None))), rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, tmp_path: Path) -> None:
     layout, batch = Layout(rows=12), padded_batch(12, seed=3)
@@ -256,16 +234,6 @@ def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
     real = int(batch["prompt_mask"].sum() + batch["completion_mask"].sum())
     assert padding_share(step) == pytest.approx(1 - real / widths)
     assert step[PASSES].sum() == 8
-
-
-def test_right_aligned_rows_end_in_one_column_and_their_values_come_back() -> None:
-    ids = torch.tensor([[0, 1, 2, 3, 0], [4, 5, 6, 7, 8], [0, 0, 9, 0, 0]])
-    rows = RightAligned.of(ids, (ids > 0).long())
-
-    assert rows.ids.tolist()[0][-3:] == [1, 2, 3]
-    assert rows.ids.tolist()[2][-1] == 9
-    assert (rows.ids * rows.mask).sum() == ids.sum()
-    assert rows.moved_back(rows.ids[:, -3:] * rows.mask[:, -3:]).tolist() == [[2, 3, 0], [6, 7, 8], [9, 0, 0]]
 
 
 @pytest.mark.parametrize(
