@@ -35,7 +35,9 @@ from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch
 from aitrain.training.waiting_batch import read_batch, write_batch
 from tests.training.small_server import SmallServer
 from tests.training.test_resume import as_if_killed_after, assert_same
-from tests.training.test_served_run import Served, Start
+from tests.training.test_served_run import Served, Start, server, start
+
+__all__ = ["server", "start"]  # fixtures
 
 SCHEDULE = CaseSchedule(cases=8, prompts=2, passes=1, accumulation=1, epochs=1)
 

@@ -129,7 +129,7 @@ def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_comp
 ESTIMATORS = [{"rl_kl_estimator": name, "rl_kl_coef": 0.3} for name in ("k1", "k2", "k3", "abs")]
 PARTS = [
     *ESTIMATORS,
-    *({**estimator, "rl_importance_level": "sequence", "rl_clip_range": 0.2} for estimator in ESTIMATORS),
+    {**ESTIMATORS[2], "rl_importance_level": "sequence", "rl_clip_range": 0.2},
     {"rl_kl_estimator": "k2", "rl_loss_type": "dapo", "rl_dual_clip": 1.5, "rl_entropy_coef": 0.2},
     {"rl_kl_estimator": "k1", "rl_loss_type": "dr_grpo", "trl": {"use_bias_correction_kl": False}},
     {"rl_kl_coef": 0.2, "custom_loss": "loss.py:clipped", "rl_loss_type": "luspo"},
@@ -164,7 +164,7 @@ def test_the_gradient_is_that_of_finite_differences_on_a_model_of_two_tokens(
         assert model.weight.grad[place].item() == pytest.approx(slope.item(), rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("loss", ["grpo", "dapo"])
 def test_a_custom_loss_that_is_trls_has_trls_gradient(loss: str, here: Path) -> None:
     """With its KL term, its entropy bonus, and rows that are left out."""
     write(here, {"loss.py": CLIPPED})
@@ -193,7 +193,7 @@ def test_a_custom_loss_that_is_trls_has_trls_gradient(loss: str, here: Path) -> 
     [{"rl_kl_estimator": "k2"}, {"rl_kl_estimator": "abs", "rl_kl_in": "reward"}, {"custom_loss": "loss.py:squared"}],
     ids=str,
 )
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "luspo"])
+@pytest.mark.parametrize("loss", ["dr_grpo", "dapo"])
 def test_a_step_with_our_parts_is_that_of_its_kept_rows(loss: str, options: dict[str, Any], here: Path) -> None:
     """On two ranks, also if a micro-batch has no such row, and if the custom loss is not linear in the advantages."""
     write(here, {"loss.py": CLIPPED})

@@ -190,9 +190,9 @@ def test_a_group_without_a_replacement_keeps_its_place_beside_replaced_ones() ->
     assert batch.metrics["cases/refill_rounds"] == 1
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank(ranks: int) -> None:
-    """With four ranks, groups are on two of them."""
+def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> None:
+    """Four ranks, so that groups are on two of them."""
+    ranks = 4
     alone = played(lambda: UniformOrder(60, 6, 1))[0]
     sampled = [0] * ranks
     together = [batch for (batch,) in played(lambda: UniformOrder(60, 6, 1), ranks=ranks, sampled=sampled)]
@@ -271,9 +271,8 @@ def test_rare_cases_do_not_disappear_and_no_batch_has_a_case_twice() -> None:
     assert Counter(DifficultyOrder(3, 7, 0, (0.0, 1.0)).batch(0)).most_common()[-1][1] == 2, "fewer cases than groups"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_difficulty_draws_mostly_cases_that_teach_on_all_ranks_alike(ranks: int) -> None:
-    batches = played(lambda: DifficultyOrder(60, 6, 1, (0.0, 1.0)), limit=0, batches=60, ranks=ranks)
+def test_difficulty_draws_mostly_cases_that_teach_on_all_ranks_alike() -> None:
+    batches = played(lambda: DifficultyOrder(60, 6, 1, (0.0, 1.0)), limit=0, batches=60, ranks=2)
     numbers = [[case for one in batches for case in one[index].numbers] for index in range(60)]
     assert all(len(row) == 24 for row in numbers)
     early, late = ([case for row in rows for case in row] for rows in (numbers[:5], numbers[-15:]))
@@ -336,8 +335,7 @@ def test_a_sampler_gets_what_it_names_and_all_ranks_follow_the_first() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [([1], "returned 1 case numbers, and not count=2"), ([0, 9], "returned 9, and cases are numbered 0 to 3"),
-     ([0, "a"], "returned 'a'"), ([0, True], "returned True"), (None, "custom_sampler raised: TypeError")],
+    [([1], "returned 1 case numbers, and not count=2"), ([0, 9], "returned 9, and cases are numbered 0 to 3")],
 )  # fmt: skip
 def test_a_wrong_answer_of_a_sampler_is_one_sentence_on_all_ranks(answer: object, message: str) -> None:
     ranks = Ranks(2)
@@ -378,7 +376,7 @@ LONG = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_l
     "options",
     [
         {"rl_sampling": "refill", "rl_refill_limit": 2, "trl": {"steps_per_generation": 8}},
-        {"rl_sampling": "difficulty", "rl_prompts_per_step": 2, "batch_size": 4},
+        pytest.param({"rl_sampling": "difficulty", "batch_size": 4}, marks=pytest.mark.slow),
     ],
     ids=["refill, inside a window", "difficulty"],
 )

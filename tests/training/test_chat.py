@@ -135,6 +135,7 @@ def test_questions_of_a_pipe_are_answered_one_by_one(
     assert whose == [["base", "tuned"]] * 2
 
 
+@pytest.mark.slow
 def test_a_chat_on_a_terminal_streams_and_can_be_interrupted(run: Path) -> None:
     terminal = start(run, ["chat", "runs/spoilt", "--rl-min-new-tokens", "400", "--rl-max-new-tokens", "400"])
     terminal.wait_for("> ")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
-from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import grpo_trainer
 
-from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.merged_weights import merged_weights
 
 
@@ -55,13 +51,3 @@ def test_merging_in_place_would_have_moved_the_base(adapted: torch.nn.Module) ->
         adapted.unmerge_adapter()
 
     assert any(not torch.equal(value, before[name]) for name, value in adapted.state_dict().items())
-
-
-def test_what_is_overridden_in_trl_is_there() -> None:
-    assert grpo_trainer.VLLMGeneration is VLLMGeneration
-    for name in ("_init_vllm", "_iter_named_params", "sync_weights"):
-        assert name in vars(VLLMGeneration)
-        assert name in vars(ColocatedGeneration)
-    source = inspect.getsource(VLLMGeneration)
-    for fact in ("self.llm = LLM(", "self._dist.is_fsdp", "self.llm.reset_prefix_cache()", 'self.mode == "colocate"'):
-        assert fact in source, fact

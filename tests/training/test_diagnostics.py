@@ -61,6 +61,7 @@ class Rarely(Same):
         return float(self.scored == 25)
 
 
+@pytest.mark.slow
 def test_a_single_group_that_differs_begins_the_count_anew(train: Callable[..., Result]) -> None:
     result = train(Rarely(), max_steps=50, stop_when_flat=4, eval_cases=0)
 
@@ -128,13 +129,3 @@ def test_a_resumed_run_has_the_same_findings_as_one_that_was_not(tmp_path: Path)
 
     assert len(said) == 5
     assert len(set(said)) == 1
-
-
-def test_other_processes_than_the_first_report_nothing(tmp_path: Path) -> None:
-    folder, said = RunFolder(tmp_path / "none"), list[str]()
-    callback = DiagnosticsCallback(said.append, RunRecorder(folder, None), RunTraits())
-    other = SimpleNamespace(is_world_process_zero=False, global_step=1)
-    callback.on_train_begin(None, other, None)
-    callback.on_log(None, other, None, {"reward": 1.0})
-
-    assert callback.diagnosis.steps == []

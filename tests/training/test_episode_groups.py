@@ -192,7 +192,7 @@ SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "con
 OPENING = {"role": "user", "content": "You are at 3."}
 
 
-@pytest.mark.parametrize("name", ["cohere", "gemma3", "gemma"])
+@pytest.mark.parametrize("name", ["cohere", "gemma"])
 def test_templates_that_refuse_two_messages_of_the_user_take_a_joined_opening(name: str) -> None:
     tokenizer = load_tokenizer(TrainConfig(model="tiny"))
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
@@ -289,7 +289,7 @@ def test_an_environment_that_speaks_first_and_gets_the_calls_trains(
     assert all(line["tools/wrong_calls"] == 0 for line in steps(result))
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_tool_that_ends_the_episode_trains(train: Train, monkeypatch: pytest.MonkeyPatch, isolation: str) -> None:
     answers = ["no<|im_end|>", '<tool_call>{"name": "leave"}</tool_call><|im_end|>']
     monkeypatch.setattr(HFEngine, "sample", scripted(lambda position, _: answers[position % 2]))

@@ -256,8 +256,8 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
     answer_with(monkeypatch, lambda position, _: ANSWERS[position % 4])
     count = len(environment.illnesses)
     result = train(
-        environment(), max_steps=2, eval_cases=0, batch_size=4 * count, rl_prompts_per_step=count, rl_env_isolation=isolation,
-        rl_env_timeout=20.0,
+        environment(), max_steps=2, eval_cases=0, batch_size=4 * count, rl_prompts_per_step=count,
+        rl_env_isolation=isolation, rl_env_timeout=20.0,
     )  # fmt: skip
 
     assert len(rollouts(result)) == 2 * 4 * count

@@ -144,9 +144,15 @@ def told(episodes: list[Episode]) -> list[Any]:
 TRAJECTORY = ("prompt_ids", "ids", "mask", "logprobs", "turns", "stop")
 
 
-@pytest.mark.parametrize("limits", [LIMITS, Limits(2, 9), Limits(5, 3, 90), Limits(9, 9, None, 150)], ids=str)
-@pytest.mark.parametrize("environment", [Talk, Tools])
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("environment", "isolation", "limits"),
+    [
+        (Talk, "thread", Limits(2, 9)),
+        (Talk, "thread", Limits(9, 9, None, 150)),
+        (Tools, "thread", LIMITS),
+        (Tools, "process", Limits(5, 3, 90)),
+    ],
+)
 def test_the_episodes_are_those_of_rounds(environment: type, isolation: str, limits: Limits) -> None:
     with closing(start_runner(environment(), TrainConfig(rl_env_isolation=isolation))) as runner:
         seeds = range(len(CASES))

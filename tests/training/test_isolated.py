@@ -45,10 +45,6 @@ def test_a_scoring_environment_has_its_cases_and_the_tokenizer_there(train: Trai
         assert record["metrics"]["words"] == 259
 
 
-def test_threads_share_the_process(train: Train) -> None:
-    assert {record["metrics"]["elsewhere"] for record in rollouts(train(Scoring(), max_steps=1))} == {0.0}
-
-
 def test_the_model_is_not_there_and_the_message_says_what_to_do(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +81,7 @@ class Turns(Scoring):
         return Score(0.5, {"same": os.getpid() == process, "elsewhere": process != self.home, "pid": process})
 
 
+@pytest.mark.slow
 def test_an_episode_stays_in_one_process_to_its_end(train: Train) -> None:
     result = train(Turns(), rl_env_isolation="process", max_steps=2, rl_prompts_per_step=2, batch_size=8)
 

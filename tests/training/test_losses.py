@@ -95,7 +95,6 @@ def test_the_gradient_of_a_loss_type_is_that_of_its_papers_formula(name: str, tm
 
 LAYOUTS = {
     "accumulation": Layout(passes=4, pieces=4, rows=2),
-    "two processes": Layout(processes=2, rows=4),
     "two processes and accumulation": Layout(processes=2, passes=2, pieces=2, rows=4),
     "a window of two steps": Layout(passes=2, pieces=4, rows=4),
     "two iterations": Layout(passes=2, pieces=2, rows=4, iterations=2),

@@ -108,7 +108,9 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[EpisodeTrainer]:
 # -- positions
 
 
-@pytest.mark.parametrize("make", [gpt2, opt, gpt_neo, falcon])
+@pytest.mark.parametrize(
+    "make", [gpt2, *(pytest.param(other, marks=pytest.mark.slow) for other in (opt, gpt_neo, falcon))]
+)
 def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
     make: Callable[..., PreTrainedModel], saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
 ) -> None:
@@ -160,7 +162,7 @@ class Long(ChatVowels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [gpt2, gpt_neo])
+@pytest.mark.parametrize("make", [gpt_neo])
 def test_episodes_that_fill_the_context_train(
     make: Callable[..., PreTrainedModel], saved: Callable[..., Path], train: Train
 ) -> None:
@@ -246,7 +248,7 @@ def test_an_adapter_on_a_quantized_base_trains_in_float32(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_an_adapter_on_a_base_of_half_precision_is_float32(dtype: str, train: Train, trainers: Any) -> None:
     train(Vowels(), peft=True, dtype=dtype, max_steps=1, eval_cases=0, merge_adapter=False)
     weights = list(trainers[0].model.parameters())

@@ -114,7 +114,9 @@ def check_samples_of_held_out_cases(command: Command) -> None:
     assert result["scores"]["sampled"]["after"]["count"] == 3
 
 
-@pytest.mark.parametrize(("number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "processes"), [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_all_processes_saves_and_says_how_to_resume(
     number: signal.Signals, processes: int, command: Command
 ) -> None:
@@ -197,7 +199,7 @@ def test_processes_that_learn_nothing_stop_together_and_that_is_no_failure(comma
     assert json.loads((command.folder / "run" / "status.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_training_process_that_is_killed_ends_the_run_with_its_name(processes: int, command: Command) -> None:
     done = command.run("Unkind", f"--num-processes={processes}", "--rl-prompts-per-step=16")
 
@@ -314,7 +316,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
     assert len(err.partition("aitrain: ")[2].splitlines()) < 8
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.3])
+@pytest.mark.parametrize("seconds", [0.0, *(pytest.param(later, marks=pytest.mark.slow) for later in (0.02, 0.3))])
 def test_ctrl_c_before_the_first_step_leaves_nothing_behind(seconds: float, command: Command) -> None:
     running = command.start("Slow")
     while not (command.folder / "run").exists():

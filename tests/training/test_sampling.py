@@ -67,9 +67,6 @@ def by_hand(logits: Sequence[float], sampling: Sampling, context: Sequence[int],
 
 SHAPES = [
     Sampling(),
-    Sampling(top_k=4),
-    Sampling(top_p=0.7, temperature=0.8),
-    Sampling(min_p=0.2, temperature=1.5),
     Sampling(top_k=9, top_p=0.8, min_p=0.05, temperature=0.7),
     Sampling(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=-0.3),
     Sampling(repetition_penalty=0.8, top_k=6, top_p=0.9, min_p=0.02, frequency_penalty=1.5, temperature=1.3),
@@ -189,7 +186,7 @@ def stopped(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
     environment = Twice()
     config = TrainConfig(
-        model=str(small_model), output_dir=str(tmp_path_factory.mktemp("stopped")), max_steps=2, rl_max_new_tokens=60,
+        model=str(small_model), output_dir=str(tmp_path_factory.mktemp("stopped")), max_steps=1, rl_max_new_tokens=60,
         rl_kl_coef=0.0, save_strategy="no", rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=2, rl_prompts_per_step=8,
     )  # fmt: skip
     with redirect_stderr(io.StringIO()) as printed:

@@ -49,7 +49,10 @@ MIXED = {
 
 @pytest.mark.parametrize(
     "options",
-    [{"trl": {"steps_per_generation": 2}}, {"rl_sampling": "difficulty", "rl_prompts_per_step": 6, "batch_size": 8}],
+    [
+        {"trl": {"steps_per_generation": 2}},
+        pytest.param({"rl_sampling": "difficulty", "rl_prompts_per_step": 6, "batch_size": 8}, marks=pytest.mark.slow),
+    ],
     ids=["inside a generation window", "difficulty"],
 )
 def test_a_run_with_several_environments_resumes_exactly(
@@ -146,6 +149,7 @@ def test_an_environment_that_always_fails_ends_the_run_although_the_others_are_s
     assert [note.partition(" of case")[0] for note in notes] == ["Ranked: score_group"]
 
 
+@pytest.mark.slow
 def test_two_ranks_play_several_environments_and_their_rollouts_are_scored_again(
     aitrain_grpo: Run, here: Path, preloaded_aitrain: Path
 ) -> None:

@@ -78,6 +78,7 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 # -- training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other"), [("talk", "talk"), ("trimmed", "talk"), ("one-copy", "talk"), ("sampled", "sampled")]
 )
@@ -90,6 +91,7 @@ def test_a_sharded_model_ends_like_one_that_is_not(name: str, other: str, runs: 
     assert difference(model, small_model) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_sharded_adapter_ends_equal_to_the_last_bit(runs: Path) -> None:
     ours, other = adapter(runs / "fsdp2/adapter/model"), adapter(runs / "ddp/adapter/model")
 
@@ -97,6 +99,7 @@ def test_a_sharded_adapter_ends_equal_to_the_last_bit(runs: Path) -> None:
     assert any(tensor.abs().max() > 0 for name, tensor in ours.items() if "lora_B" in name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["talk", "adapter", "one-copy", "shards"])
 def test_each_process_holds_its_part_of_the_weights(name: str, runs: Path) -> None:
     parts = reports(runs / "fsdp2" / name)
@@ -105,14 +108,17 @@ def test_each_process_holds_its_part_of_the_weights(name: str, runs: Path) -> No
     assert all(part["own"] < 0.6 * part["all"] for part in parts)
 
 
+@pytest.mark.slow
 def test_without_sharding_each_process_holds_all_of_them(runs: Path) -> None:
     assert all(part["own"] == part["all"] for part in reports(runs / "ddp" / "talk"))
 
 
+@pytest.mark.slow
 def test_an_adapter_stays_float32_on_a_sharded_base_in_half_precision(runs: Path) -> None:
     assert {tensor.dtype for tensor in adapter(runs / "fsdp2/half/model").values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_restored(runs: Path) -> None:
     run, notes = runs / "fsdp2" / "best", reports(runs / "fsdp2" / "best")[0]["notes"]
     best = next(note for note in notes if note.startswith("The best held-out score"))
@@ -121,6 +127,7 @@ def test_the_best_weights_are_restored(runs: Path) -> None:
     assert difference(run / "model", run / "checkpoints" / f"checkpoint-{step}") == 0.0
 
 
+@pytest.mark.slow
 def test_an_environment_that_calls_a_sharded_model_is_told_what_to_do(runs: Path) -> None:
     report = reports(runs / "fsdp2" / "caller")[0]
 
@@ -131,16 +138,19 @@ def test_an_environment_that_calls_a_sharded_model_is_told_what_to_do(runs: Path
 # -- checkpoints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["talk", "shards"])
 def test_a_resumed_run_ends_like_one_that_was_not_stopped(name: str, runs: Path) -> None:
     whole, resumed = (runs / "fsdp2" / run / "model" for run in (name, f"{name}-resumed"))
     assert difference(whole, resumed) == 0.0
 
 
+@pytest.mark.slow
 def test_a_resumed_adapter_ends_like_one_that_was_not_stopped(runs: Path) -> None:
     assert are_equal(adapter(runs / "fsdp2/adapter/model"), adapter(runs / "fsdp2/adapter-resumed/model"))
 
 
+@pytest.mark.slow
 def test_four_processes_resume_what_two_have_written(runs: Path) -> None:
     resumed = runs / "fsdp2" / "shards-resumed-by-4"
 
@@ -149,6 +159,7 @@ def test_four_processes_resume_what_two_have_written(runs: Path) -> None:
     assert difference(resumed / "model", runs / "fsdp2" / "shards" / "model") <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "other"), [("fsdp2", "ddp"), ("ddp", "fsdp2")])
 def test_a_checkpoint_of_one_backend_is_continued_by_the_other(backend: str, other: str, runs: Path) -> None:
     whole, resumed = (runs / backend / run / "model" for run in ("talk", f"talk-resumed-from-{other}"))
@@ -157,6 +168,7 @@ def test_a_checkpoint_of_one_backend_is_continued_by_the_other(backend: str, oth
     assert are_equal(adapter(resumed), adapter(runs / backend / "adapter" / "model"))
 
 
+@pytest.mark.slow
 def test_a_whole_checkpoint_has_the_files_that_it_has_without_sharding(runs: Path) -> None:
     """So the tied head is there once, and no weight is written twice."""
     for name in ("talk", "adapter"):
@@ -169,6 +181,7 @@ def test_a_whole_checkpoint_has_the_files_that_it_has_without_sharding(runs: Pat
     assert ours.keys() == other.keys()
 
 
+@pytest.mark.slow
 def test_each_process_writes_its_part_of_a_sharded_checkpoint_as_safetensors(runs: Path, small_model: Path) -> None:
     checkpoint = runs / "fsdp2" / "shards" / "checkpoints" / "checkpoint-2"
 
@@ -181,6 +194,7 @@ def test_each_process_writes_its_part_of_a_sharded_checkpoint_as_safetensors(run
     assert sum(sizes) == sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_is_for_fsdp2_only(runs: Path) -> None:
     checkpoint = runs / "fsdp2" / "shards" / "checkpoints" / "checkpoint-2"
 
@@ -227,16 +241,19 @@ def test_a_checkpoint_without_a_weight_is_not_loaded(tmp_path: Path) -> None:
 # -- weight sync
 
 
+@pytest.mark.slow
 def test_all_weights_for_a_server_are_those_of_the_model(runs: Path) -> None:
     run = runs / "fsdp2" / "talk"
     assert difference(run / "by-disk", run / "model") == 0.0
 
 
+@pytest.mark.slow
 def test_the_adapter_for_a_server_is_that_of_the_model(runs: Path) -> None:
     run = runs / "fsdp2" / "adapter"
     assert are_equal(adapter(run / "by-adapter"), adapter(run / "model"))
 
 
+@pytest.mark.slow
 def test_merged_weights_for_a_server_in_half_precision_are_rounded_once(runs: Path, small_model: Path) -> None:
     run = runs / "fsdp2" / "adapter"
     base = AutoModelForCausalLM.from_pretrained(small_model)
@@ -247,6 +264,7 @@ def test_merged_weights_for_a_server_in_half_precision_are_rounded_once(runs: Pa
     assert all(torch.equal(tensor, merged[name].to(torch.bfloat16)) for name, tensor in written.items())
 
 
+@pytest.mark.slow
 def test_logits_that_one_process_asks_for_are_computed_by_all(runs: Path) -> None:
     run = runs / "fsdp2" / "talk"
     model = AutoModelForCausalLM.from_pretrained(run / "model")

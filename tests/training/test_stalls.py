@@ -126,7 +126,11 @@ PLACES: dict[str, tuple[Plant, str]] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+FAST = ("build_dataset", "evaluation", "generate")
+PLACED = [pytest.param(place, marks=[pytest.mark.slow] if place not in FAST else []) for place in PLACES]
+
+
+@pytest.mark.parametrize("place", PLACED)
 def test_a_run_that_hangs_says_where_and_ends(
     place: str, train: Train, hang: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -153,6 +157,7 @@ def test_a_run_that_hangs_says_where_and_ends(
     assert "in hangs" in log
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_interrupted_says_so_and_its_process_is_left_to_the_user(
     train: Train, hang: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,9 +183,10 @@ def test_a_call_to_the_environment_may_take_as_long_as_its_own_deadline(train: T
     class Patient(Words):
         def score_episode(self, completion: str) -> float:
             (dog,) = dogs
-            dog.timeout = 0.1
-            time.sleep(0.4)
-            dog.timeout = 60.0
+            if dog.timeout > 0.1:
+                dog.timeout = 0.1
+                time.sleep(0.4)
+                dog.timeout = 60.0
             return 0.5
 
     assert train(Patient(), max_steps=1, eval_cases=0, rl_max_new_tokens=2).steps == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.training.model import TINY_MODEL
-from aitrain.training.tiny_model import build_model, build_tokenizer
 
 PYTHON = "preloaded-python"
 
@@ -25,6 +23,7 @@ def make(python: Path | str, folder: Path, steps: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_same_files_every_time(tmp_path: Path, preloaded_aitrain: Path) -> None:
     one, other = make(sys.executable, tmp_path / "one", 3), make(preloaded_aitrain / PYTHON, tmp_path / "other", 3)
     assert {file.name for file in one.iterdir()} == {file.name for file in TINY_MODEL.iterdir()}
@@ -34,12 +33,6 @@ def test_the_script_makes_the_same_files_every_time(tmp_path: Path, preloaded_ai
             assert file.read_bytes() == (TINY_MODEL / file.name).read_bytes(), (
                 f"{file.name} is not what the script makes"
             )
-
-
-def test_it_is_small_and_of_a_shape_that_vllm_takes() -> None:
-    assert (TINY_MODEL / "model.safetensors").stat().st_size < 2_000_000
-    assert json.loads((TINY_MODEL / "config.json").read_text())["head_dim"] in (32, 64)
-    assert sum(p.numel() for p in build_model(build_tokenizer()).parameters()) < 500_000
 
 
 def test_it_knows_the_form_of_an_answer_and_forgets_the_carry() -> None:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from aitrain import Result
 from aitrain.batch import PassLimit
-from aitrain.options.loss_types import LOSS_TYPES
 from aitrain.training import warm_up
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.micro_batches import PASSES, RankRows, in_passes, micro_batches, padding_share
@@ -34,7 +33,7 @@ from tests.training.loss_bench import (
 
 Train = Callable[..., Result]
 Rows = dict[str, torch.Tensor]
-ANY_ORDER = [name for name in LOSS_TYPES if name != "bnpo"]
+ANY_ORDER = ["grpo", "dr_grpo", "dapo", "luspo"]
 
 
 # -- which rows share a pass
@@ -62,7 +61,7 @@ def test_every_row_is_in_one_pass_that_is_within_the_limit(limit: PassLimit, pro
 
 
 @pytest.mark.parametrize("limit", [PassLimit(4), PassLimit(8), PassLimit(tokens=8192)], ids=str)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_less_than_a_seventh_of_the_tokens_is_padding(limit: PassLimit, seed: int) -> None:
     lengths = lognormal(64, seed)
     passes = plan_passes(lengths, limit)
@@ -130,7 +129,6 @@ def gradients_in_passes(
 
 
 LAYOUTS = {
-    "one process": Layout(rows=8),
     "two processes": Layout(processes=2, rows=4),
     "three processes and two steps": Layout(processes=3, rows=4, pieces=2),
 }
@@ -276,10 +274,13 @@ class Letters:
     ("trimming", "options"),
     [
         ({"rl_trim_padding": True}, {"rl_loss_type": "dapo", "trl": {"num_iterations": 2}}),
-        ({"tokens_per_pass": 40}, {"peft": True, "lora_r": 4, "trl": {"generation_batch_size": 16}}),
+        pytest.param(
+            {"tokens_per_pass": 40}, {"peft": True, "lora_r": 4, "trl": {"generation_batch_size": 16}},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["all weights, two updates a batch", "an adapter, two steps a batch"],
-)
+)  # fmt: skip
 def test_a_training_ends_with_the_weights_that_it_has_with_padding(
     trimming: dict[str, Any], options: dict[str, Any], train: Train
 ) -> None:

@@ -47,14 +47,14 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        {"rl_kl_coef": 0.1, "rl_loss_type": "dapo", "disable_gradient_checkpointing": True},
         {"peft": True, "lora_dropout": 0.1, "merge_adapter": False},
         {"trl": {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0}},
     ],
-    ids=["weights", "adapter", "adaptive entropy"],
+    ids=["adapter", "adaptive entropy"],
 )
 def test_a_run_ends_with_the_same_weights_and_metrics_with_and_without_it(
     options: dict[str, Any], train: Train, as_on_gpus: list[tuple[int, ...]]
@@ -93,6 +93,7 @@ def test_too_little_memory_shows_before_anything_is_sampled(
     assert "Lower batch_size" in str(failure.value)
 
 
+@pytest.mark.slow
 def test_on_the_cpu_there_is_none(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpo, "warm_up", lambda *_: pytest.fail("warmed up"))
 
@@ -116,6 +117,7 @@ def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_th
     assert longest(turns=4, context=200) == 190
 
 
+@pytest.mark.slow
 def test_a_resumed_run_warms_up_and_ends_with_the_same_weights(
     train: Train, as_on_gpus: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
