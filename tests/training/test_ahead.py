@@ -7,7 +7,6 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from aitrain.events import SERVER_VARIABLE
 from aitrain.execution.failure import Failure
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.event_loop import EventLoop, ThreadLoop
+from aitrain.rollout.event_loop import ThreadLoop
 from aitrain.rollout.trajectory import Trajectory, TurnTokens
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.training.batch_source import AheadSource, BatchPlaces
@@ -199,39 +198,6 @@ def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoi
         train(source, range(1, 2))
 
 
-def test_a_batch_is_kept_for_a_checkpoint_if_the_weights_for_the_next_one_cannot_be_loaded(source: Source) -> None:
-    train(source, range(1))
-    source.settle()
-    before = source.waiting()
-    source.rollouts.load_weights = lambda: (_ for _ in ()).throw(ServerFailed("it is gone"))  # type: ignore[method-assign]
-    with pytest.raises(ServerFailed):
-        train(source, range(1, 2))
-    assert source.waiting() is before is not None
-
-
-def test_no_weights_are_loaded_by_the_thread_also_if_they_change_in_the_middle_of_a_batch() -> None:
-    """With --rl-ahead-turns and several rounds of replacements; a thread that loads would wait for the other ranks."""
-    loads: list[int] = []
-
-    class Loading(PolicyRollouts):
-        def load_weights(self) -> None:
-            loads.append(self.weight_version())
-
-    async def play(*_: Any) -> list[Episode]:
-        return []
-
-    engine, loop = Engine(weight_version=3), EventLoop()
-    rollout = SimpleNamespace(engine=engine, play=play)
-    rollouts = Loading(rollout, *[None] * 5, weight_version=lambda: 4, loop=loop)  # type: ignore[arg-type]
-    source = AheadSource(rollouts, [], Completion(), 2, BatchPlaces(SCHEDULE, 4, 1, 0))  # type: ignore[arg-type]
-    beside = source._beside
-    engine.weight_version = 4
-    assert (beside.play([], [], []), beside.weight_version(), loads) == ([], 0, [])
-    rollouts.play([], [], [])
-    assert loads == [4]
-    loop.close()
-
-
 def test_held_out_cases_wait_for_the_thread(source: Source) -> None:
     may_end = threading.Event()
     source.turns = [None, None, None, may_end]
@@ -251,15 +217,6 @@ def test_a_source_continues_with_the_batch_of_a_checkpoint(source: Source) -> No
     assert source.rollouts.server.loads == [2]
     assert source.waiting() is not None
     assert [(index, version) for index, version, _ in source.started] == [(3, 2)]
-
-
-def test_the_time_of_a_step_is_what_it_waited_and_the_parts_of_its_own_batch(source: Source) -> None:
-    batch = TrainingBatch(2, range(4), 2, [2] * 4, [], index=2, seconds={"generate": 5.0, "environment": 7.0})
-    source.restore(batch)
-    source.take(source.places.at(2))
-    parts = source.clock.take()
-    assert (parts["generate"], parts["environment"]) == (5.0, 7.0)
-    assert parts["rollout"] < 5
 
 
 # -- the loop, and the gate
@@ -287,30 +244,6 @@ def test_a_closed_gate_has_waited_for_completions_and_holds_the_next_ones_back()
 
     asyncio.run(play())
     assert order == ["first", "first ends", "closed", "open", "second", "second ends"]
-
-
-def test_a_loop_in_a_thread_runs_coroutines_of_several_threads_at_once_and_cancels_them_when_it_is_closed() -> None:
-    prepared = threading.Event()
-    loop, waits, ended = ThreadLoop(prepared.set), threading.Event(), threading.Event()
-
-    async def wait() -> None:
-        waits.set()
-        await asyncio.sleep(60)
-
-    def run() -> None:
-        with pytest.raises(CancelledError):
-            loop.run(wait())
-        ended.set()
-
-    async def thread() -> threading.Thread:
-        return threading.current_thread()
-
-    threading.Thread(target=run, daemon=True).start()
-    assert waits.wait(20)
-    assert loop.run(thread()) is not threading.current_thread()
-    assert prepared.is_set()
-    loop.close()
-    assert ended.wait(20)
 
 
 # -- in a checkpoint

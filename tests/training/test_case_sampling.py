@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from types import SimpleNamespace
@@ -177,19 +177,6 @@ def test_a_batch_keeps_what_it_has_when_the_limit_is_reached_or_no_other_case_is
     assert sum(map(teaches, small.numbers)) == 2 * SIZE
 
 
-def test_a_group_without_a_replacement_keeps_its_place_beside_replaced_ones() -> None:
-    """As where one of several environments has no other case left: the shares of the others stay theirs."""
-
-    class OnlyEven(UniformOrder):
-        def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int | None]:  # type: ignore[override]
-            return [case + 30 if case % 2 == 0 and case < 30 else None for case in replaced]
-
-    (batch,) = played(lambda: OnlyEven(60, 6, None))[0]
-    assert batch.numbers[::SIZE] == [0, 1, 32, 3, 34, 5]
-    assert [one.episode.case.number for one in batch.discarded[::SIZE]] == [2, 4]
-    assert batch.metrics["cases/refill_rounds"] == 1
-
-
 def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> None:
     """Four ranks, so that groups are on two of them."""
     ranks = 4
@@ -204,29 +191,6 @@ def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> No
     discarded = [one.key for batch in together for one in batch.discarded]
     assert sorted(discarded) == sorted(one.key for one in alone[0].discarded)
     assert max(sampled) - min(sampled) <= SIZE * metrics["cases/refill_rounds"]
-
-
-class Grouped(EveryFifth):
-    """Members of a group are ranked together."""
-
-    def score_group(self, scores: list[float | None], case_idx: int) -> list[float]:
-        assert len(scores) == SIZE
-        return [float(score or 0.0) / 2 + case_idx / 1000 for score in scores]
-
-
-@pytest.mark.parametrize("options", [{}, {"rl_env_episodes": 3}])
-def test_groups_that_are_scored_together_are_replaced_by_whole_groups(options: dict[str, Any]) -> None:
-    class Talks(Grouped):
-        score_episode = None  # type: ignore[assignment]
-
-        def episode(self, case_idx: int) -> Any:
-            reply = yield None
-            return EveryFifth.score_episode(self, reply, case_idx)
-
-    alone = played(lambda: UniformOrder(60, 6, 1), environment=Talks(), **options)[0]
-    together = [batch for (batch,) in played(lambda: UniformOrder(60, 6, 1), environment=Talks(), ranks=2, **options)]
-    assert episodes_of(together) == episodes_of(alone)
-    assert all(score == pytest.approx(key[1] % 2 / 2 + case / 1000, abs=0.5) for key, case, score in episodes_of(alone))
 
 
 def test_discarded_episodes_are_recorded_and_marked() -> None:

@@ -18,7 +18,6 @@ from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines
 from aitrain.training.diagnostics import DiagnosticsCallback
 from aitrain.training.run_recorder import RunRecorder
-from tests.environments.vowels import Vowels
 
 
 class Same:
@@ -69,13 +68,6 @@ def test_a_single_group_that_differs_begins_the_count_anew(train: Callable[..., 
     assert result.status == "stopped"
 
 
-def test_a_run_that_learns_does_not_stop_itself(train: Callable[..., Result]) -> None:
-    result = train(Vowels(), max_steps=8, stop_when_flat=2)
-
-    assert result.status == "finished"
-    assert json.loads((result.folder / "result.json").read_text())["stopped_because"] is None
-
-
 # -- notes
 
 
@@ -107,15 +99,6 @@ def test_a_finding_is_shown_once_in_a_run_however_often_it_is_killed_and_resumed
 
     assert said == [found.text]
     assert findings_of(folder) == [found]
-
-
-def test_a_finding_of_a_run_that_was_killed_before_it_was_recorded_is_shown_when_it_is_resumed(tmp_path: Path) -> None:
-    folder, said = RunFolder(tmp_path), list[str]()
-    log(reporting(folder, []), folder, range(1, 30))
-    folder.diagnostics.write_text(folder.diagnostics.read_text()[:20])  # half a line, as of a process that was killed
-    reporting(folder, said, step=29)
-
-    assert [one.text for one in findings_of(folder)] == said != []
 
 
 def test_a_resumed_run_has_the_same_findings_as_one_that_was_not(tmp_path: Path) -> None:

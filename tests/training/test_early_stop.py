@@ -174,12 +174,3 @@ def test_a_run_that_reached_its_target_goes_on_to_a_higher_one(train: Train) -> 
 def test_a_rule_that_could_never_end_the_run_is_refused(options: dict[str, Any], message: str, train: Train) -> None:
     with pytest.raises(ConfigError, match=message):
         train(Told(), **OPTIONS | options)
-
-
-@pytest.mark.slow
-def test_a_target_may_lie_in_the_range_that_the_environment_declares_and_patience_may_be_too_long(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = train(Told(0.0, 5.0, 5.0), **OPTIONS | {"max_steps": 2}, until=4.0, rl_score_range="0,5", patience=3)
-    assert (result.steps, result.status) == (1, "stopped")
-    assert "patience=3 cannot end this run: evaluations before the last step: 1." in capsys.readouterr().err

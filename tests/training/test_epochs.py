@@ -192,15 +192,6 @@ def test_several_epochs_end_with_the_weights_of_plain_trl(train: Train, small_mo
 # -- runs that would train nothing
 
 
-@pytest.mark.slow
-def test_a_run_of_one_step_is_not_spent_on_warming_up(train: Train, small_model: Path) -> None:
-    from tests.training.conftest import difference
-
-    result = train(Vowels(), max_steps=1, eval_cases=0, warmup_ratio=0.1)
-    assert result.history[0]["learning_rate"] == 1e-3
-    assert difference(result.model, small_model) > 1e-4
-
-
 def arguments_of(tmp_path: Path, **options: Any) -> GRPOConfig:
     return GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, learning_rate=1e-3, **options)
 

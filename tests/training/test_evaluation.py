@@ -30,15 +30,13 @@ from aitrain.runs.model_reference import read_model, run_options
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate, recorded_before
+from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.ui.summary import held_out_curve, scores, summary
 from aitrain.ui.terminal import score_table
-from tests.environments.dictionary_lookup import DictionaryLookup
 from tests.environments.vowels import Vowels
 from tests.rollout.scripted import END, Letters, Scripted
-from tests.test_old_run import OLD_RUN
 
 Train = Callable[..., Result]
 
@@ -183,16 +181,6 @@ def test_a_case_is_sampled_as_often_as_asked_and_once_greedily(sampled_run: Resu
     assert result_of(sampled_run)["eval_samples"] == 3
 
 
-def test_metrics_of_the_environment_are_means_over_the_episodes_that_have_them(sampled_run: Result) -> None:
-    records = [
-        record for record in read_lines(sampled_run.folder / "rollouts" / "rank0.jsonl") if "eval_phase" not in record
-    ]
-    for line in [line for line in sampled_run.history if "eval_score" not in line]:
-        for name in ("length", "ends_in_a"):
-            values = [r["metrics"][name] for r in records if r["step"] == line["step"] and name in r["metrics"]]
-            assert line.get(f"env/{name}") == (pytest.approx(fmean(values)) if values else None)
-
-
 @pytest.mark.slow
 def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None:
     """With more cases and samples, what is missing is played with the initial policy; with fewer, the rest is left."""
@@ -218,21 +206,6 @@ def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None
     assert shrunk.greedy_before == fmean(
         r["score"] for r in evaluations(shrunk.folder, "before_greedy") if r["row_number"] in rows
     )
-
-
-def test_what_a_run_of_the_earlier_format_scored_before_training_is_on_record() -> None:
-    """The held-out cases of tests/data/old_run are its rows 0 and 5; a row with another prompt is another case."""
-    rows = [{**row, "prompt": row["prompt"] if number else "another"} for number, row in enumerate(old_rows())]
-    recorded = recorded_before(RunFolder(OLD_RUN), Cases(rows, [0, 5]))
-    assert recorded == {
-        "sampled": {(5, 0): pytest.approx(1 / 3), (5, 1): pytest.approx(7 / 12)},
-        "greedy": {(5, 0): 1.0},
-    }
-    assert len(recorded_before(RunFolder(OLD_RUN), Cases(old_rows(), [0, 5]))["sampled"]) == 4
-
-
-def old_rows() -> list[dict[str, Any]]:
-    return DictionaryLookup(" One word.").build_dataset()
 
 
 def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) -> None:

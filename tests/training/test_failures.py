@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -290,27 +289,6 @@ def check_group(records: list[dict[str, Any]], kind: str | None, told: str, plac
     for record, score, advantage in zip(others, [*SCORES.values()] * 2, [*advantages.tolist()] * 2, strict=True):
         assert (record["score"], record["error"], record["stop"]) == (score, None, "done")
         assert record["advantage"] == pytest.approx(advantage, abs=1e-5)
-
-
-class Leaves(Plain):
-    """Async methods share one loop."""
-
-    async def score_episode(self, completion: str, illness: str) -> Any:  # type: ignore[override]
-        if illness and completion == "ill":
-            raise SystemExit(2)
-        await asyncio.sleep(0)
-        return SCORES.get(completion, 0.0)
-
-
-def test_an_async_method_that_exits_is_a_failure_of_its_own_episode_only(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer_with(monkeypatch, lambda position, _: ANSWERS[position % 4])
-    result = train(Leaves(), max_steps=1, rl_prompts_per_step=2, eval_cases=0)
-
-    for record in rollouts(result):
-        assert (record["error"] or {}).get("kind") == ("raised" if record["completion"] == "ill" else None)
-        assert record["score"] == SCORES.get(record["completion"])
 
 
 # -- nothing works any more

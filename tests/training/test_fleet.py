@@ -302,37 +302,6 @@ def test_a_server_that_comes_back_and_takes_no_weights_is_left_out_and_that_is_s
     assert engine.metrics["vllm/servers"] == 2
 
 
-def test_a_server_that_dies_while_it_is_compared_is_left_out_and_that_is_said(servers: list[Slow], sync: Any) -> None:
-    notes: list[str] = []
-    engine = fleet_of(servers, sync, notify=notes.append)
-
-    async def check(one: Engine) -> None:
-        if one.url == servers[1].url:
-            servers[1].stop()
-        await one.generate(GenerationRequest([1], 4))
-
-    engine.check = check
-    run(engine.load_weights(0))
-    assert [server.is_live for server in engine.fleet.servers] == [True, False, True]
-    assert len(notes) == 1
-    assert f"The vLLM server at {servers[1].url} is gone, 2 of 3 servers left: " in notes[0]
-
-
-def test_a_process_gives_the_weights_to_a_server_that_the_first_process_did_not_reach(
-    servers: list[Slow], sync: Any
-) -> None:
-    first, second = fleet_of(servers, sync), fleet_of(servers, type(sync)(sync.model, sync.folder, writes=False))
-    second.is_main_process = False
-    for step, is_reached in enumerate((True, False)):
-        servers[0].is_up = is_reached
-        run(first.load_weights(step))
-        servers[0].is_up = True
-        run(second.load_weights(step))
-        run(second.settled(ask(second, [1], [2], [3])))
-    assert servers[0].prompts == [[1], [1]]
-    assert versions(servers)[0].endswith("-1-load-2")
-
-
 # -- servers that are checked
 
 

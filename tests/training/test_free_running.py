@@ -14,13 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from transformers import AutoTokenizer
 
-from aitrain import RunFailed, TrainConfig
+from aitrain import TrainConfig
 from aitrain.engines import live_servers
 from aitrain.engines.batching import BatchingEngine, BatchRow
-from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -31,7 +29,7 @@ from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.training.episode_record import episode_record
 from aitrain.training.model import TINY_MODEL
-from tests.training.test_served import END, Fake, adapted, by, is_current, load, run
+from tests.training.test_served import END, Fake, adapted, by, load, run
 
 CASES = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}) for n in range(12)]
 LIMITS = Limits(turns=4, turn_tokens=6, episode_tokens=60, context=512)
@@ -185,16 +183,6 @@ def test_an_episode_does_not_wait_for_another_one() -> None:
     assert [episode.result.score for episode in episodes] == [1.0] * len(CASES)
 
 
-def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(runner: EnvRunner) -> None:
-    class Fails(OneByOne):
-        async def generate(self, request: GenerationRequest) -> Completion:
-            raise RunFailed("the server is gone")
-
-    with pytest.raises(RunFailed, match="the server is gone"):
-        play(runner, Fails())
-    assert told(play(runner, OneByOne())) == told(play(runner, in_rounds()))
-
-
 # -- by HTTP
 
 
@@ -204,30 +192,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     server = Fake()
     yield server
     server.stop()
-
-
-def completions_of(engine: VLLMServerEngine, prompts: list[list[int]]) -> list[Completion]:
-    """All of them, asked for at the same time, each with a limit of its own."""
-
-    async def all_of() -> list[Completion]:
-        requests = [GenerationRequest(prompt, 3 + number) for number, prompt in enumerate(prompts)]
-        return await asyncio.gather(*map(engine.generate, requests))
-
-    return run(all_of())
-
-
-def test_a_server_that_dies_among_them_gets_the_weights_once_and_what_waited_is_asked_again(
-    fake: Fake, tmp_path: Any
-) -> None:
-    torch.manual_seed(0)
-    engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
-    load(engine, 7)
-    fake.troubles = [lambda _: None, lambda fake: fake.dies(0.3), lambda _: None]
-    completions = completions_of(engine, [[n] for n in range(20)])
-    assert [completion.ids for completion in completions] == [[n, END] for n in range(20)]
-    assert {completion.weight_version for completion in completions} == {7}
-    assert engine.restarts == 1
-    assert is_current(engine)
 
 
 class Dying(Fake):

@@ -91,14 +91,6 @@ def test_by_default_eight_prompts_are_held_out_where_a_tenth_is_less_and_that_is
         assert prompts(found.train).isdisjoint(prompts(found.held_out))
 
 
-@pytest.mark.parametrize(("rows", "each"), [(900, 64), (200, 20), (25, 5), (10, 2)])
-def test_by_default_the_cases_that_choose_the_best_step_are_held_out_besides_where_there_are_enough(
-    rows: int, each: int, limit: PromptLimit
-) -> None:
-    found = made([{"prompt": f"say {n}"} for n in range(rows)], limit, save_best=True)
-    assert (len(found.held_out), len(found.choosing)) == (each, each)
-
-
 @pytest.mark.parametrize(
     ("held_out", "said"),
     [(0, ""), (4, "so there will be none"), (6, "so small gains will not show"), (16, ""), (30, "there will be none")],

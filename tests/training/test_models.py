@@ -23,7 +23,6 @@ from transformers import (
 
 from aitrain import ConfigError, Result, TrainConfig
 from aitrain.training.model import disable_dropout, load_model
-from aitrain.training.padding import LeftAligned
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_config
 from tests.environments.vowels import ChatVowels, Vowels
@@ -134,15 +133,6 @@ def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
     assert trainer.aligns_rows == (make in (gpt2, gpt_neo))
 
 
-def test_moving_rows_and_moving_their_values_back_keeps_each_value_with_its_token() -> None:
-    ids = torch.tensor([[0, 0, 11, 12, 13, 0], [21, 22, 23, 24, 25, 26], [0, 31, 32, 0, 0, 0]])
-    rows = LeftAligned.of(ids, (ids > 0).long())
-    assert rows.ids.tolist()[0][:3] == [11, 12, 13]
-    assert rows.mask.sum(dim=1).tolist() == [3, 6, 2]
-    back = rows.moved_back(rows.ids[:, 1:].float(), 3) * (ids[:, 3:] > 0)
-    assert back.tolist() == ids[:, 3:].tolist()
-
-
 class Long(ChatVowels):
     """Talks until the model's context is full."""
 
@@ -245,15 +235,6 @@ def test_an_adapter_on_a_quantized_base_trains_in_float32(
     assert {p.dtype for p in after.values()} == {torch.float32}
     moved = [(after[name] != before[name]).float().mean().item() for name in after if "lora_A" in name]
     assert min(moved) > 0.99
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16"])
-def test_an_adapter_on_a_base_of_half_precision_is_float32(dtype: str, train: Train, trainers: Any) -> None:
-    train(Vowels(), peft=True, dtype=dtype, max_steps=1, eval_cases=0, merge_adapter=False)
-    weights = list(trainers[0].model.parameters())
-    assert {p.dtype for p in weights if p.requires_grad} == {torch.float32}
-    assert {p.dtype for p in weights if not p.requires_grad} == {getattr(torch, dtype)}
 
 
 def test_generation_that_rounds_the_trained_weights_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -134,20 +133,3 @@ def test_two_processes_score_held_out_cases_like_one(kind: str, when: str, scrip
     )
     results = [json.loads((scripted / number / kind / "result.json").read_text()) for number in ("one", "two")]
     assert results[0]["score_before"] == results[1]["score_before"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", ["one", "two"])
-@pytest.mark.parametrize("kind", ["Evaluated", "EvaluatedTalk"])
-def test_a_held_out_case_is_played_once_by_one_process(kind: str, number: str, scripted: Path) -> None:
-    calls = Counter((scripted / number / f"{kind}.calls").read_text().split())
-    assert {calls[str(100 + case)] for case in range(9)} == {4}  # before and after, sampled and greedy
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", ["one", "two"])
-def test_groups_of_a_step_are_numbered_over_its_batches_and_processes(number: str, scripted: Path) -> None:
-    trained = records(scripted / number / "Evaluated")
-    groups = {group: {r["case_idx"] for r in trained if r["group"] == group} for group in range(4)}
-    assert Counter(record["group"] for record in trained) == dict.fromkeys(range(4), 4)
-    assert all(len(cases) == 1 for cases in groups.values())

@@ -308,7 +308,9 @@ def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
     while not (command.folder / "run" / "rollouts").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    assert running.stderr is not None
+    while "Ctrl-C again" not in (said := running.stderr.readline()):
+        assert said
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
 

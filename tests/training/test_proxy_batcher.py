@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.engines import proxy_batcher
@@ -111,12 +111,6 @@ def common_token(watched: Watched, calls: Sequence[dict[str, Any]]) -> int:
 # -- the same as alone
 
 
-def test_callers_with_several_rows_get_theirs_back_with_their_own_padding(watched: Watched) -> None:
-    widths = [(3, 9), (14,), (5, 5, 2), (1, 20), (7,)]
-    watched.assert_as_if_alone([masked(*each, max_new_tokens=8) for each in widths], generations=1)
-    assert watched.rows == [9]
-
-
 def test_a_caller_without_a_mask_shares_the_batch(watched: Watched) -> None:
     calls = [{"input_ids": prompt(3, 9)}, masked(12), {"input_ids": prompt(15)}, {"inputs": prompt(2, 2, seed=1)}]
     watched.assert_as_if_alone([call | {"max_new_tokens": 8} for call in calls], generations=1)
@@ -154,22 +148,6 @@ def test_each_prompt_may_have_several_answers(watched: Watched) -> None:
     assert torch.equal(two[:, :6], calls[0]["input_ids"].repeat_interleave(3, dim=0))
     assert len({tuple(row) for row in torch.cat([two[:, 6:], one[:, 9:]]).tolist()}) == 9
     assert watched.rows == [3]
-
-
-def test_a_generation_config_works_as_its_settings_do_by_name(watched: Watched) -> None:
-    configs = [GenerationConfig(max_length=20, pad_token_id=PAD) for _ in range(3)]
-    before = configs[0].to_dict()
-    calls = [masked(width, generation_config=config) for width, config in zip((3, 9, 6), configs, strict=True)]
-    watched.assert_as_if_alone(calls, generations=1)
-    assert configs[0].to_dict() == before
-
-
-def test_what_the_models_own_config_sets_counts(watched: Watched) -> None:
-    watched.model.generation_config.update(do_sample=True, top_k=1, max_new_tokens=5)
-    watched.assert_as_if_alone([masked(3), masked(9)], generations=1)
-    watched.rows.clear()
-    watched.model.generation_config.update(no_repeat_ngram_size=1)
-    watched.assert_as_if_alone([masked(3), masked(9)], generations=2)
 
 
 # -- who shares a batch
@@ -266,18 +244,6 @@ def test_a_caller_that_comes_late_is_not_waited_for_longer_than_the_window(model
     assert watched.rows == [1, 1]
 
 
-def test_what_cannot_be_batched_waits_for_nobody(watched: Watched) -> None:
-    done = threading.Event()
-
-    def forward() -> bool:
-        watched.policy(prompt(5))
-        done.set()
-        return True
-
-    outcomes = watched.outcomes([lambda: done.wait(20), forward])
-    assert [outcome.value for outcome in outcomes] == [True, True]
-
-
 def test_several_turns_stay_together(watched: Watched) -> None:
     def episode(width: int) -> list[int]:
         ids = prompt(width)
@@ -301,15 +267,6 @@ def test_the_models_time_is_not_the_environments(watched: Watched, monkeypatch: 
 # -- how
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_it_generates_in_evaluation_mode_and_leaves_the_mode_as_it_was(watched: Watched, training: bool) -> None:
-    watched.model.train(training)
-    watched.together([masked(5, max_new_tokens=3), masked(7, max_new_tokens=3), masked(7, max_new_tokens=3, top_k=0)])
-    watched.policy.generate(**masked(5, max_new_tokens=3))
-    assert watched.modes == [(False, False)] * 3
-    assert all(module.training is training for module in watched.model.modules())
-
-
 def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Watched) -> None:
     ids, threads = prompt(6), []
     watched.model.model.register_forward_hook(lambda *_: threads.append(threading.get_ident()))
@@ -322,18 +279,6 @@ def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Wat
         assert not outcome.value.logits.requires_grad
         assert torch.equal(outcome.value.logits, expected.logits)
     assert torch.equal(outcomes[0].value.loss, expected.loss)
-
-
-def test_in_its_own_thread_the_batcher_does_not_wait_for_itself(watched: Watched) -> None:
-    call = masked(5, max_new_tokens=4)
-    assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
-
-    async def ask_while_serving() -> None:
-        async with watched.batcher.serving_calls(lambda: 1):
-            assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
-            assert not watched.policy(call["input_ids"]).logits.requires_grad
-
-    asyncio.run(ask_while_serving())
 
 
 def in_a_thread(job: Job) -> tuple[threading.Thread, list[Any]]:
@@ -372,33 +317,6 @@ def test_a_thread_that_outlives_its_episode_is_refused_and_does_not_wait(watched
     assert watched.rows == []
 
 
-def test_a_thread_that_was_abandoned_is_refused_while_others_are_served(watched: Watched) -> None:
-    over, refused, late = threading.Event(), threading.Event(), []
-
-    def hang() -> None:
-        over.wait()
-        try:
-            watched.policy.generate(**masked(5, max_new_tokens=4))
-        except RuntimeError as error:
-            late.append(error)
-            refused.set()
-
-    def ask() -> Any:
-        over.set()
-        assert refused.wait(20)
-        return watched.policy.generate(**masked(5, max_new_tokens=4))
-
-    with watched.threads(2) as pool:
-        pool.timeout = 0.2
-        (hung,) = run_with(pool, watched.batcher, [hang])
-        pool.timeout = 30.0
-        (served,) = run_with(pool, watched.batcher, [ask])
-        assert hung.failure is not None
-        assert served.failure is None
-    assert len(watched.rows) == 1
-    assert ["after the episode had ended" in str(error) for error in late] == [True]
-
-
 # -- the policy
 
 
@@ -416,17 +334,6 @@ def test_the_policy_passes_for_the_model(watched: Watched) -> None:
     assert not hasattr(policy, "no_such_thing")
     policy.some_mark = 3
     assert model.some_mark == 3
-
-
-def test_the_policy_leaves_mode_place_and_format_to_the_trainer(watched: Watched) -> None:
-    policy, model = watched.policy, watched.model.train()
-    assert policy.eval() is policy
-    assert policy.train(False) is policy
-    assert policy.to("cpu").half().requires_grad_(False) is policy
-    assert model.training
-    assert policy.training
-    assert model.dtype == torch.float32
-    assert next(model.parameters()).requires_grad
 
 
 # -- seeds of episodes
@@ -495,16 +402,6 @@ def test_an_engine_gets_prompts_without_padding_and_its_answers_are_padded(parro
     assert sorted(engine.asked[0].prompts) == sorted(asked)
     assert two.tolist() == [first + first[2:][::-1] + [PAD] * 2, second + second[::-1]]
     assert one.tolist() == [asked[2] + asked[2][::-1][:8]]
-
-
-def test_an_engine_is_told_the_seed_of_each_prompt(parrot: tuple[Parrot, Watched]) -> None:
-    engine, watched = parrot
-    jobs = [of_episode(1, lambda: watched.policy.generate(**masked(4, 6, num_return_sequences=2, do_sample=True)))]
-    for _ in range(2):
-        watched.outcomes(jobs)
-    first, second = (batch.seeds or [] for batch in engine.asked)
-    assert first == second
-    assert len(set(first)) == 4
 
 
 def test_an_engine_is_told_how_to_sample(parrot: tuple[Parrot, Watched]) -> None:

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -158,41 +158,6 @@ def test_a_schedule_goes_on_as_for_the_new_number_of_steps_and_that_is_said(
     assert rates == pytest.approx([1e-3, 5e-4, 5e-4, 2.5e-4])
     said = " ".join(capsys.readouterr().err.split())
     assert "The learning rate was 0.0005 in step 2; from here scheduler linear sets it as for 4 steps: 0.0005" in said
-
-
-def in_the_earlier_format(folder: Path) -> None:
-    """Change the records of a run to what they were before they had a schema."""
-    for file in folder.glob("rollouts/*.jsonl"):
-        lines = list(read_lines(file))
-        file.unlink()
-        for values in lines:
-            for name in ("schema", "tools"):
-                values.pop(name)
-            values |= {"policy_step": values.pop("weight_version"), "row": values.pop("row_number")}
-            values["turns"] = len(cast(list[Any], values["turns"]))
-            if "eval_phase" in values:
-                values["when"] = values.pop("eval_phase")
-        append_lines(file, lines)
-
-
-@pytest.mark.slow
-def test_a_run_whose_records_are_of_the_earlier_format_goes_on_like_one_of_the_present_format(train: Train) -> None:
-    options = {**TALK, "eval_samples": 2}
-    whole = train(Talk(), project_name="whole", **options)
-    killed = as_if_killed_after(whole.folder, 2, "killed")
-    in_the_earlier_format(killed)
-    resumed = train(Talk(), project_name="killed", resume_from_checkpoint="auto", **options)
-
-    (one,), (other,) = (list(folder.glob("rollouts/*.jsonl")) for folder in (killed, whole.folder))
-    facts = [
-        [
-            (r.step, r.eval_phase, r.sample, r.group, r.row_number, r.weight_version, r.completion, r.score)
-            for r in records
-        ]
-        for records in map(read_rollouts, (one, other))
-    ]
-    assert facts[0] == facts[1]
-    assert (resumed.score_before, resumed.score_after) == (whole.score_before, whole.score_after)
 
 
 @pytest.mark.slow
@@ -344,20 +309,6 @@ def test_a_full_disk_ends_the_run_with_all_that_was_whole_and_says_what_it_needs
     assert "It takes about 4.1 MiB, and " in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 4
     assert_same(folder.path, whole.folder)
-
-
-@pytest.mark.slow
-def test_a_folder_that_cannot_be_written_any_more_is_said_likewise(train: Train, tmp_path: Path) -> None:
-    place = tmp_path / "runs" / "project-name" / "checkpoints"
-
-    class Spoils(Vowels):
-        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-            shutil.rmtree(place, ignore_errors=True)
-            place.touch()
-            return len(completion) % 5 / 5
-
-    with pytest.raises(RunFailed, match=r"Cannot save in .*project-name: Not a directory"):
-        train(Spoils(), max_steps=2, save_strategy="steps", save_steps=1, eval_cases=0, rl_check=False)
 
 
 class Evil:

@@ -23,7 +23,6 @@ from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
-from aitrain.launch.preflight import note_on_truncation
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings
@@ -298,14 +297,3 @@ def test_the_shift_is_computed_in_the_place_of_trls_own_log_probabilities(small_
             q = sampling.logprobs(logits.float(), torch.tensor(row.ids))
             p = over_all[number, len(row.prompt) - 1 :][: len(row.ids)]
             assert torch.tensor(shift.shifts[number]) == pytest.approx((p - q).numpy(), abs=1e-4)
-
-
-def test_a_run_says_before_training_what_a_reshaped_distribution_leaves_inexact(
-    stopped: tuple[Result, Twice, str],
-) -> None:
-    _, _, printed = stopped
-    assert printed.count("Sampling with rl_min_new_tokens=2: the update itself uses") == 1
-    assert note_on_truncation(TrainConfig(rl_stop="x", rl_temperature=0.7)) is None
-    plain = note_on_truncation(TrainConfig(rl_top_k=50, rl_min_p=0.1)) or ""
-    assert plain.startswith("Sampling with --rl-top-k 50, --rl-min-p 0.1: the update")
-    assert "exact and costs" in (note_on_truncation(TrainConfig(rl_top_p=0.9, use_vllm=True)) or "")

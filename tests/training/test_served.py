@@ -406,21 +406,6 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: 
     assert len(fake.bodies("/v1/completions")) == 2
 
 
-def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: Any) -> None:
-    engines = [by(fake, sync), by(fake, type(sync)(sync.model, sync.folder, writes=False), is_main_process=False)]
-    for engine in engines:
-        load(engine, 1)
-
-    async def both(number: int) -> list[list[Completion]]:
-        batch = CompletionBatch([[number]], Sampling(), 16)
-        return await asyncio.gather(*(engine.generate_batch(batch) for engine in engines))
-
-    for number in range(5):
-        fake.restart()
-        assert list(map(ids_of, run(both(number)))) == [[[number, END]]] * 2
-        assert is_current(engines[0])
-
-
 def test_a_server_that_dies_while_it_takes_the_weights(fake: Fake, sync: Any) -> None:
     engine = by(fake, sync)
     fake.dies()
@@ -931,14 +916,3 @@ def test_a_seed_decides_what_the_real_server_samples_beside_whatever_else(
     assert [ids for place, ids in enumerate(shifted) if place % 4 < 3] == [
         ids for place, ids in enumerate(together) if place % 4 > 0
     ]
-
-
-@real_vllm
-def test_the_real_server_may_be_killed_and_started_anew(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
-    engine = engine_of(real, AdapterSync(changed(model, 300), tmp_path / "sync"))
-    load(engine, 300)
-    before = greedy(engine)
-    threading.Timer(0.1, lambda: (real.kill(), real.start())).start()  # type: ignore[func-returns-value]
-    answers(engine, prompts() * 20, max_tokens=1500)
-    assert greedy(engine) == before == greedy_of(model)
-    assert engine.restarts == 1

@@ -16,12 +16,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.options.fsdp_settings import OPTIMIZERS, FSDPSettings, fsdp_settings
+from aitrain.options.fsdp_settings import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import Manifest, refuse_other_backend, seal
 from aitrain.runs.model_reference import read_model
-from aitrain.training.non_finite import all_finite
 from aitrain.training.sharded_state import load_weights, weights_in
-from aitrain.training.sharding import check_can_shard, check_sharded, fsdp_arguments
+from aitrain.training.sharding import check_can_shard, check_sharded
 from tests.training.conftest import difference
 
 SCRIPT = Path(__file__).parent / "sharded_run.py"
@@ -109,11 +108,6 @@ def test_each_process_holds_its_part_of_the_weights(name: str, runs: Path) -> No
 
 
 @pytest.mark.slow
-def test_without_sharding_each_process_holds_all_of_them(runs: Path) -> None:
-    assert all(part["own"] == part["all"] for part in reports(runs / "ddp" / "talk"))
-
-
-@pytest.mark.slow
 def test_an_adapter_stays_float32_on_a_sharded_base_in_half_precision(runs: Path) -> None:
     assert {tensor.dtype for tensor in adapter(runs / "fsdp2/half/model").values()} == {torch.float32}
 
@@ -166,19 +160,6 @@ def test_a_checkpoint_of_one_backend_is_continued_by_the_other(backend: str, oth
     assert difference(whole, resumed) <= 1e-6
     resumed = runs / backend / f"adapter-resumed-from-{other}" / "model"
     assert are_equal(adapter(resumed), adapter(runs / backend / "adapter" / "model"))
-
-
-@pytest.mark.slow
-def test_a_whole_checkpoint_has_the_files_that_it_has_without_sharding(runs: Path) -> None:
-    """So the tied head is there once, and no weight is written twice."""
-    for name in ("talk", "adapter"):
-        ours, other = (
-            {file.name for file in (runs / backend / name / "checkpoints" / "checkpoint-2").iterdir()}
-            for backend in ("fsdp2", "ddp")
-        )
-        assert ours == other
-    ours, other = (load_file(runs / backend / "talk/model/model.safetensors") for backend in ("fsdp2", "ddp"))
-    assert ours.keys() == other.keys()
 
 
 @pytest.mark.slow
@@ -309,11 +290,6 @@ def test_accelerates_own_variables_are_refused(
         check_can_shard(TrainConfig(distributed_backend=backend), "cuda")
 
 
-def test_a_backend_may_have_set_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    check_can_shard(TrainConfig(distributed_backend="fsdp2"), "cuda")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -348,37 +324,3 @@ def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], message: str
 def test_settings_follow_the_size_of_the_model(weights: int, options: dict[str, Any], expected: FSDPSettings) -> None:
     config = TrainConfig(distributed_backend="fsdp2", **options)
     assert fsdp_settings(config, weights) == expected
-
-
-def test_tables_of_the_user_are_joined_with_our_settings() -> None:
-    config = TrainConfig(
-        distributed_backend="fsdp2",
-        trl={"fsdp_config": {"reshard_after_forward": False}, "accelerator_config": {"even_batches": False}},
-    )
-    made: dict[str, Any] = fsdp_arguments(config, 10_000_000_000)
-
-    assert made["fsdp_config"]["reshard_after_forward"] is False
-    assert made["fsdp_config"]["state_dict_type"] == "SHARDED_STATE_DICT"
-    assert made["accelerator_config"]["gradient_accumulation_kwargs"] == {"sync_each_batch": True}
-    assert made["accelerator_config"]["even_batches"] is False
-
-
-def test_a_state_for_each_weight_is_what_the_named_optimizers_have() -> None:
-    """The states of sharded weights are saved by the shape of their weight; before the first step there are none, as
-    the weights are not sharded yet."""
-    from transformers import Trainer, TrainingArguments
-
-    for name in OPTIMIZERS:
-        arguments = TrainingArguments(optim=name, use_cpu=True)
-        kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
-        weight = torch.nn.Parameter(torch.ones(3, 2))
-        optimizer = kind([weight], **settings)
-        assert not optimizer.state, name
-        weight.grad = torch.ones(3, 2)
-        optimizer.step()
-        shapes = {value.shape for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)}
-        assert shapes <= {weight.shape, torch.Size([])}, name
-
-
-def test_an_empty_part_is_finite() -> None:
-    assert all_finite([torch.empty(0)], torch.device("cpu"))

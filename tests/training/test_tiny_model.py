@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -47,18 +46,3 @@ def test_it_knows_the_form_of_an_answer_and_forgets_the_carry() -> None:
 def test_its_tokenizer_gives_every_text_back(text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_its_chat_template_only_ever_appends() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    chat = [
-        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "name": "add", "content": "2"},
-        {"role": "assistant", "content": "2"},
-    ]  # fmt: skip
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    for given in (None, tools):
-        texts = [tokenizer.apply_chat_template(chat[:n], tools=given, tokenize=False) for n in range(2, len(chat) + 1)]
-        assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(texts))
-        assert "<tool_call>" in texts[-1]

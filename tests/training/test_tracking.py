@@ -12,8 +12,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from aitrain import ConfigError, Result, TrainConfig
-from aitrain.runs.rollout_record import RecordedError, RolloutRecord
-from aitrain.training.tracking import LONGEST, _as_markdown, _row
 from tests.conftest import Run
 
 OPTIONS: dict[str, Any] = {
@@ -75,29 +73,6 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(
     assert result.status == "finished"
     assert capsys.readouterr().err.count("tensorboard failed and is disabled") == 1
     assert (tmp_path / "file").read_text() == ""
-
-
-def test_a_row_holds_all_that_was_said_and_no_more_than_a_table_can_bear() -> None:
-    record = RolloutRecord(
-        step=3,
-        case_idx={1},
-        prompt=[{"role": "user", "content": "say"}],
-        messages=[
-            {"role": "user", "content": "say"},
-            {"role": "assistant", "content": "a" * 2 * LONGEST},
-            {"role": "user", "content": "again"},
-        ],
-        completion="a",
-        score=None,
-        stop="env_error",
-        error=RecordedError("raised", "", "no"),
-    )
-    row = _row(record)
-    assert row[:4] == [3, "training", "{1}", "user: say"]
-    assert str(row[4]).startswith("assistant: aaa")
-    assert len(str(row[4])) == LONGEST
-    assert row[5:] == [None, None, "env_error", "raised: no"]
-    assert "\n    error:\n    raised: no" in _as_markdown(row)
 
 
 # -- those that are no part of the tests' own requirements

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from safetensors.torch import load_file
 
 from aitrain import Result
 from aitrain.batch import PassLimit
-from aitrain.training import warm_up
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.micro_batches import PASSES, RankRows, in_passes, micro_batches, padding_share
 from aitrain.training.padding import RightAligned
@@ -232,23 +230,6 @@ def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
     real = int(batch["prompt_mask"].sum() + batch["completion_mask"].sum())
     assert padding_share(step) == pytest.approx(1 - real / widths)
     assert step[PASSES].sum() == 8
-
-
-@pytest.mark.parametrize(
-    ("limit", "shapes"),
-    [(PassLimit(3), (3, 10, 40)), (PassLimit(tokens=120), (3, 10, 30)), (PassLimit(tokens=20), (1, 10, 40))],
-    ids=str,
-)
-def test_the_warm_up_has_the_shapes_of_the_largest_pass(limit: PassLimit, shapes: tuple[int, int, int]) -> None:
-    arguments = SimpleNamespace(per_device_train_batch_size=16)
-    accelerator = SimpleNamespace(device=torch.device("cpu"))
-    trainer: Any = SimpleNamespace(
-        args=arguments, accelerator=accelerator, eos_token_ids=[0], use_vllm=False, pass_limit=limit
-    )
-
-    rows = warm_up._inputs(trainer, warm_up.LongestShapes(10, 40))
-
-    assert (*rows["prompt_ids"].shape, rows["completion_ids"].shape[1]) == shapes
 
 
 # -- in a training

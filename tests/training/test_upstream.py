@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import ast
-import atexit
-import functools
 import importlib.util
 import inspect
-import random
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import typer
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import LoraLayer
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, Trainer, TrainerCallback
+from transformers import GenerationMixin, Trainer, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
-from transformers.generation.streamers import BaseStreamer
 from transformers.integrations import deepspeed as deepspeed_integration
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
@@ -39,18 +29,8 @@ from trl.kernels import chunked_logprob
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
-from typer import _completion_shared
-from typer._click import Command, Context
-from typer._click.exceptions import NoArgsIsHelpError
-from typer._click.shell_completion import CompletionItem, add_completion_class
-from typer._completion_classes import BashComplete, FishComplete, ZshComplete
-from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from aitrain.cli.main import app
 from aitrain.launch.resource_estimate import TILE
-from aitrain.options.trl_fields import trl_fields
-from aitrain.training.trainer import EpisodeTrainer
-from tests.training.upstream_uses import uses
 
 pytestmark = pytest.mark.slow
 
@@ -63,12 +43,6 @@ DOCUMENTED = {
 CALLBACK_EVENTS = {
     "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
 }  # fmt: skip
-
-
-def test_every_use_of_inside_api_is_named_in_this_file() -> None:
-    text = Path(__file__).read_text(encoding="utf-8")
-    missing = {name: places for name, places in uses().items() if not re.search(rf"\b{name}\b", text)}
-    assert not missing, "write a contract test for each of them"
 
 
 PARAMETERS: list[tuple[Callable[..., Any], str]] = [
@@ -100,15 +74,6 @@ PARAMETERS: list[tuple[Callable[..., Any], str]] = [
         "self inputs_tensor generation_config model_kwargs",
     ),
     (fsdp2_prepare_model, "accelerator model"),
-    (TyperCommand.parse_args, "self ctx args"),
-    (TyperGroup.resolve_command, "self ctx args"),
-    (TyperGroup.get_help_option, "self ctx"),
-    (TyperOption.process_value, "self ctx value"),
-    (add_completion_class, "cls name"),
-    (_completion_shared.install, "shell prog_name complete_var"),
-    (_completion_shared._get_shell_name, ""),
-    *((kind.get_completion_args, "self") for kind in (BashComplete, FishComplete, ZshComplete)),
-    *((kind.format_completion, "self item") for kind in (BashComplete, FishComplete, ZshComplete)),
 ]
 
 
@@ -129,7 +94,6 @@ def test_functions_take_these_among_others() -> None:
             "model", "accelerator", "gather_deepspeed3_params", "gradient_checkpointing_kwargs"
         },
         distribute_tensor: {"src_data_rank"},
-        _completion_shared.get_completion_script: {"prog_name", "complete_var", "shell"},
     }  # fmt: skip
     assert [name for name, names in taken.items() if not names <= set(inspect.signature(name).parameters)] == []
 
@@ -386,144 +350,6 @@ def test_trl_generates_with_the_settings_of_the_hf_engine() -> None:
     }  # fmt: skip
 
 
-def test_what_is_not_logged_yet_lies_where_a_checkpoint_takes_it_from(trained: GRPOTrainer) -> None:
-    assert all(isinstance(values, list) for values in trained._metrics["train"].values())
-    assert (trained._globalstep_last_logged, trained._tr_loss.shape) == (0, torch.Size([]))
-    assert isinstance(trained._total_loss_scalar, float)
-    assert trained._step == 2
-
-
-def test_the_sampler_draws_another_order_for_each_epoch_from_a_generator_of_its_own(trained: GRPOTrainer) -> None:
-    whole, resumed = trained._get_train_sampler(), trained._get_train_sampler()
-    first, second = list(whole), list(whole)
-    next(iter(resumed))
-    assert first != second
-    assert list(resumed) == second
-
-
-def test_a_checkpoint_is_written_below_the_output_folder_and_is_all_that_is_written(
-    trained: GRPOTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trained.args, "output_dir", str(tmp_path / "b"), raising=False)
-    trained._save_checkpoint(trained.model, None)
-    assert {path.name for path in (tmp_path / "b").iterdir()} - {"README.md"} == {"checkpoint-2"}
-    assert EpisodeTrainer.create_model_card is not GRPOTrainer.create_model_card
-
-
-def test_the_learning_rate_is_read_from_what_the_scheduler_last_set(trained: GRPOTrainer) -> None:
-    scheduler = trained.lr_scheduler
-    before, scheduler._last_lr = scheduler.get_last_lr(), [0.25]
-    assert trained._get_learning_rate() == 0.25
-    scheduler._last_lr = before
-    assert len(scheduler.base_lrs) == len(before) == len(trained.optimizer.param_groups)
-    assert all({"lr", "initial_lr"} <= set(group) for group in trained.optimizer.param_groups)
-
-
-def test_a_generation_config_is_prepared_with_words_that_are_no_settings_left_over(trained: GRPOTrainer) -> None:
-    config, rest = trained.model._prepare_generation_config(GenerationConfig(top_k=3), max_new_tokens=2, other=1)
-    assert (config.top_k, config.max_new_tokens, rest["other"]) == (3, 2, 1)
-    assert "max_new_tokens" not in rest
-    assert GenerationConfig._get_default_generation_params()["do_sample"] is False
-    assert "_from_model_config" in vars(GenerationConfig())
-
-
-@pytest.mark.filterwarnings("ignore:You are using .rollout_func.")
-def test_a_rollout_function_is_asked_for_one_episode_for_each_prompt_repeats_included(
-    small_model: Path, tmp_path: Path
-) -> None:
-    """What it returns beside the tokens decides what is in the loss (env_mask) and reaches no other place."""
-    asked: list[list[str]] = []
-
-    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        asked.append(prompts)
-        ids = [[65, 66, 67]] * len(prompts)
-        return {"prompt_ids": ids, "completion_ids": ids, "env_mask": [[1, 0, 1]] * len(prompts), "logprobs": None}
-
-    trainer = train_plainly(
-        Spy, small_model, tmp_path, lambda prompts, **_: [0.0] * len(prompts), rollout_func=roll_out
-    )
-    assert [len(set(prompts)) for prompts in asked] == [2, 2]
-    assert all(prompts[0] == prompts[3] and prompts[4] == prompts[7] for prompts in asked)
-    assert trainer.outputs[0]["tool_mask"].tolist() == [[1, 0, 1]] * 8
-    assert trainer.outputs[0]["num_items_in_batch"] == 16
-
-
-def test_a_generation_batch_is_a_new_list_of_micro_batches_with_its_rows_and_numbers(
-    small_model: Path, tmp_path: Path
-) -> None:
-    """Each micro-batch has its rows of every tensor, and all of every number: so ours travel with it."""
-    lists: list[int] = []
-
-    class Marks(GRPOTrainer):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            return output | {"place": torch.arange(len(inputs)), "number": torch.tensor(7)}
-
-        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-            lists.append(id(self._buffered_inputs))
-            assert (len(inputs["place"]), inputs["number"].item()) == (8, 7)
-            assert inputs is self._buffered_inputs[self._step % 2]
-            assert self.accelerator.sync_gradients == (self._step % 2 == 1)
-            loss: torch.Tensor = super()._compute_loss(model, inputs)
-            return loss
-
-    trainer = train_plainly(
-        Marks, small_model, tmp_path, lambda prompts, **_: [0.0] * len(prompts), gradient_accumulation_steps=2
-    )
-    places = sorted(place for piece in trainer._buffered_inputs for place in piece["place"].tolist())
-    assert places == list(range(16))
-    assert [lists.count(one) for one in dict.fromkeys(lists)] == [2, 2]
-
-
-def test_the_gradients_norm_is_asked_for_once_a_step_right_before_the_optimizers(
-    small_model: Path, tmp_path: Path
-) -> None:
-    """And what has no gradient then is left alone by the optimizer, decay and all."""
-    calls: list[str] = []
-
-    class Calls(GRPOTrainer):  # type: ignore[misc]
-        def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-            calls.append("loss")
-            loss: torch.Tensor = super().training_step(*arguments, **keywords)
-            assert loss.ndim == 0
-            return loss
-
-        def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-            calls.append("norm")
-            norm = super()._get_grad_norm(model, grad_norm)
-            assert any(parameter.grad is not None for parameter in model.parameters())
-            assert torch.isfinite(torch.as_tensor(norm))
-            model.zero_grad(set_to_none=True)
-            self.weights = [parameter.detach().clone() for parameter in model.parameters()]
-            self.optimizer.optimizer.register_step_post_hook(lambda *_: calls.append("step"))
-            return norm
-
-    reward = lambda prompts, **_: [float(index % 4) for index in range(len(prompts))]  # noqa: E731
-    trainer = train_plainly(Calls, small_model, tmp_path, reward, max_steps=1, weight_decay=0.1)
-    assert calls == ["loss", "norm", "step"]
-    assert all(map(torch.equal, trainer.weights, trainer.model.parameters()))
-    assert not trainer.optimizer.state
-
-
-# -- configurations, modules and classes
-
-
-def test_fields_are_read_from_the_source_and_a_warmup_below_one_is_a_share_of_the_steps(tmp_path: Path) -> None:
-    assert set(trl_fields()) >= set(GRPOConfig.__dataclass_fields__)
-    config = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, warmup_steps=0.1)
-    assert config.get_warmup_steps(50) == 5
-
-
-def test_a_scheduler_sets_rates_from_its_base_rates() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
-    scheduler.base_lrs = [0.4]
-    optimizer.step()
-    scheduler.step()
-    assert scheduler.get_last_lr() == [0.2]
-    assert (scheduler.last_epoch, scheduler.lr_lambdas[0](1)) == (1, 0.5)
-
-
 def test_what_is_replaced_or_asked_is_there() -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.sync_gradients is True
@@ -552,89 +378,3 @@ def test_vllm_loads_weights_like_a_checkpoint_into_a_running_engine() -> None:
     assert re.search(r"def reload_weights\(\s*self,\s*weights_iterator", runner)
     assert "def get_model(self)" in runner
     assert "def step(self)" in (package / "v1" / "engine" / "llm_engine.py").read_text(encoding="utf-8")
-
-
-def test_an_adapter_wraps_weights_under_the_names_that_merging_undoes(small_model: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(small_model)
-    model = get_peft_model(base, LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM"))
-    assert model.prefix == "lora_"
-    assert all(hasattr(model, name) for name in ("get_base_model", "peft_config"))
-    layer = next(module for module in model.modules() if isinstance(module, LoraLayer))
-    assert layer.active_adapters == ["default"]
-    assert "default" in layer.lora_A
-    assert "default" not in layer.lora_embedding_A
-    assert layer.get_delta_weight("default").shape == layer.base_layer.weight.shape
-    assert any(".base_layer.weight" in name for name, _ in model.get_base_model().named_parameters())
-
-
-def test_the_files_of_chat_templates_import_nothing_else_of_trl() -> None:
-    """They are loaded from where they lie, without trl/__init__.py."""
-    folder = Path(chat_template_utils.__file__).parent
-    for name, known in (("chat_template_utils", {"data_utils"}), ("data_utils", set[str]())):
-        tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        assert {node.module for node in imports if node.level} == known
-        assert not any((node.module or "").startswith("trl") for node in imports)
-
-
-def test_generate_gives_a_streamer_the_prompts_and_then_each_new_token(small_model: Path) -> None:
-    class Stream(BaseStreamer):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.got: list[Any] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.got.append(tuple(value.shape))
-
-        def end(self) -> None:
-            self.got.append("end")
-
-    stream, model = Stream(), AutoModelForCausalLM.from_pretrained(small_model)
-    model.generate(torch.tensor([[5, 6, 7]]), min_new_tokens=2, max_new_tokens=2, streamer=stream)
-    assert stream.got == [(1, 3), (1,), (1,), "end"]
-
-
-# -- Typer and Python
-
-
-def test_typers_classes_are_what_we_extend() -> None:
-    assert set(typer.main.get_group(app).commands) >= {"grpo", "demo"}
-    assert all(isinstance(kind.name, str) for kind in (BashComplete, FishComplete, ZshComplete))
-    assert CompletionItem("value", help="text").help == "text"
-    assert issubclass(NoArgsIsHelpError, typer.TyperException)
-    assert issubclass(typer.Context, Context)
-    assert issubclass(TyperGroup, Command)
-
-
-def test_an_option_of_typer_converts_its_value_in_a_method_and_says_when_there_may_be_none() -> None:
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def run(seed: int | None = None) -> None: ...
-
-    command = typer.main.get_command(app)
-    (option,) = (parameter for parameter in command.params if parameter.name == "seed")
-    assert isinstance(option, TyperOption)
-    assert (option.required, option.multiple, option.callback) == (False, False, None)
-    assert option.process_value(Context(command), "3") == 3
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("import atexit, os; atexit.register(print, 'once', flush=True); atexit._run_exitfuncs(); os._exit(3)", "once"),
-        ("import atexit, multiprocessing.util as util; atexit.unregister(util._exit_function); print('gone')", "gone"),
-    ],
-    ids=["registered exit functions can be run", "what multiprocessing does at exit is one function"],
-)
-def test_python_s_exit_functions(code: str, said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == (f"{said}\n", 3 if "_exit(3)" in code else 0)
-
-
-def test_python_shows_frames_cached_functions_the_shared_generator_and_a_semaphores_count() -> None:
-    assert callable(atexit._run_exitfuncs)
-    assert sys._getframe(0).f_code.co_name == inspect.stack()[0].function
-    assert threading.get_ident() in sys._current_frames()
-    assert isinstance(functools.cache(len), functools._lru_cache_wrapper)
-    assert random._inst.random.__self__ is random.random.__self__  # type: ignore[attr-defined]
-    assert threading.Semaphore(2)._value == 2
