@@ -162,19 +162,6 @@ def test_a_merge_that_computes_something_else_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_half_precision_is_told_where_it_rounds_the_adapter_away(
-    here: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export(run, dtype="bfloat16") == 0
-    assert "Rounding takes away" not in capsys.readouterr().out
-    assert load(here / "exports" / "mine").dtype == torch.bfloat16
-
-    monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
-    assert export(run, dtype="bfloat16", out="other") == 0
-    assert "Rounding takes away" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_an_adapter_on_one_of_two_tied_embeddings_changes_only_that_one(
     here: Path, small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from aitrain import Result, TrainConfig
+from aitrain import Result
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.hf import HFEngine, HFModel
@@ -28,6 +26,7 @@ from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings
 from aitrain.runs.run_folder import read_lines
 from tests.environments.vowels import Vowels
+from tests.training.conftest import rollouts
 
 Train = Callable[..., Result]
 
@@ -178,24 +177,13 @@ class Twice(Vowels):
 STOPS = ["e", "a", "t", "0", "#", "i o"]
 
 
-@pytest.fixture(scope="module")
-def stopped(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Twice, str]:
-    """A run with stop strings, its environment, and what it printed."""
-    import aitrain
-
-    environment = Twice()
-    config = TrainConfig(
-        model=str(small_model), output_dir=str(tmp_path_factory.mktemp("stopped")), max_steps=1, rl_max_new_tokens=60,
-        rl_kl_coef=0.0, save_strategy="no", rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=2, rl_prompts_per_step=8,
+def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(train: Train) -> None:
+    """And its episode is done, not cut off."""
+    result = train(
+        Twice(), max_steps=1, rl_max_new_tokens=60, rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=0,
+        rl_prompts_per_step=8, batch_size=8,
     )  # fmt: skip
-    with redirect_stderr(io.StringIO()) as printed:
-        result = aitrain.train(config, environment=environment)
-    return result, environment, printed.getvalue()
-
-
-def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(stopped: tuple[Result, Twice, str]) -> None:
-    result, _, _ = stopped
-    records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
+    records = rollouts(result)
     said = [[m["content"] for m in record["messages"] if m["role"] == "assistant"] for record in records]
     given = [[record["metrics"]["first"], record["metrics"]["second"]] for record in records]
     assert [[len(text) for text in texts] for texts in said] == given
@@ -203,17 +191,10 @@ def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(stopped:
     assert len(ended) > 2 * len(said) / 3
     for text in (re.sub(r"<\|\w+\|>", "x", text) for text in ended):  # a special token is one of the fewest two
         assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
-
-
-def test_an_episode_that_a_stop_string_ends_is_done_and_not_cut_off(stopped: tuple[Result, Twice, str]) -> None:
-    result, _, _ = stopped
-    records = [
-        r for r in read_lines(result.folder / "rollouts" / "rank0.jsonl") if "eval_phase" not in r and r["step"] == 1
-    ]
-    by_stop = [r["messages"][-1]["content"].endswith(tuple(STOPS)) for r in records]
-    assert sum(by_stop) > len(records) / 3
-    assert {r["stop"] for r, is_ended in zip(records, by_stop, strict=True) if is_ended} == {"done"}
-    cut = sum(r["stop"] == "max_tokens" for r in records) / len(records)
+    assert {record["stop"] for record in records if record["messages"][-1]["content"].endswith(tuple(STOPS))} == {
+        "done"
+    }
+    cut = sum(record["stop"] == "max_tokens" for record in records) / len(records)
     assert result.history[0]["completions/clipped_ratio"] == pytest.approx(cut)
 
 

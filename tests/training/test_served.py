@@ -25,11 +25,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from aitrain.engines import completion_request, live_servers, server_check, weight_sync, worker_extension
 from aitrain.engines import server as server_engine
-from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
@@ -787,34 +786,6 @@ def engine_of(real: Vllm, sync: Any) -> VLLMServerEngine:
     return VLLMServerEngine(fleet, "base", EndOfTurn([END]), context=2048)
 
 
-def sampled(engine: VLLMServerEngine, sampling: Sampling, max_tokens: int = 40) -> list[Completion]:
-    return run(engine.generate_batch(CompletionBatch(prompts(), sampling, max_tokens)))
-
-
-def difference(engine: VLLMServerEngine, model: Any, temperature: float = 1.0) -> float:
-    """The median one between the server's log-probabilities and the model's own."""
-    gaps: list[float] = []
-    for prompt, answer in zip(prompts(), sampled(engine, Sampling(temperature=temperature)), strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + answer.ids])).logits[0, len(prompt) - 1 : -1] / temperature
-        own = logits.log_softmax(-1).gather(-1, torch.tensor(answer.ids)[:, None])[:, 0]
-        gaps += (own - torch.tensor(answer.logprobs)).abs().tolist()
-    return sorted(gaps)[len(gaps) // 2]
-
-
-def greedy(engine: VLLMServerEngine) -> list[list[int]]:
-    return ids_of(sampled(engine, Sampling().greedy))
-
-
-def greedy_of(model: Any) -> list[list[int]]:
-    rows = [
-        model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=40)[0, len(prompt) :].tolist()
-        for prompt in prompts()
-    ]
-    assert any(row[-1] == END for row in rows)  # the token that ends an answer is part of it
-    return rows
-
-
 @real_vllm
 def test_the_real_server_fits(real: Vllm) -> None:
     assert check_server(real.url, ServerNeeds(str(TINY_MODEL), 2048, 16)) == ServerModel("base", 2048, is_on_cpu=True)
@@ -822,81 +793,6 @@ def test_the_real_server_fits(real: Vllm) -> None:
         check_server(real.url, ServerNeeds("base", 100, 17))
     with pytest.raises(ConfigError, match="runs on the CPU and lacks the worker extension that loads weights there"):
         check_server(real.url, ServerNeeds("base", 100, None))
-
-
-@real_vllm
-def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_path: Path) -> None:
-    """All of them have changed, the output layer too, which is the embedding."""
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    with vllm(tmp_path / "log", "--worker-extension-cls", f"{worker_extension.__name__}.WorkerExtension") as bare:
-        with pytest.raises(ConfigError, match="takes no adapters"):
-            check_server(bare.url, ServerNeeds("base", 2048, 16))
-        engine = engine_of(bare, DiskSync(model, tmp_path / "sync", renews=True))
-        for step in range(2):
-            stirred(model)
-            load(engine, step)
-            assert difference(engine, model) < 1e-3
-            assert greedy(engine) == greedy_of(model)
-        with pytest.raises(ConfigError, match="has lost its base weights"):
-            check_server(bare.url, ServerNeeds("base", 2048, 16))
-        with pytest.raises(ConfigError, match="before temperature"):
-            check_server(bare.url, ServerNeeds("base", 2048, None))
-
-
-def stirred(model: Any) -> None:
-    """Every weight a little."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += torch.randn(weight.shape, generator=generator) * weight.std() * 0.2
-
-
-@real_vllm
-def test_the_real_server_says_what_the_model_says_before_and_after_adapters(
-    real: Vllm, model: PeftModel, tmp_path: Path
-) -> None:
-    engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
-    base = {name: weight.clone() for name, weight in model.named_parameters() if "lora_" not in name}
-    assert difference(engine, model) < 1e-3
-    first = greedy(engine)
-    assert first == greedy_of(model)
-    for number in range(1, 101):
-        changed(model, number)
-        load(engine, number)
-        if number in (1, 2, 20, 100):
-            assert difference(engine, model) < 1e-3
-            assert difference(engine, model, 0.7) < 1e-3
-            assert greedy(engine) == greedy_of(model) != first
-    weights = dict(model.named_parameters())
-    assert all(torch.equal(weights[name], weight) for name, weight in base.items())
-    assert engine.restarts == 0
-
-
-@real_vllm
-@pytest.mark.parametrize("kind", [AdapterSync, DiskSync])
-def test_the_real_server_follows_the_policy_and_is_noticed_when_it_does_not(
-    real: Vllm, model: PeftModel, tmp_path: Path, kind: Any
-) -> None:
-    engine = engine_of(real, kind(model, tmp_path / "sync"))
-    check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(TINY_MODEL))
-    engine.check = check.compare
-    try:
-        load(engine, 0)
-        for update in range(1, 13):
-            changed(model, 400, scale=1e-4 * update)
-            load(engine, update)
-        start = time.monotonic()
-        assert check._last is not None
-        run(check._compare_movement(engine, check._last))
-        print(f"{kind.__name__}: noise {check._noise:.1e}, a comparison takes {time.monotonic() - start:.3f} s")
-        assert check._last.loads == 13
-        changed(model, 400, scale=0.05)
-        with pytest.raises(RunFailed, match="does not generate with the weights"):
-            run(check._compare_movement(engine, check._last))
-    finally:
-        changed(model, 0, scale=0.0)
-        engine.check = None
-        load(engine, 13) if kind is DiskSync else None
 
 
 @real_vllm
