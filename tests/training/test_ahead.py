@@ -8,7 +8,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,22 +15,14 @@ import pytest
 
 from aitrain.batch import CaseSchedule
 from aitrain.engines.completion_gate import CompletionGate
-from aitrain.environment.contract import Case
-from aitrain.environment.runner import EnvSession
-from aitrain.environment.score_parsing import ScoreResult
-from aitrain.environment.session import ResetResult
 from aitrain.errors import ServerFailed
 from aitrain.events import SERVER_VARIABLE
-from aitrain.execution.failure import Failure
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.episode import Episode
 from aitrain.rollout.event_loop import ThreadLoop
-from aitrain.rollout.trajectory import Trajectory, TurnTokens
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.training.batch_source import AheadSource, BatchPlaces
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch
-from aitrain.training.waiting_batch import read_batch, write_batch
+from aitrain.training.training_batch import TrainingBatch
 from tests.training.small_server import SmallServer
 from tests.training.test_resume import as_if_killed_after, assert_same
 from tests.training.test_served_run import Served, Start, server, start
@@ -247,38 +238,6 @@ def test_a_closed_gate_has_waited_for_completions_and_holds_the_next_ones_back()
 
 
 # -- in a checkpoint
-
-
-def test_a_checkpoint_keeps_episodes_to_the_last_bit(tmp_path: Path) -> None:
-    cases = [Case(f"case {number}", [{"role": "user", "content": "?"}], {"level": number}, number) for number in (3, 5)]
-    numbers = [0, 0, 1, 1]
-    episodes = [
-        Episode(
-            EnvSession(cases[number], seed, reset=ResetResult(tools=({"name": "look"},), prompt=f"asked {seed}"),
-                       seconds=1 / 3),
-            Trajectory([1, 2, seed], [7, 8, 9], [1, 0, 1], [-1 / 3, 0.0, -1e-30], [TurnTokens(0, 2), TurnTokens(2, 3)],
-                       ended_by_policy=True, stop="done"),
-            [{"role": "assistant", "content": "ü"}], "rendered", tool_calls=2, wrong_tool_calls=1,
-            result=ScoreResult(0.1 + 0.2, {"part": 1 / 7}),
-        )
-        for seed, number in enumerate(numbers)
-    ]  # fmt: skip
-    episodes[1].result = ScoreResult(None, {}, Failure("raised", "raised: KeyError", "trace", "episode"))
-    episodes[2].too_long, episodes[2].is_dropped = 4000, True
-    discarded = DiscardedEpisode(replace(episodes[0], tool_calls=9), (4, 0), 1)
-    batch = TrainingBatch(6, range(4, 8), 2, numbers, [cases[number] for number in numbers], episodes, dropped=1,
-                          discarded=[discarded], metrics={"cases/rounds": 1.0}, weight_version=5, index=6,
-                          seconds={"generate": 0.5})  # fmt: skip
-    write_batch(batch, tmp_path, 1)
-    again = read_batch(tmp_path, 1, cases)  # type: ignore[arg-type]
-
-    assert again is not None
-    assert read_batch(tmp_path, 0, cases) is None  # type: ignore[arg-type]
-    assert again.records([0.5] * 4) == batch.records([0.5] * 4)
-    assert [vars(one.trajectory) for one in again.played] == [vars(one.trajectory) for one in batch.played]
-    assert [one.result for one in again.played] == [one.result for one in batch.played]
-    names = ["step", "places", "numbers", "cases", "keys", "dropped", "metrics", "index", "seconds"]
-    assert [getattr(again, name) for name in names] == [getattr(batch, name) for name in names]
 
 
 # -- whole runs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
@@ -22,9 +21,6 @@ OPTIONS = {
     "max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
     "save_total_limit": None,
 }  # fmt: skip
-
-
-INTERRUPTED = "Ctrl-C, SIGTERM, or the end of the parent process"
 
 
 class Told(Vowels):
@@ -118,33 +114,6 @@ def test_a_run_that_is_killed_ends_after_the_same_step(rule: dict[str, Any], tra
         if whole.time_to_target is not None:
             assert resumed.time_to_target is not None
             assert resumed.time_to_target["tokens"] == whole.time_to_target["tokens"]
-
-
-class Stops(Length):
-    """Asks the run to stop in its n-th training score."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.left = at
-
-    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-        self.left -= case_idx != -1
-        if self.left == 0 and case_idx != -1:
-            signal.raise_signal(signal.SIGINT)
-        return super().score_episode(completion, case_idx)
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_where_it_would_have_ended_ends_there_when_it_is_resumed(train: Train) -> None:
-    """Ctrl-C in the second step skips the evaluation that reaches the target."""
-    options = OPTIONS | {"until": 0.5, "eval_steps": 2, "rl_check": False}
-    whole = train(Stops(0), project_name="whole", **options)
-    stopped = train(Stops(8 + 1), project_name="run", **options)
-    assert (stopped.steps, stopped.stopped_because, stopped.score_after) == (2, INTERRUPTED, None)
-    resumed = train(Stops(0), project_name="run", resume_from_checkpoint="auto", **options)
-
-    assert_same(stopped.folder, whole.folder)
-    assert (resumed.steps, resumed.stopped_because) == (2, whole.stopped_because)
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from aitrain import ConfigError, Result, TrainConfig
@@ -153,40 +152,6 @@ def test_a_generation_batch_of_more_prompts_than_cases_trains(train: Train) -> N
     result = train(Vowels(2), epochs=1, eval_cases=0, max_steps=None, trl={"steps_per_generation": 8}, batch_size=2)
     assert result.steps == 2
     assert Counter(cases_of(result.folder)) == {0: 4, 1: 4}
-
-
-@pytest.mark.slow
-def test_several_epochs_end_with_the_weights_of_plain_trl(train: Train, small_model: Path, tmp_path: Path) -> None:
-    result = train(
-        Vowels(6), epochs=3, max_steps=None, rl_prompts_per_step=2, batch_size=8, eval_cases=0, warmup_ratio=0.1
-    )
-
-    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        ended = tokenizer.eos_token_id  # TRL's `completions` lack the special tokens that the model wrote
-        texts = [tokenizer.decode(ids[:-1] if ids[-1] == ended else ids) for ids in completion_ids]
-        return [Vowels().score_episode(None, None, text, 0) for text in texts]
-
-    config = GRPOConfig(
-        output_dir=str(tmp_path), num_train_epochs=3, per_device_train_batch_size=8, num_generations=4,
-        warmup_steps=0.1, max_completion_length=6, top_k=TrainConfig().rl_top_k, learning_rate=1e-3,
-        loss_type="grpo", use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True,
-        optim="adamw_torch",
-    )  # fmt: skip
-    from transformers import AutoTokenizer, set_seed
-
-    set_seed(42)
-    tokenizer = AutoTokenizer.from_pretrained(small_model, padding_side="left")
-    rows = Dataset.from_list(Vowels(6).build_dataset(None))
-    plain = GRPOTrainer(
-        model=str(small_model), reward_funcs=reward, args=config, train_dataset=rows, processing_class=tokenizer
-    )
-    plain.train()
-    plain.save_model(str(tmp_path / "plain"))
-
-    from tests.training.conftest import difference
-
-    assert result.steps == plain.state.global_step == 9
-    assert difference(tmp_path / "plain", result.model) == 0.0
 
 
 # -- runs that would train nothing

@@ -5,38 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from rich.console import Console
 
-from aitrain import Result, Score, TrainConfig
-from aitrain.environment.dataset import Cases
-from aitrain.environment.failure_count import FailureCount
+from aitrain import Result, Score
 from aitrain.environment.runner import start_runner
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
-from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import Limits
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.model_reference import read_model, run_options
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
-from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.ui.summary import held_out_curve, scores, summary
 from aitrain.ui.terminal import score_table
 from tests.environments.vowels import Vowels
-from tests.rollout.scripted import END, Letters, Scripted
 
 Train = Callable[..., Result]
 
@@ -117,38 +107,6 @@ def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> No
     assert values["after"]["mean"] == result.score_after == 0.375
     assert values["after"]["count"] == values["change"]["count"] == 4
     assert computed(result.folder) == result_of(result)["scores"]
-
-
-def test_evaluation_needs_neither_a_trainer_nor_a_run_folder() -> None:
-    """Two samples of each case; the first of case 1 is on record."""
-    engine, recorded, written = Scripted(lambda text: "even$" if "0?" in text else "odd$"), {(1, 0): 0.5}, []
-    config = TrainConfig()
-    with closing(start_runner(EvenLength(), config)) as runner:
-        rollout = Rollout(runner, engine, ChatFormat(Letters()), Limits(9, 99), END)
-        rollouts = PolicyRollouts(rollout, Accelerator(cpu=True), 0, print, FailureCount(), nullcontext, lambda: 7)
-        with closing(rollouts):
-            plan = EvalPlan(Cases([{"prompt": f"{n}?"} for n in range(2)], range(2)), samples=2)
-            once = evaluate(rollouts, plan, EvalPhase("eval", 7, 7), written.extend)
-            again = evaluate(
-                rollouts, replace(plan, recorded={"sampled": recorded}), EvalPhase("eval", 7, 7), written.extend
-            )
-
-    assert (once.sampled, once.greedy) == ({"0": [1.0, 1.0], "1": [0.0, 0.0]}, {"0": [1.0], "1": [0.0]})
-    assert again.sampled == {"1": [0.5, 0.0], "0": [1.0, 1.0]}
-    assert [(r.eval_phase, r.row_number, r.sample, r.weight_version) for r in written[:6]] == [
-        *(("eval_sampled", row, sample, 7) for row in range(2) for sample in range(2)),
-        *(("eval_greedy", row, 0, 7) for row in range(2)),
-    ]
-    assert [(r.eval_phase, r.row_number, r.sample) for r in written[6:9]] == [
-        ("eval_sampled", 0, 0), ("eval_sampled", 0, 1), ("eval_sampled", 1, 1)
-    ]  # fmt: skip
-
-
-class EvenLength:
-    """Scores 1 for an answer of even length."""
-
-    def score_episode(self, completion: str) -> float:
-        return float(len(completion) % 2 == 0)
 
 
 def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> None:

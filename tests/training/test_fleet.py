@@ -237,23 +237,6 @@ def test_a_server_that_was_cut_off_has_older_weights_of_this_run_and_gets_the_pr
     assert len(set(versions(servers))) == 1
 
 
-def test_a_server_that_answers_nothing_any_more_is_left_out_while_another_one_lives(
-    servers: list[Slow], sync: Any
-) -> None:
-    engine = fleet_of(servers, sync)
-    run(engine.load_weights(0))
-    servers[0].hangs = True
-    assert [completion.ids for completion in run(engine.settled(ask(engine, *([n] for n in range(9)))))] == [
-        [number, END] for number in range(9)
-    ]
-    servers[1].hangs = True
-    run(engine.load_weights(1))
-    assert [server.is_live for server in engine.fleet.servers] == [False, False, True]
-    servers[2].hangs = True
-    with pytest.raises(RunFailed, match="did not answer"):
-        run(engine.load_weights(2))
-
-
 def test_when_no_server_is_left_requests_wait_for_the_first_that_is_back(servers: list[Slow], sync: Any) -> None:
     engine = fleet_of(servers, sync)
     run(engine.load_weights(0))

@@ -192,18 +192,6 @@ def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(finished: Finish
     assert (result.folder / "checkpoints" / "checkpoint-2").is_dir()
 
 
-@pytest.mark.slow
-def test_a_small_dataset_is_not_held_out_below_what_a_step_needs(train: Train) -> None:
-    class Small:
-        def build_dataset(self) -> list[dict[str, Any]]:
-            return [{"prompt": f"say {number}"} for number in range(12)]
-
-        def score_episode(self, completion: str) -> float:
-            return len(completion) % 5 / 5
-
-    assert train(Small(), rl_prompts_per_step=12, batch_size=48, max_steps=1).score_before is None
-
-
 class Talks(ChatVowels):
     """As AITraining's environments do it: the rest of the dialogue happens inside score_episode."""
 

@@ -196,16 +196,6 @@ def test_dropout_of_the_base_is_off_in_a_run_and_stays_in_the_saved_configuratio
     assert AutoModelForCausalLM.from_pretrained(result.model).config.resid_pdrop == 0.5
 
 
-@pytest.mark.slow
-def test_the_adapters_dropout_is_the_users(
-    saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
-) -> None:
-    train(Vowels(), model=str(saved(gpt2, **NOISES[gpt2])), max_steps=1, eval_cases=0, peft=True, lora_dropout=0.3)
-    shares = {name: m.p for name, m in trainers[0].model.named_modules() if isinstance(m, torch.nn.Dropout)}
-    assert {p for name, p in shares.items() if "lora" in name} == {0.3}
-    assert {p for name, p in shares.items() if "lora" not in name} == {0.0}
-
-
 # -- precision
 
 

@@ -133,22 +133,6 @@ def test_a_signal_ends_all_processes_saves_and_says_how_to_resume(
     assert (command.folder / "run" / "model" / "model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_of_two_commands_for_one_run_the_second_finds_nothing_left_to_do(command: Command) -> None:
-    both = [command.start("Slow", "--max-steps=4", "--save-strategy=steps", "--save-steps=1", "--resume") for _ in "12"]
-    said = [process.communicate(timeout=300)[1] for process in both]
-
-    assert [process.returncode for process in both] == [0, 0]
-    assert sorted("run: all 4 steps are done" in text for text in said) == [False, True]
-    assert [line["step"] for line in read_lines(command.folder / "run" / "metrics.jsonl") if "loss" in line] == [
-        1,
-        2,
-        3,
-        4,
-    ]
-    assert read_object(command.folder / "run" / "status.json")["epoch"] == 1
-
-
 def test_a_stopped_run_that_is_resumed_ends_like_one_that_was_not(command: Command) -> None:
     whole = command.run("Slow", "--max-steps=12", "--project-name=whole")
     running = command.start("Slow", "--max-steps=12")

@@ -7,9 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -111,11 +109,6 @@ def common_token(watched: Watched, calls: Sequence[dict[str, Any]]) -> int:
 # -- the same as alone
 
 
-def test_a_caller_without_a_mask_shares_the_batch(watched: Watched) -> None:
-    calls = [{"input_ids": prompt(3, 9)}, masked(12), {"input_ids": prompt(15)}, {"inputs": prompt(2, 2, seed=1)}]
-    watched.assert_as_if_alone([call | {"max_new_tokens": 8} for call in calls], generations=1)
-
-
 def test_answers_that_end_early_are_cut_to_the_longest_of_the_same_caller(watched: Watched) -> None:
     calls = [masked(*widths, max_new_tokens=20) for widths in [(4, 6), (9,), (2, 30), (8,), (11,), (16, 3, 3)]]
     end = common_token(watched, calls)
@@ -138,16 +131,6 @@ def test_a_repetition_penalty_does_not_see_the_padding_of_the_batch(watched: Wat
     vectors[PAD] = vectors[likes[0]] * 1.1  # what was said first is now the pad token
     watched.assert_as_if_alone(calls, generations=1)
     assert any(PAD in watched.alone(**call)[0] for call in calls)
-
-
-def test_each_prompt_may_have_several_answers(watched: Watched) -> None:
-    calls = [masked(*widths, max_new_tokens=6, num_return_sequences=3, do_sample=True) for widths in [(4, 6), (9,)]]
-    two, one = watched.together(calls)
-    assert two.shape == (6, 12)
-    assert one.shape == (3, 15)
-    assert torch.equal(two[:, :6], calls[0]["input_ids"].repeat_interleave(3, dim=0))
-    assert len({tuple(row) for row in torch.cat([two[:, 6:], one[:, 9:]]).tolist()}) == 9
-    assert watched.rows == [3]
 
 
 # -- who shares a batch
@@ -189,39 +172,6 @@ def test_an_error_reaches_only_who_made_it(watched: Watched) -> None:
     assert [outcome.value.tolist() for outcome in outcomes] == [watched.alone(**call).tolist() for call in calls]
 
 
-def test_ctrl_c_in_a_generation_refuses_the_calls_that_wait_for_another_one(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)  # until all have called
-    batcher, refused = ProxyBatcher(model, PAD), SimpleQueue[str]()
-
-    class CtrlC(BaseException):
-        """Another one than KeyboardInterrupt, which ends the loop of the test."""
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise CtrlC
-
-    def refusal(call: Job) -> None:
-        try:
-            call()
-        except RuntimeError as error:
-            refused.put(str(error))
-
-    async def scene() -> None:
-        async with batcher.serving_calls(lambda: 3):
-            generate = partial(batcher.policy.generate, prompt(4), max_new_tokens=2)
-            threading.Thread(target=refusal, args=[generate], daemon=True).start()
-            while not batcher._session.waiting:
-                await asyncio.sleep(0.001)
-            await asyncio.to_thread(refusal, partial(batcher.policy.forward, prompt(4)))
-
-    monkeypatch.setattr(type(model), "__call__", interrupted)
-    with pytest.raises(CtrlC):
-        asyncio.run(scene())
-    over = "the model was called after the episode had ended"
-    assert [refused.get(timeout=20) for _ in range(2)] == [over] * 2
-
-
 # -- when
 
 
@@ -242,19 +192,6 @@ def test_a_caller_that_comes_late_is_not_waited_for_longer_than_the_window(model
     assert values[0].shape == (1, 13)
     assert values[1].shape == (1, 9)
     assert watched.rows == [1, 1]
-
-
-def test_several_turns_stay_together(watched: Watched) -> None:
-    def episode(width: int) -> list[int]:
-        ids = prompt(width)
-        for _ in range(3):
-            ids = watched.policy.generate(ids, max_new_tokens=4)
-        return ids[0].tolist()
-
-    results = [outcome.value for outcome in watched.outcomes([lambda w=w: episode(w) for w in range(1, 9)])]
-    assert watched.rows == [8, 8, 8]
-    expected = [watched.alone(prompt(width), max_new_tokens=12)[0].tolist() for width in range(1, 9)]
-    assert results == expected
 
 
 def test_the_models_time_is_not_the_environments(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

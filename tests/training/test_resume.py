@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from aitrain import ConfigError, Result
-from aitrain.errors import CannotWriteError, Interrupted, RunFailed
+from aitrain.errors import Interrupted, RunFailed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
-from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object
+from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
 from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 from tests.finished_runs import EVERY_STEP, LORA, PLAIN, TALK, FinishedRuns, Stops, Talk
@@ -200,35 +200,6 @@ def test_a_run_that_has_finished_is_not_played_again(
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     said = " ".join(capsys.readouterr().err.split())
     assert 'all 4 steps are done; resume_from_checkpoint="auto" with a larger max_steps continues.' in said
-
-
-class Replaced(Vowels):
-    """Another command begins to run in the folder during the second step."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = RunFolder(folder)
-
-    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-        if checkpoints_of(self.folder):
-            with suppress(FileExistsError):  # several scores are made at the same time
-                (self.folder.path / "taken").mkdir()
-                self.folder.claimed(1)
-        return super().score_episode(None, None, completion, case_idx)
-
-
-@pytest.mark.slow
-def test_a_run_whose_folder_another_command_has_taken_writes_nothing_more(train: Train, tmp_path: Path) -> None:
-    """Without locks nothing else keeps the two apart."""
-    folder = RunFolder(tmp_path / "runs" / "run")
-    with pytest.raises(CannotWriteError, match=r"Another command runs in .* now"):
-        train(Replaced(folder.path), project_name="run", eval_cases=0, **EVERY_STEP)
-
-    assert [path.name for path in checkpoints_of(folder)] == ["checkpoint-1"]
-    assert read_manifest(folder.checkpoints / "checkpoint-1").epoch == 1
-    assert {line["step"] for line in records(folder.path, "metrics.jsonl", "rollouts/*.jsonl")} == {1}
-    assert (read_object(folder.status)["epoch"], read_object(folder.status)["status"]) == (2, "running")
-    assert not folder.model.exists()
 
 
 def test_a_resumed_run_that_ends_before_its_first_step_has_lost_nothing(

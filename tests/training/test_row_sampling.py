@@ -60,15 +60,6 @@ def test_temperature_and_truncation_come_before_the_draw(model: Any) -> None:
     assert sampled(model, PROMPTS, DRAWS) != likeliest
 
 
-def test_greedy_decoding_and_beams_are_as_without_seeds(model: Any) -> None:
-    ids = torch.tensor([[10, 20, 30]])
-    for settings in ({"do_sample": False}, {"do_sample": False, "num_beams": 3}):
-        asked = {"max_new_tokens": LENGTH, **settings}
-        plain = model.generate(input_ids=ids, **asked)
-        with seeded_rows(model, lambda rows: [SampleSeed(1)]):
-            assert torch.equal(model.generate(input_ids=ids, **asked), plain)
-
-
 def test_the_global_generator_is_as_before_and_the_model_too(model: Any) -> None:
     torch.manual_seed(5)
     before, attributes = torch.get_rng_state(), set(vars(model))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -24,7 +23,6 @@ from aitrain.engines.scopes import replaced
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings
-from aitrain.runs.run_folder import read_lines
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
 
@@ -199,29 +197,6 @@ def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(train: T
 
 
 # -- the model's own settings
-
-
-@pytest.mark.slow
-def test_a_models_own_sampling_settings_change_nothing_and_are_saved_with_it(
-    train: Train, small_model: Path, tmp_path: Path
-) -> None:
-    plain = train(Vowels(), max_steps=1, eval_cases=3)
-    other = tmp_path / "other"
-    model = AutoModelForCausalLM.from_pretrained(small_model)
-    settings = {"min_p": 0.9, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 6, 7], "repetition_penalty": 2.0,
-                "do_sample": True, "max_new_tokens": 3}  # fmt: skip
-    model.generation_config.update(**settings)
-    model.save_pretrained(other)
-    AutoTokenizer.from_pretrained(small_model).save_pretrained(other)
-    run = train(Vowels(), max_steps=1, eval_cases=3, model=str(other), project_name="other")
-
-    said = [
-        [(r["case_idx"], r["completion"]) for r in read_lines(result.folder / "rollouts" / "rank0.jsonl")]
-        for result in (plain, run)
-    ]
-    assert said[0] == said[1]
-    written = json.loads((run.folder / "model" / "generation_config.json").read_text())
-    assert {name: written.get(name) for name in settings} == settings
 
 
 # -- like with like
