@@ -256,7 +256,7 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
     count = len(environment.illnesses)
     result = train(
         environment(), max_steps=2, eval_cases=0, batch_size=4 * count, rl_prompts_per_step=count,
-        rl_env_isolation=isolation, rl_env_timeout=20.0,
+        rl_env_isolation=isolation, rl_env_timeout=20.0, rl_check=False,
     )  # fmt: skip
 
     assert len(rollouts(result)) == 2 * 4 * count
@@ -398,7 +398,7 @@ def test_a_run_whose_calls_hang_in_threads_ends_with_the_advice_to_use_processes
 ) -> None:
     done = command.run(
         "Hung", "--max-steps=20", "--rl-max-new-tokens=4", "--rl-env-timeout=0.5", "--rl-prompts-per-step=6",
-        "--rl-num-generations=8", "--batch-size=48", "--rl-max-failed=1",
+        "--rl-num-generations=8", "--batch-size=48", "--rl-max-failed=1", "--no-rl-check",
     )  # fmt: skip
 
     assert done.returncode == 3, done.stderr
@@ -428,6 +428,8 @@ def nothing_endless() -> Iterator[None]:
 
 class Workshop:
     """One tool works, one is broken, one never comes back; the prompt says which to use."""
+
+    concurrent = True
 
     def build_dataset(self) -> list[dict[str, Any]]:
         return [{"prompt": [{"role": "user", "content": tool}]} for tool in ("works", "wrong", "broken", "endless")]
@@ -484,7 +486,7 @@ def test_a_tool_that_fails_is_the_environments_failure_and_a_wrong_call_is_the_m
     answer_with(monkeypatch, use_the_tool)
     result = train(
         Workshop(), max_steps=1, rl_prompts_per_step=4, batch_size=8, rl_num_generations=2, rl_max_new_tokens=200,
-        eval_cases=0, rl_env_timeout=2.0, rl_env_isolation=isolation,
+        eval_cases=0, rl_check=False, rl_env_timeout=2.0, rl_env_isolation=isolation,
     )  # fmt: skip
 
     by_case: dict[int, list[dict[str, Any]]] = {}
