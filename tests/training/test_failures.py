@@ -136,7 +136,7 @@ def check_records(command: Command, shares: dict[str, float]) -> None:
 @pytest.mark.slow
 def test_a_run_survives_an_environment_that_raises_hangs_and_crashes_in_processes(command: Command) -> None:
     done = command.run(
-        "Ill", "--rl-env-isolation=process", "--rl-env-timeout=1", "--rl-env-workers=16", "--max-steps=10",
+        "Ill", "--rl-env-isolation=process", "--rl-env-timeout=3", "--rl-env-workers=16", "--max-steps=10",
         "--rl-prompts-per-step=3", "--rl-num-generations=8", "--batch-size=24", "--rl-max-new-tokens=4", "--lr=3e-3",
         notes=str(command.notes),
     )  # fmt: skip
@@ -486,7 +486,7 @@ def test_a_tool_that_fails_is_the_environments_failure_and_a_wrong_call_is_the_m
     answer_with(monkeypatch, use_the_tool)
     result = train(
         Workshop(), max_steps=1, rl_prompts_per_step=4, batch_size=8, rl_num_generations=2, rl_max_new_tokens=200,
-        eval_cases=0, rl_check=False, rl_env_timeout=2.0, rl_env_isolation=isolation,
+        eval_cases=0, rl_check=False, rl_env_timeout=3.0, rl_env_isolation=isolation,
     )  # fmt: skip
 
     by_case: dict[int, list[dict[str, Any]]] = {}
