@@ -99,6 +99,7 @@ def test_names_that_look_like_markup_are_only_shown(train: Train, small_model: P
     assert {row.count("<td") for row in re.findall("<tr>.*?</tr>", shown, re.DOTALL)} <= {0, 2, 4}
 
 
+@pytest.mark.slow
 def test_a_card_that_cannot_be_written_costs_no_model(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from accelerate import Accelerator
-from datasets import Dataset
 from transformers import AutoTokenizer, ContinuousBatchingConfig
-from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -34,8 +32,6 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build
 from aitrain.training.policy_rollouts import PolicyRollouts
 from tests.training.proxy_calls import peaked_model
-
-PROMPTS = ["say 1:", "a much longer prompt:", "x", "say 2:"]
 
 
 @pytest.fixture(scope="module")
@@ -100,25 +96,6 @@ def turns_of(episode: Episode) -> Iterator[tuple[list[int], list[int]]]:
     for start in trajectory.turn_starts:
         end = next((n for n in range(start, len(trajectory.ids)) if not trajectory.mask[n]), len(trajectory.ids))
         yield trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:end]
-
-
-def test_training_draws_what_trl_draws(small_model: Path, tmp_path: Path) -> None:
-    """With the same random numbers the engine samples what TRL's trainer samples, padded rows and all."""
-    config = GRPOConfig(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, max_completion_length=12, temperature=0.8, top_k=40,
-        top_p=0.95, report_to="none", num_generations=2, per_device_train_batch_size=2,
-    )  # fmt: skip
-    rows = Dataset.from_list([{"prompt": "x"}] * 2)
-    trainer = GRPOTrainer(str(small_model), lambda prompts, **_: [0.0] * len(prompts), config, rows)
-    tokenizer, model = trainer.processing_class, trainer.model.train()
-    prompts = [tokenizer(text)["input_ids"] for text in PROMPTS] * 4
-
-    torch.manual_seed(3)
-    expected, _ = trainer._generate_single_turn(prompts, None, {}, 1)
-    torch.manual_seed(3)
-    engine = hf_engine(model, tokenizer, temperature=0.8, top_k=40, top_p=0.95)
-    assert ids_of(engine.sample(rows_of(prompts), 12, Decoding.TRAINING)) == expected
-    assert len({tuple(ids) for ids in expected}) > 8
 
 
 def ids_of(completions: Sequence[Completion]) -> list[list[int]]:

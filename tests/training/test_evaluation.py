@@ -99,6 +99,7 @@ class Sampled(Vowels):
         return Score(float(len(completion) % 2 == 0), metrics | {"length": len(completion)})
 
 
+@pytest.mark.slow
 def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> None:
     result = train(Repeats(), max_steps=1)
 

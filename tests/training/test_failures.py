@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import threading
 import time
@@ -25,6 +24,7 @@ from aitrain.training.evaluation import EvalPhase, EvalScores, evaluate
 from tests.environments.ill import SHARES, Gone, illness_of
 from tests.training.conftest import rollouts
 from tests.training.scripted_policy import scripted
+from tests.training.test_processes import Command
 
 Train = Callable[..., Result]
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "ill.py"
@@ -36,49 +36,23 @@ LINES = {"raise": 'raise RuntimeError("ill")', "sleep": "time.sleep(3600)", "spi
 """Where they happen."""
 
 
-class Command:
-    """`aitrain grpo` on the small model, in a folder of its own, and what is left of its processes."""
+class IllCommand(Command):
+    """`aitrain grpo` with an environment of ill.py, whose processes note their ids."""
 
-    def __init__(self, model: Path, folder: Path, aitrain: Path) -> None:
-        self.model, self.folder, self.notes, self.aitrain = model, folder, folder / "notes", aitrain
-        self.notes.mkdir()
-
-    def run(self, environment: str, *flags: str, **given: Any) -> subprocess.CompletedProcess[str]:
-        named = [
-            f"--model={self.model}",
-            f"--rl-env={ENVIRONMENTS}:{environment}",
-            f"--rl-env-config={json.dumps(given)}",
-        ]
-        short = ["--rl-kl-coef=0", "--save-strategy=no", "--eval-strategy=no", "--project-name=run", "--output-dir=."]
-        command = [str(self.aitrain), "grpo", *named, *short, *flags]
-        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NOTES": str(self.notes)}
-        return subprocess.run(
-            command, cwd=self.folder, env=variables, capture_output=True, text=True, check=False, timeout=500
-        )
-
-    @property
-    def all_records(self) -> list[dict[str, Any]]:
-        return [r for file in (self.folder / "run" / "rollouts").glob("*.jsonl") for r in read_lines(file)]
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """Those of training."""
-        return [record for record in self.all_records if "eval_phase" not in record]
+    def play(self, environment: str, *flags: str, **given: Any) -> subprocess.CompletedProcess[str]:
+        place = [f"--rl-env={ENVIRONMENTS}:{environment}", f"--rl-env-config={json.dumps(given)}"]
+        return self.run(environment, *place, "--save-strategy=no", "--eval-strategy=no", *flags)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         return list(read_lines(self.folder / "run" / "metrics.jsonl"))
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "run" / "train.log").read_text()
 
     def is_saved(self) -> bool:
         return (self.folder / "run" / "model" / "model.safetensors").exists()
 
     def pids(self) -> list[int]:
         """Of the processes that the environment's code ran in, and of those that started them."""
-        return [int(note.name) for note in self.notes.iterdir()]
+        return [int(note.name) for note in (self.folder / "notes").iterdir()]
 
     def left(self) -> list[str]:
         """Processes that still run: all that the command starts has its working directory."""
@@ -100,8 +74,12 @@ def notes_of_training(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture
-def command(small_model: Path, tmp_path: Path, preloaded_aitrain: Path) -> Iterator[Command]:
-    command = Command(small_model, tmp_path, preloaded_aitrain / "aitrain")
+def command(
+    small_model: Path, tmp_path: Path, preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[IllCommand]:
+    (tmp_path / "notes").mkdir()
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    command = IllCommand(small_model, tmp_path, str(preloaded_aitrain / "aitrain"))
     yield command
     assert command.left() == []
 
@@ -109,10 +87,10 @@ def command(small_model: Path, tmp_path: Path, preloaded_aitrain: Path) -> Itera
 # -- a run that survives
 
 
-def check_records(command: Command, shares: dict[str, float]) -> None:
+def check_records(command: IllCommand, shares: dict[str, float]) -> None:
     """Every episode has come to what was to befall it, and the metrics say the same."""
     found: Counter[str] = Counter()
-    for record in command.records:
+    for record in command.records():
         illness = illness_of(record["case_idx"], record["completion"], shares)
         found[illness or "none"] += 1
         if illness is None:
@@ -134,22 +112,22 @@ def check_records(command: Command, shares: dict[str, float]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_survives_an_environment_that_raises_hangs_and_crashes_in_processes(command: Command) -> None:
-    done = command.run(
+def test_a_run_survives_an_environment_that_raises_hangs_and_crashes_in_processes(command: IllCommand) -> None:
+    done = command.play(
         "Ill", "--rl-env-isolation=process", "--rl-env-timeout=3", "--rl-env-workers=16", "--max-steps=10",
         "--rl-prompts-per-step=3", "--rl-num-generations=8", "--batch-size=24", "--rl-max-new-tokens=4", "--lr=3e-3",
-        notes=str(command.notes),
+        notes=str(command.folder / "notes"),
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert len(command.records) == 10 * 24
+    assert len(command.records()) == 10 * 24
     check_records(command, SHARES)
     for kind in set(KINDS.values()):
         assert (
             notes_of_training(done).count({"not_finite": "returned nan", "timed_out": "timed out"}.get(kind, kind)) == 1
         )
     assert len(command.pids()) > sum(
-        record["error"]["kind"] == "crashed" for record in command.records if record["error"]
+        record["error"]["kind"] == "crashed" for record in command.records() if record["error"]
     )
     assert not [pid for pid in command.pids() if Path(f"/proc/{pid}").exists()]
 
@@ -296,16 +274,16 @@ def check_group(records: list[dict[str, Any]], kind: str | None, told: str, plac
 
 @pytest.mark.slow
 def test_a_run_of_two_processes_whose_environment_has_stopped_working_ends_after_three_batches_and_is_saved(
-    command: Command,
+    command: IllCommand,
 ) -> None:
-    done = command.run(
+    done = command.play(
         "Gone", "--max-steps=20", "--rl-max-new-tokens=4", "--num-processes=2", "--rl-env-isolation=process"
     )
     check_end(command, done)
     assert [line["failed/raised"] for line in command.metrics] == [1.0, 1.0]
 
 
-def check_end(command: Command, done: subprocess.CompletedProcess[str]) -> None:
+def check_end(command: IllCommand, done: subprocess.CompletedProcess[str]) -> None:
     """The run has failed as its environment has stopped working, says so once, and is saved."""
     assert done.returncode == 3, done.stderr
     assert "The environment failed on every episode of 3 batches in a row" in done.stderr
@@ -321,16 +299,16 @@ def check_end(command: Command, done: subprocess.CompletedProcess[str]) -> None:
     assert command.is_saved()
 
 
-def test_what_was_learned_before_the_environment_stopped_working_is_saved(command: Command) -> None:
-    done = command.run("Gone", "--max-steps=20", "--rl-max-new-tokens=4", calls=4 * 8)
+def test_what_was_learned_before_the_environment_stopped_working_is_saved(command: IllCommand) -> None:
+    done = command.play("Gone", "--max-steps=20", "--rl-max-new-tokens=4", calls=4 * 8)
 
     check_end(command, done)
     assert json.loads((command.folder / "run" / "result.json").read_text())["steps"] == 6
     assert [line["failed/raised"] for line in command.metrics] == [0.0] * 4 + [1.0] * 2
 
 
-def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_training(command: Command) -> None:
-    done = command.run("Gone", "--max-steps=20", "--rl-max-new-tokens=4", held_out=False)
+def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_training(command: IllCommand) -> None:
+    done = command.play("Gone", "--max-steps=20", "--rl-max-new-tokens=4", held_out=False)
 
     assert done.returncode == 3, done.stderr
     assert "The environment failed on all 1 held-out cases (raised)" in done.stderr
@@ -394,9 +372,9 @@ def test_a_run_whose_last_evaluation_has_no_scores_is_finished(train: Train, eva
 
 @pytest.mark.slow
 def test_a_run_whose_calls_hang_in_threads_ends_with_the_advice_to_use_processes_and_is_saved(
-    command: Command,
+    command: IllCommand,
 ) -> None:
-    done = command.run(
+    done = command.play(
         "Hung", "--max-steps=20", "--rl-max-new-tokens=4", "--rl-env-timeout=0.5", "--rl-prompts-per-step=6",
         "--rl-num-generations=8", "--batch-size=48", "--rl-max-failed=1", "--no-rl-check",
     )  # fmt: skip
@@ -515,23 +493,16 @@ def test_a_tool_that_fails_is_the_environments_failure_and_a_wrong_call_is_the_m
 
 
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
-def test_what_the_environment_prints_is_in_the_log_and_not_on_the_screen(command: Command, isolation: str) -> None:
-    done = command.run("Loud", "--max-steps=2", "--rl-max-new-tokens=100", f"--rl-env-isolation={isolation}")
+def test_what_the_environment_prints_is_in_the_log_and_not_on_the_screen(command: IllCommand, isolation: str) -> None:
+    done = command.play("Loud", "--max-steps=2", "--rl-max-new-tokens=100", f"--rl-env-isolation={isolation}")
 
     assert done.returncode == 0, done.stderr
     assert "said by" not in done.stdout + done.stderr
+    log = (command.folder / "run" / "train.log").read_text()
     places = (
-        "the module",
-        "__init__",
-        "build_dataset",
-        "start",
-        "get_tools",
-        "the tool",
-        "a program",
-        "step",
-        "score",
+        "the module", "__init__", "build_dataset", "start", "get_tools", "the tool", "a program", "step", "score",
         "close",
-    )
-    assert [place for place in places if f"said by {place}" not in command.log] == []
-    assert "said by a program to stderr" in command.log
-    assert command.log.count("said by the tool") == len(command.all_records)
+    )  # fmt: skip
+    assert [place for place in places if f"said by {place}" not in log] == []
+    assert "said by a program to stderr" in log
+    assert log.count("said by the tool") == len(list(read_lines(command.folder / "run" / "rollouts" / "rank0.jsonl")))

@@ -139,6 +139,7 @@ def test_held_out_cases_are_never_trained_on(train: Train) -> None:
     assert "env/letters" in result.history[0]
 
 
+@pytest.mark.slow
 def test_python_objects_in_the_rows_reach_the_environment_unchanged(train: Train) -> None:
     class Objects(Vowels):
         def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:

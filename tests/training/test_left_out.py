@@ -128,6 +128,7 @@ class OneOfFour(Vowels):
         return None if self.calls % 4 else self.calls % 7 / 7
 
 
+@pytest.mark.slow
 def test_a_run_in_which_no_group_has_two_scores_stops_after_as_many_steps_as_it_may(train: Train) -> None:
     options = {"trl": {"num_iterations": 3}, "logging_steps": 2}
     result = train(OneOfFour(), max_steps=20, stop_when_flat=5, eval_cases=0, **options)

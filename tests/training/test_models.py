@@ -187,6 +187,7 @@ def test_a_model_computes_in_training_mode_what_it_does_in_evaluation_mode(
     assert {name: getattr(model.config, name) for name in NOISES[make]} == NOISES[make]
 
 
+@pytest.mark.slow
 def test_dropout_of_the_base_is_off_in_a_run_and_stays_in_the_saved_configuration(
     saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
 ) -> None:

@@ -103,6 +103,7 @@ class SickLoss(SickTrainer):
         return loss + (math.inf if self.at() in self.steps else 0.0)
 
 
+@pytest.mark.slow
 def test_a_step_whose_loss_is_not_finite_changes_nothing(train: Train, sick: Any) -> None:
     trainer = sick({2}, 1.0, SickLoss)
     result = train(Vowels(), warmup_ratio=0.0)

@@ -92,39 +92,6 @@ def test_every_sampled_token_is_in_the_loss_and_no_other(train: Train, watched: 
     assert {len(record["turns"]) for record in rollouts(result)} == {3}
 
 
-def test_the_environments_tokens_do_not_move_the_weights(train: Train, watched: Watched) -> None:
-    """The loss does not change when the probabilities of the environment's tokens do."""
-    kept: list[Any] = []
-    compute = EpisodeTrainer._compute_loss
-
-    def keep(self: Any, model: Any, inputs: Any) -> Any:
-        kept.append((self, model, dict(inputs)))
-        return compute(self, model, inputs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EpisodeTrainer, "_compute_loss", keep)
-        train(Talk(), max_steps=1, rl_prompts_per_step=2, batch_size=4)
-    trainer, model, inputs = kept[-1]
-    logps = EpisodeTrainer._get_per_token_logps_and_entropies
-    said = (inputs["completion_mask"] * (1 - inputs["tool_mask"])).bool()
-    assert said.any()
-
-    def loss(shift: float, where: torch.Tensor) -> float:
-        def shifted(self: Any, *arguments: Any, **options: Any) -> Any:
-            values, *rest = logps(self, *arguments, **options)
-            return (values + shift * where, *rest)
-
-        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-            patch.setattr(EpisodeTrainer, "_get_per_token_logps_and_entropies", shifted)
-            return float(compute(trainer, model, {**inputs, "advantages": torch.ones_like(inputs["advantages"])}))
-
-    ratio_of = {**inputs}
-    ratio_of["old_per_token_logps"] = torch.zeros_like(inputs["completion_ids"], dtype=torch.float)
-    inputs.update(ratio_of)
-    assert loss(0.5, said) == loss(0.0, said)
-    assert loss(0.5, ~said) != loss(0.0, said)
-
-
 # -- templates
 
 
@@ -226,46 +193,6 @@ def test_one_turn_may_have_a_template_that_is_not_prefix_preserving(train: Train
 
 
 # -- limits
-
-
-class Uneven(Talk):
-    """The first case's episodes are much longer than the other ones'."""
-
-    def episode(self, case_idx: int) -> Generator[str | None, str, float]:  # type: ignore[override]
-        yield None
-        yield "x" * (80 if case_idx == 0 else 5)
-        return 0.5
-
-
-def test_nothing_is_generated_beyond_the_context_and_no_answer_is_cut_for_another_ones_length(
-    train: Train, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    sample = HFEngine.sample
-
-    def watch(self: HFEngine, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        lengths.append(max(len(row.prompt_ids) for row in rows) + max_tokens)
-        return sample(self, rows, max_tokens, decoding)
-
-    monkeypatch.setattr(HFEngine, "sample", watch)
-    result = train(
-        Uneven(),
-        max_steps=1,
-        rl_prompts_per_step=16,
-        rl_num_generations=2,
-        batch_size=8,
-        rl_max_new_tokens=30,
-        model_max_length=180,
-        rl_top_k=50,
-        eval_cases=0,
-    )
-
-    assert max(lengths) <= 180
-    for record in rollouts(result):
-        is_long = record["case_idx"] == 0
-        assert len(record["turns"]) == 2
-        answers = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
-        assert is_long or record["stop"] == "done" or record["tokens"] == 60, answers
 
 
 def test_a_budget_that_the_context_cannot_hold_is_refused_before_training(train: Train) -> None:

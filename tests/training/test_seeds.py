@@ -95,6 +95,7 @@ def test_a_resumed_run_samples_what_it_would_have_sampled_and_another_seed_somet
         assert len({row[3] for row in played(whole) if row[:2] == [1, group]}) > 1
 
 
+@pytest.mark.slow
 def test_what_an_environment_samples_itself_follows_from_the_seed_with_generate_too(train: Train) -> None:
     one, again = (train(Asks(), max_steps=1, eval_cases=0) for _ in range(2))
     assert played(one) == played(again)

@@ -64,6 +64,7 @@ def test_tensorboard_is_told_metrics_scores_options_and_rollouts(train: Callable
         assert all(line in ("", "---") or line.startswith("    ") for line in text.split("\n"))
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_left_out_and_said_once(
     train: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,30 +177,6 @@ def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, t
         assert metrics[name] == pytest.approx(wanted[name], rel=1e-6), name
 
 
-def test_processes_gather_equal_numbers_of_values_though_their_passes_differ_in_rows(tmp_path: Path) -> None:
-    """TRL's metrics gather a value of each row; gloo ends a process that gets more than it has room for."""
-    layout, gathered = Layout(rows=6), list[int]()
-    trainer = LossTrainer(arguments(tmp_path, layout), layout, None)
-    trainer.pass_limit = PassLimit(4)
-
-    def gather(values: torch.Tensor) -> torch.Tensor:
-        gathered.append(len(values))
-        return values
-
-    trainer.accelerator.gather = gather
-    trainer.accelerator.pad_across_processes = lambda values, dim, pad_index: torch.nn.functional.pad(
-        values, (0, 9 - len(values)), value=pad_index
-    )
-    (step,) = in_passes([padded_batch(6, seed=2)], PassLimit(4), RankRows(1, 0, lambda rows, _: rows))
-    trainer._compute_loss(policy(), step)
-
-    assert len(step[PASSES]) > 1
-    assert set(gathered) == {9}
-    (low,), (high,) = (trainer._metrics["train"][f"clip_ratio/{name}"] for name in ("low_min", "high_max"))
-    assert 0 <= low <= 1, "what is padded is no value"
-    assert 0 <= high <= 1
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_step_without_any_kept_row_has_no_gradient_when_trimmed(processes: int, tmp_path: Path) -> None:
     layout = Layout(rows=4, processes=processes)
