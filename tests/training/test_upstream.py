@@ -18,7 +18,7 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import GenerationMixin, Trainer, TrainerCallback
+from transformers import GenerationConfig, GenerationMixin, Trainer, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
 from transformers.integrations import deepspeed as deepspeed_integration
@@ -348,6 +348,38 @@ def test_trl_generates_with_the_settings_of_the_hf_engine() -> None:
         "max_new_tokens", "do_sample", "pad_token_id", "bos_token_id", "eos_token_id", "temperature", "top_p", "top_k",
         "min_p", "repetition_penalty", "cache_implementation",
     }  # fmt: skip
+
+
+def test_what_is_not_logged_yet_lies_where_a_checkpoint_takes_it_from(trained: GRPOTrainer) -> None:
+    assert all(isinstance(values, list) for values in trained._metrics["train"].values())
+    assert (trained._globalstep_last_logged, trained._tr_loss.shape) == (0, torch.Size([]))
+    assert isinstance(trained._total_loss_scalar, float)
+    assert trained._step == 2
+
+
+def test_the_sampler_draws_another_order_for_each_epoch_from_a_generator_of_its_own(trained: GRPOTrainer) -> None:
+    whole, resumed = trained._get_train_sampler(), trained._get_train_sampler()
+    first, second = list(whole), list(whole)
+    next(iter(resumed))
+    assert first != second
+    assert list(resumed) == second
+
+
+def test_the_learning_rate_is_read_from_what_the_scheduler_last_set(trained: GRPOTrainer) -> None:
+    scheduler = trained.lr_scheduler
+    before, scheduler._last_lr = scheduler.get_last_lr(), [0.25]
+    assert trained._get_learning_rate() == 0.25
+    scheduler._last_lr = before
+    assert len(scheduler.base_lrs) == len(before) == len(trained.optimizer.param_groups)
+    assert all({"lr", "initial_lr"} <= set(group) for group in trained.optimizer.param_groups)
+
+
+def test_a_generation_config_is_prepared_with_words_that_are_no_settings_left_over(trained: GRPOTrainer) -> None:
+    config, rest = trained.model._prepare_generation_config(GenerationConfig(top_k=3), max_new_tokens=2, other=1)
+    assert (config.top_k, config.max_new_tokens, rest["other"]) == (3, 2, 1)
+    assert "max_new_tokens" not in rest
+    assert GenerationConfig._get_default_generation_params()["do_sample"] is False
+    assert "_from_model_config" in vars(GenerationConfig())
 
 
 def test_what_is_replaced_or_asked_is_there() -> None:
