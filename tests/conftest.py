@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
+from tests.finished_runs import FinishedRuns, shared_folder
 from tests.preloaded import no_sync, serving
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -123,17 +125,26 @@ def aitrain_grpo(here: Path, preloaded_aitrain: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a two-layer model of random weights and a tokenizer with a token for each byte."""
+    """A folder with a two-layer model of random weights and a tokenizer with a token for each byte; the same folder
+    for all workers, as runs that they share name it."""
     import torch
 
     from tests.tiny_model import build_model, build_tokenizer
 
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    build_model(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = shared_folder(tmp_path_factory) / "model"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "tokenizer_config.json").exists():
+            torch.manual_seed(0)
+            tokenizer = build_tokenizer()
+            build_model(tokenizer).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def finished(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRuns:
+    """Runs that are made once: `finished("plain")` is the result of one; nobody may change its folder."""
+    return FinishedRuns(shared_folder(tmp_path_factory), small_model)
 
 
 class CallerPool(DeadlinePool):

@@ -1,4 +1,4 @@
-"""Two turns with a tool, metrics, and a case whose score raises: the environment of tests/data/old_run."""
+"""Two turns with a tool, metrics, and a case whose score raises."""
 
 from __future__ import annotations
 

@@ -69,26 +69,6 @@ def test_what_only_training_or_only_a_scoring_knows_is_left_out_of_the_other() -
     assert not {"eval_phase", "sample"} & RECORD.to_json().keys()
 
 
-def test_a_record_without_a_schema_is_read_by_its_old_names() -> None:
-    old: JsonObject = {"step": 3, "policy_step": 2, "when": "step3_greedy", "row": 7, "case_idx": 4, "turns": 2}
-    record = RolloutRecord.from_json(old)
-    assert (record.schema, record.step, record.weight_version, record.row_number) == (0, 3, 2, 7)
-    assert record.eval_phase == "step3_greedy"
-    assert record.turns == (RecordedTurn(None, 2), RecordedTurn(None, 2))
-    assert (record.row, record.tools) == ({}, [])
-
-
-def test_a_record_from_before_weights_had_a_step_has_the_version_of_its_own_step() -> None:
-    assert RolloutRecord.from_json({"step": 3}).weight_version == 3
-
-
-def test_an_old_record_that_is_written_again_has_the_present_format() -> None:
-    old: JsonObject = {"step": 3, "policy_step": 2, "row": 7, "case_idx": 4, "prompt": "say", "turns": 1, "score": 1.0}
-    again = RolloutRecord.from_json(RolloutRecord.from_json(old).to_json())
-    assert (again.schema, again.weight_version, again.row_number, again.score) == (SCHEMA, 2, 7, 1.0)
-    assert again.turns == (RecordedTurn(None, 2),)
-
-
 @pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400, 1e999], ids=repr)
 def test_a_value_of_a_wrong_type_is_the_default_of_its_field(wrong: object) -> None:
     names = [field.name for field in fields(RolloutRecord) if field.name not in ("schema", "case_idx")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,19 +12,16 @@ from safetensors.torch import load_file
 
 import aitrain
 from aitrain import Result, TrainConfig
-from aitrain.engines import scopes
-from aitrain.ui import card, report_writer
+from aitrain.runs.run_folder import read_lines
+from tests.finished_runs import SHORT, quick
 
 torch.set_num_threads(1)  # threads that wait for each other gain nothing on the small model
 
 
 @pytest.fixture(autouse=True)
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two thirds of a short run in this process would go to its heap, which is frozen already (tests/conftest.py),
-    and on drawing reward.png. Tests of these take them back: test_scopes.py and test_card.py."""
-    monkeypatch.setattr(scopes, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int))
-    monkeypatch.setattr(card, "draw_curve", lambda *_: None)
-    monkeypatch.setattr(report_writer, "draw_curve", lambda *_: None)
+    """Tests of the heap and of pictures take it back: test_scopes.py and test_card.py."""
+    quick(monkeypatch)
 
 
 @pytest.fixture
@@ -33,12 +29,19 @@ def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
     """`train(environment, option=...)`: a run of a few steps on the small model, in this process."""
 
     def run(environment: Any, **options: Any) -> Result:
-        short = {"max_steps": 3, "rl_max_new_tokens": 6, "rl_kl_coef": 0.0, "lr": 1e-3, "save_strategy": "no"}
-        passes = {} if "tokens_per_pass" in options else {"batch_size": 2}  # several for each step, as on a GPU
-        config = {"model": str(small_model), "output_dir": str(tmp_path / "runs"), **short, **passes, **options}
+        config = {**SHORT, "model": str(small_model), "output_dir": str(tmp_path / "runs"), "save_strategy": "no"}
+        if "tokens_per_pass" in options:
+            del config["batch_size"]
+        config |= options
         return aitrain.train(TrainConfig(**config), environment=environment)
 
     return run
+
+
+def rollouts(result: Result, phase: str | None = None) -> list[dict[str, Any]]:
+    """The records of training, of all processes; or those of a scoring of held-out cases."""
+    records = [record for file in sorted(result.folder.glob("rollouts/*.jsonl")) for record in read_lines(file)]
+    return [record for record in records if record.get("eval_phase") == phase]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -7,9 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,22 +15,14 @@ import pytest
 
 from aitrain.batch import CaseSchedule
 from aitrain.engines.completion_gate import CompletionGate
-from aitrain.environment.contract import Case
-from aitrain.environment.runner import EnvSession
-from aitrain.environment.score_parsing import ScoreResult
-from aitrain.environment.session import ResetResult
 from aitrain.errors import ServerFailed
 from aitrain.events import SERVER_VARIABLE
-from aitrain.execution.failure import Failure
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.episode import Episode
-from aitrain.rollout.event_loop import EventLoop, ThreadLoop
-from aitrain.rollout.trajectory import Trajectory, TurnTokens
+from aitrain.rollout.event_loop import ThreadLoop
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.training.batch_source import AheadSource, BatchPlaces
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch
-from aitrain.training.waiting_batch import read_batch, write_batch
+from aitrain.training.training_batch import TrainingBatch
 from tests.training.small_server import SmallServer
 from tests.training.test_resume import as_if_killed_after, assert_same
 from tests.training.test_served_run import Served, Start, server, start
@@ -66,12 +56,6 @@ def test_the_place_after_a_batch_is_the_one_that_the_training_asks_for(
         assert start or place.index == number
         assert following in (None, place) or (start and not is_even)
         following = places.after(place)
-
-
-def test_after_the_last_batch_there_is_none() -> None:
-    places = BatchPlaces(replace(SCHEDULE, max_steps=3), 4, 1, 0)
-    assert places.after(places.at(1)) == places.at(2)
-    assert places.after(places.at(2)) is None
 
 
 # -- when batches are played
@@ -184,14 +168,6 @@ def test_each_batch_has_the_weights_from_before_the_step_that_trains_beside_it(s
     assert all(thread is not threading.current_thread() for *_, thread in source.started)
 
 
-def test_a_batch_is_played_while_the_training_goes_on(source: Source) -> None:
-    may_end = threading.Event()
-    source.turns = [None, None, may_end]  # the first turn of the second batch
-    train(source, range(1))
-    may_end.set()  # a step was made, and nothing has waited
-    assert train(source, range(1, 2))[0].weight_version == 0
-
-
 def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded(source: Source) -> None:
     source.loads_between_turns = True
     may_end = threading.Event()
@@ -213,39 +189,6 @@ def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoi
         train(source, range(1, 2))
 
 
-def test_a_batch_is_kept_for_a_checkpoint_if_the_weights_for_the_next_one_cannot_be_loaded(source: Source) -> None:
-    train(source, range(1))
-    source.settle()
-    before = source.waiting()
-    source.rollouts.load_weights = lambda: (_ for _ in ()).throw(ServerFailed("it is gone"))  # type: ignore[method-assign]
-    with pytest.raises(ServerFailed):
-        train(source, range(1, 2))
-    assert source.waiting() is before is not None
-
-
-def test_no_weights_are_loaded_by_the_thread_also_if_they_change_in_the_middle_of_a_batch() -> None:
-    """With --rl-ahead-turns and several rounds of replacements; a thread that loads would wait for the other ranks."""
-    loads: list[int] = []
-
-    class Loading(PolicyRollouts):
-        def load_weights(self) -> None:
-            loads.append(self.weight_version())
-
-    async def play(*_: Any) -> list[Episode]:
-        return []
-
-    engine, loop = Engine(weight_version=3), EventLoop()
-    rollout = SimpleNamespace(engine=engine, play=play)
-    rollouts = Loading(rollout, *[None] * 5, weight_version=lambda: 4, loop=loop)  # type: ignore[arg-type]
-    source = AheadSource(rollouts, [], Completion(), 2, BatchPlaces(SCHEDULE, 4, 1, 0))  # type: ignore[arg-type]
-    beside = source._beside
-    engine.weight_version = 4
-    assert (beside.play([], [], []), beside.weight_version(), loads) == ([], 0, [])
-    rollouts.play([], [], [])
-    assert loads == [4]
-    loop.close()
-
-
 def test_held_out_cases_wait_for_the_thread(source: Source) -> None:
     may_end = threading.Event()
     source.turns = [None, None, None, may_end]
@@ -265,15 +208,6 @@ def test_a_source_continues_with_the_batch_of_a_checkpoint(source: Source) -> No
     assert source.rollouts.server.loads == [2]
     assert source.waiting() is not None
     assert [(index, version) for index, version, _ in source.started] == [(3, 2)]
-
-
-def test_the_time_of_a_step_is_what_it_waited_and_the_parts_of_its_own_batch(source: Source) -> None:
-    batch = TrainingBatch(2, range(4), 2, [2] * 4, [], index=2, seconds={"generate": 5.0, "environment": 7.0})
-    source.restore(batch)
-    source.take(source.places.at(2))
-    parts = source.clock.take()
-    assert (parts["generate"], parts["environment"]) == (5.0, 7.0)
-    assert parts["rollout"] < 5
 
 
 # -- the loop, and the gate
@@ -303,63 +237,7 @@ def test_a_closed_gate_has_waited_for_completions_and_holds_the_next_ones_back()
     assert order == ["first", "first ends", "closed", "open", "second", "second ends"]
 
 
-def test_a_loop_in_a_thread_runs_coroutines_of_several_threads_at_once_and_cancels_them_when_it_is_closed() -> None:
-    prepared = threading.Event()
-    loop, waits, ended = ThreadLoop(prepared.set), threading.Event(), threading.Event()
-
-    async def wait() -> None:
-        waits.set()
-        await asyncio.sleep(60)
-
-    def run() -> None:
-        with pytest.raises(CancelledError):
-            loop.run(wait())
-        ended.set()
-
-    async def thread() -> threading.Thread:
-        return threading.current_thread()
-
-    threading.Thread(target=run, daemon=True).start()
-    assert waits.wait(20)
-    assert loop.run(thread()) is not threading.current_thread()
-    assert prepared.is_set()
-    loop.close()
-    assert ended.wait(20)
-
-
 # -- in a checkpoint
-
-
-def test_a_checkpoint_keeps_episodes_to_the_last_bit(tmp_path: Path) -> None:
-    cases = [Case(f"case {number}", [{"role": "user", "content": "?"}], {"level": number}, number) for number in (3, 5)]
-    numbers = [0, 0, 1, 1]
-    episodes = [
-        Episode(
-            EnvSession(cases[number], seed, reset=ResetResult(tools=({"name": "look"},), prompt=f"asked {seed}"),
-                       seconds=1 / 3),
-            Trajectory([1, 2, seed], [7, 8, 9], [1, 0, 1], [-1 / 3, 0.0, -1e-30], [TurnTokens(0, 2), TurnTokens(2, 3)],
-                       ended_by_policy=True, stop="done"),
-            [{"role": "assistant", "content": "ü"}], "rendered", tool_calls=2, wrong_tool_calls=1,
-            result=ScoreResult(0.1 + 0.2, {"part": 1 / 7}),
-        )
-        for seed, number in enumerate(numbers)
-    ]  # fmt: skip
-    episodes[1].result = ScoreResult(None, {}, Failure("raised", "raised: KeyError", "trace", "episode"))
-    episodes[2].too_long, episodes[2].is_dropped = 4000, True
-    discarded = DiscardedEpisode(replace(episodes[0], tool_calls=9), (4, 0), 1)
-    batch = TrainingBatch(6, range(4, 8), 2, numbers, [cases[number] for number in numbers], episodes, dropped=1,
-                          discarded=[discarded], metrics={"cases/rounds": 1.0}, weight_version=5, index=6,
-                          seconds={"generate": 0.5})  # fmt: skip
-    write_batch(batch, tmp_path, 1)
-    again = read_batch(tmp_path, 1, cases)  # type: ignore[arg-type]
-
-    assert again is not None
-    assert read_batch(tmp_path, 0, cases) is None  # type: ignore[arg-type]
-    assert again.records([0.5] * 4) == batch.records([0.5] * 4)
-    assert [vars(one.trajectory) for one in again.played] == [vars(one.trajectory) for one in batch.played]
-    assert [one.result for one in again.played] == [one.result for one in batch.played]
-    names = ["step", "places", "numbers", "cases", "keys", "dropped", "metrics", "index", "seconds"]
-    assert [getattr(again, name) for name in names] == [getattr(batch, name) for name in names]
 
 
 # -- whole runs
@@ -368,6 +246,7 @@ CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": No
                "eval_steps": 2, "rl_max_episode_tokens": 300}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_samples_ahead_and_is_resumed_ends_as_if_it_was_never_stopped(
     processes: int, start: Start, server: SmallServer

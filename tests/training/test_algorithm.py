@@ -82,23 +82,6 @@ def test_a_kl_estimator_is_its_formula(name: str, expected: list[float]) -> None
     assert estimate_kl(name, logps, ref).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "has_ratio", "is_exact"),
-    [("k1", True, True), ("k3", True, True), ("k2", False, True), ("k2", True, False), ("k3", False, False)],
-)
-def test_the_mean_gradient_of_an_estimator_is_that_of_the_kl_divergence_where_the_docs_say_so(
-    name: str, has_ratio: bool, is_exact: bool
-) -> None:
-    logits = torch.tensor([0.3, -0.8, 1.1], dtype=torch.float64, requires_grad=True)
-    logps, ref = logits.log_softmax(0), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
-    (wanted,) = torch.autograd.grad((logps.exp() * (logps - ref)).sum(), logits, retain_graph=True)
-    ratio = torch.exp(logps - logps.detach()) if has_ratio else 1.0
-    mean = (logps.exp().detach() * estimate_kl(name, logps, ref) * ratio).sum()
-
-    (gradient,) = torch.autograd.grad(mean, logits)
-    assert torch.allclose(gradient, wanted) == is_exact
-
-
 def test_the_leave_one_out_baseline_is_the_mean_of_the_others_with_a_score() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, NONE, 1.0, 0.0, 0.5, NONE, NONE, NONE, 1.0], dtype=torch.float64)
     mean = rewards.view(-1, 4).nanmean(1).repeat_interleave(4)
@@ -129,7 +112,7 @@ def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_comp
 ESTIMATORS = [{"rl_kl_estimator": name, "rl_kl_coef": 0.3} for name in ("k1", "k2", "k3", "abs")]
 PARTS = [
     *ESTIMATORS,
-    *({**estimator, "rl_importance_level": "sequence", "rl_clip_range": 0.2} for estimator in ESTIMATORS),
+    {**ESTIMATORS[2], "rl_importance_level": "sequence", "rl_clip_range": 0.2},
     {"rl_kl_estimator": "k2", "rl_loss_type": "dapo", "rl_dual_clip": 1.5, "rl_entropy_coef": 0.2},
     {"rl_kl_estimator": "k1", "rl_loss_type": "dr_grpo", "trl": {"use_bias_correction_kl": False}},
     {"rl_kl_coef": 0.2, "custom_loss": "loss.py:clipped", "rl_loss_type": "luspo"},
@@ -164,36 +147,12 @@ def test_the_gradient_is_that_of_finite_differences_on_a_model_of_two_tokens(
         assert model.weight.grad[place].item() == pytest.approx(slope.item(), rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
-def test_a_custom_loss_that_is_trls_has_trls_gradient(loss: str, here: Path) -> None:
-    """With its KL term, its entropy bonus, and rows that are left out."""
-    write(here, {"loss.py": CLIPPED})
-    layout = LAYOUTS["two processes and accumulation"]
-    rows = batch_of(layout.batch, are_ragged=True)
-    rows[KEPT][::3] = False
-    rows["advantages"] = rows["advantages"] * rows[KEPT]
-    parts: dict[str, Any] = {
-        "rl_loss_type": loss,
-        "rl_clip_range": 0.2,
-        "rl_clip_range_high": 0.2,
-        "rl_entropy_coef": 0.05,
-    }
-
-    plain = gradients_of_steps(arguments(here, layout, **parts), layout, [rows], steps=1)
-    custom = gradients_of_steps(
-        arguments(here, layout, **parts, custom_loss="loss.py:clipped"), layout, [rows], steps=1
-    )
-
-    assert plain[0].abs().max() > 1e-3
-    torch.testing.assert_close(custom, plain)
-
-
 @pytest.mark.parametrize(
     "options",
     [{"rl_kl_estimator": "k2"}, {"rl_kl_estimator": "abs", "rl_kl_in": "reward"}, {"custom_loss": "loss.py:squared"}],
     ids=str,
 )
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "luspo"])
+@pytest.mark.parametrize("loss", ["dr_grpo", "dapo"])
 def test_a_step_with_our_parts_is_that_of_its_kept_rows(loss: str, options: dict[str, Any], here: Path) -> None:
     """On two ranks, also if a micro-batch has no such row, and if the custom loss is not linear in the advantages."""
     write(here, {"loss.py": CLIPPED})
@@ -346,6 +305,7 @@ def test_a_callback_that_is_none_or_fails_is_named(here: Path) -> None:
 # -- a run with all of it
 
 
+@pytest.mark.slow
 def test_a_run_with_every_part_resumes_exactly_inside_a_rollout(train: Callable[..., Result], here: Path) -> None:
     write(here, {"loss.py": CLIPPED})
     options: dict[str, Any] = {

@@ -14,14 +14,14 @@ import yaml
 from huggingface_hub import ModelCard
 from markdown import markdown
 
-from aitrain import Result, TrainConfig
-from aitrain.options.reading import as_command
+from aitrain import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui import card as cards
-from aitrain.ui.card import escaped, fenced
+from aitrain.ui.card import escaped
 from aitrain.ui.reward_plot import draw_curve
 from tests.conftest import Run, write
 from tests.environments.vowels import Vowels
+from tests.finished_runs import FinishedRuns
 
 Train = Callable[..., Result]
 
@@ -48,23 +48,22 @@ def parts(result: Result) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(front), body
 
 
-def test_the_card_says_what_was_trained_on_what_and_what_came_of_it(train: Train) -> None:
-    front, body = parts(train(Vowels(), project_name="mine"))
+def test_the_card_says_what_was_trained_on_what_and_what_came_of_it(finished: FinishedRuns) -> None:
+    front, body = parts(finished("plain"))
     assert front["library_name"] == "transformers"
     assert {"aitrain", "grpo"} <= set(front["tags"])
     assert "base_model" not in front  # a folder of this machine
 
-    assert body.startswith("\n# mine\n")
+    assert body.startswith("\n# plain\n")
     assert re.search(r"\| sampled \| \d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] \| .* \| [+-]\d\.\d{3} \[[+-]\d", body)
-    for fact in ("SHA-256", "vowels.py", "3 held out", "3 steps", "torch 2.13.0", "| seed | 42 |"):
+    for fact in ("SHA-256", "finished_runs.py", "3 held out", "4 steps", "torch 2.13.0", "| seed | 42 |"):
         assert fact in body.replace("\\", "")
-    assert "(reward.png)" in body
 
 
-def test_the_held_out_scores_are_results_that_the_hub_reads(train: Train) -> None:
-    result = train(Vowels(), project_name="mine")
+def test_the_held_out_scores_are_results_that_the_hub_reads(finished: FinishedRuns) -> None:
+    result = finished("plain")
     data = ModelCard.load(result.model / "README.md").data
-    assert data.model_name == "mine"
+    assert data.model_name == "plain"
     found = {each.metric_name: each.metric_value for each in data.eval_results}
     assert found["held-out score, sampled, before training"] == pytest.approx(result.score_before, abs=1e-4)
     assert found["held-out score, sampled, after training"] == pytest.approx(result.score_after, abs=1e-4)
@@ -72,9 +71,8 @@ def test_the_held_out_scores_are_results_that_the_hub_reads(train: Train) -> Non
     assert {each.dataset_args["cases"] for each in data.eval_results} == {3}
 
 
-def test_without_a_picture_the_curve_is_text(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "draw_curve", lambda *_: None)
-    result = train(Vowels(), peft=True, lora_r=2)
+def test_without_a_picture_the_curve_is_text(finished: FinishedRuns) -> None:
+    result = finished("lora")
     front, body = parts(result)
     assert (front["library_name"], front["tags"][-1]) == ("peft", "lora")
     assert "1.0 │" in body
@@ -90,6 +88,7 @@ def test_names_that_look_like_markup_are_only_shown(train: Train, small_model: P
     front, body = parts(train(Vowels(), model=str(evil), rl_env_config=config))
 
     assert front["license"] == "apache-2.0"
+    assert "(reward.png)" in body
     assert "\x1b" not in body
     assert "\u202e" not in body
     assert "hush" not in body
@@ -100,6 +99,7 @@ def test_names_that_look_like_markup_are_only_shown(train: Train, small_model: P
     assert {row.count("<td") for row in re.findall("<tr>.*?</tr>", shown, re.DOTALL)} <= {0, 2, 4}
 
 
+@pytest.mark.slow
 def test_a_card_that_cannot_be_written_costs_no_model(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_card_that_cannot_be_written_costs_no_model(
         raise OSError("the disk is full")
 
     monkeypatch.setattr(cards, "draw_curve", refuse)
-    result = train(Vowels())
+    result = train(Vowels(), max_steps=1, eval_cases=0)
     assert result.status == "finished"
     assert "The model card could not be written: OSError: the disk is full" in capsys.readouterr().err
 
@@ -122,6 +122,7 @@ class Mine(Vowels):
 """
 
 
+@pytest.mark.slow
 def test_the_command_of_the_card_is_the_run(aitrain_grpo: Run, here: Path) -> None:
     write(here, {"my envs/it's.py": MINE})
     given = ["--model", "tiny", "--rl-env", "my envs/it's.py:Mine", "--max-steps", "1", "--rl-max-new-tokens", "4"]
@@ -139,17 +140,8 @@ def test_the_command_of_the_card_is_the_run(aitrain_grpo: Run, here: Path) -> No
     assert repeated.replace("project-name-2", "project-name") == folder.config.read_text()
 
 
-def test_a_command_has_a_flag_for_what_is_not_at_its_default_and_no_other() -> None:
-    assert as_command(TrainConfig(), "aitrain", "grpo") == ["aitrain", "grpo"]
-    config = TrainConfig(lr=0.5, peft=True, merge_adapter=False, rl_env_config={"a": "b c"}, trl={"delta": None})
-    assert as_command(config, "aitrain", "grpo") == [
-        "aitrain", "grpo", "--rl-env-config", '{"a": "b c"}', "--lr", "0.5", "--peft", "--no-merge-adapter",
-        "--trl", "delta=null",
-    ]  # fmt: skip
-
-
 def test_a_run_without_held_out_cases_says_so(train: Train) -> None:
-    front, body = parts(train(Numbers(), eval_cases=0))
+    front, body = parts(train(Numbers(), eval_cases=0, max_steps=1))
     assert "No held-out cases were scored." in body
     assert "model-index" not in front
 
@@ -159,7 +151,3 @@ def test_a_run_without_held_out_cases_says_so(train: Train) -> None:
 )
 def test_text_is_escaped(text: str, shown: str) -> None:
     assert escaped(text) == shown
-
-
-def test_a_fence_is_longer_than_any_in_its_text() -> None:
-    assert fenced("a ```` b") == "`````\na ```` b\n`````"

@@ -13,12 +13,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from aitrain import EnvironmentFailed, TrainConfig
+from aitrain import EnvironmentFailed
 from aitrain.environment.session import Message
 from aitrain.jobs.chat import answer_lines
 from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, open_session
-from aitrain.launch.preflight import check
-from aitrain.notebook import _one_thread_if_small
 from aitrain.rollout.model_chat import ChatStoppedError
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
@@ -135,6 +133,7 @@ def test_questions_of_a_pipe_are_answered_one_by_one(
     assert whose == [["base", "tuned"]] * 2
 
 
+@pytest.mark.slow
 def test_a_chat_on_a_terminal_streams_and_can_be_interrupted(run: Path) -> None:
     terminal = start(run, ["chat", "runs/spoilt", "--rl-min-new-tokens", "400", "--rl-max-new-tokens", "400"])
     terminal.wait_for("> ")
@@ -149,12 +148,3 @@ def test_a_chat_on_a_terminal_streams_and_can_be_interrupted(run: Path) -> None:
     terminal.type("\x04")
     assert terminal.end() == 0
     assert "Traceback" not in terminal.shown
-
-
-def test_aitrain_train_computes_with_one_thread_if_the_model_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    before = torch.get_num_threads()
-    monkeypatch.setattr(torch, "set_num_threads", (asked := list[int]()).append)
-    with _one_thread_if_small(check(TrainConfig(model="tiny", rl_env="envs.arithmetic"))):
-        assert asked == [1]
-    assert asked == [1, before]

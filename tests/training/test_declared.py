@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, EnvRequirements, Result, Score
+from aitrain import EnvRequirements, Result, Score
 from aitrain.options.reading import read_file
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import read_lines
@@ -65,23 +65,7 @@ def test_what_the_environment_declares_takes_effect_and_is_written_down(
     assert " ".join(capsys.readouterr().err.split()).count(note) == 1
 
 
-def test_a_resumed_run_takes_the_declaration_again_and_refuses_another_value(train: Train) -> None:
-    first = train(Declares(), rl_max_new_tokens=4, **SAVED)
-    again = {"resume_from_checkpoint": str(first.folder / "checkpoints" / "checkpoint-1"), **SAVED}
-    resumed = train(Declares(), rl_max_new_tokens=4, **again)
-    assert resumed.steps == 2
-    assert options_of(resumed.folder)["rl_max_turns"] == 5
-
-    with pytest.raises(ConfigError, match="rl_max_turns: 5 -> 6"):
-        train(Declares(), rl_max_new_tokens=4, rl_max_turns=6, **again)
-
-    class Other(Declares):
-        requirements = EnvRequirements(isolation="process", score_range=(-1, 1), max_turns=7)
-
-    with pytest.raises(ConfigError, match="rl_max_turns: 5 -> 7"):
-        train(Other(), rl_max_new_tokens=4, **again)
-
-
+@pytest.mark.slow
 def test_a_run_without_prompts_in_processes_is_resumed_with_the_scores_that_are_on_record(
     train: Train, tmp_path: Path
 ) -> None:
@@ -130,6 +114,7 @@ class Says:
         return len(self.said) % 5 / 5
 
 
+@pytest.mark.slow
 def test_the_command_resumes_with_what_the_environment_declares(command: Command) -> None:
     """By its own flags again, and by the config.yaml of the run, in which the declared options are written."""
     flags = ["--save-strategy=steps", "--save-steps=1", "--eval-cases=0", "--max-steps=2", "--save-total-limit=9"]

@@ -18,7 +18,6 @@ from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines
 from aitrain.training.diagnostics import DiagnosticsCallback
 from aitrain.training.run_recorder import RunRecorder
-from tests.environments.vowels import Vowels
 
 
 class Same:
@@ -61,18 +60,12 @@ class Rarely(Same):
         return float(self.scored == 25)
 
 
+@pytest.mark.slow
 def test_a_single_group_that_differs_begins_the_count_anew(train: Callable[..., Result]) -> None:
     result = train(Rarely(), max_steps=50, stop_when_flat=4, eval_cases=0)
 
     assert [line["frac_reward_zero_std"] for line in result.history] == [1, 1, 1, 0.5, 1, 1, 1, 1]
     assert result.status == "stopped"
-
-
-def test_a_run_that_learns_does_not_stop_itself(train: Callable[..., Result]) -> None:
-    result = train(Vowels(), max_steps=8, stop_when_flat=2)
-
-    assert result.status == "finished"
-    assert json.loads((result.folder / "result.json").read_text())["stopped_because"] is None
 
 
 # -- notes
@@ -108,15 +101,6 @@ def test_a_finding_is_shown_once_in_a_run_however_often_it_is_killed_and_resumed
     assert findings_of(folder) == [found]
 
 
-def test_a_finding_of_a_run_that_was_killed_before_it_was_recorded_is_shown_when_it_is_resumed(tmp_path: Path) -> None:
-    folder, said = RunFolder(tmp_path), list[str]()
-    log(reporting(folder, []), folder, range(1, 30))
-    folder.diagnostics.write_text(folder.diagnostics.read_text()[:20])  # half a line, as of a process that was killed
-    reporting(folder, said, step=29)
-
-    assert [one.text for one in findings_of(folder)] == said != []
-
-
 def test_a_resumed_run_has_the_same_findings_as_one_that_was_not(tmp_path: Path) -> None:
     said = list[str]()
     for step in (12, 13, 20, 23, 26):
@@ -128,13 +112,3 @@ def test_a_resumed_run_has_the_same_findings_as_one_that_was_not(tmp_path: Path)
 
     assert len(said) == 5
     assert len(set(said)) == 1
-
-
-def test_other_processes_than_the_first_report_nothing(tmp_path: Path) -> None:
-    folder, said = RunFolder(tmp_path / "none"), list[str]()
-    callback = DiagnosticsCallback(said.append, RunRecorder(folder, None), RunTraits())
-    other = SimpleNamespace(is_world_process_zero=False, global_step=1)
-    callback.on_train_begin(None, other, None)
-    callback.on_log(None, other, None, {"reward": 1.0})
-
-    assert callback.diagnosis.steps == []

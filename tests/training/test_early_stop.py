@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
@@ -22,9 +21,6 @@ OPTIONS = {
     "max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
     "save_total_limit": None,
 }  # fmt: skip
-
-
-INTERRUPTED = "Ctrl-C, SIGTERM, or the end of the parent process"
 
 
 class Told(Vowels):
@@ -74,6 +70,7 @@ def test_a_run_ends_when_the_interval_of_its_held_out_score_begins_at_the_target
     assert result.time_to_target == reached
 
 
+@pytest.mark.slow
 def test_a_target_that_only_the_last_scoring_reaches_is_reached_in_the_last_step(train: Train) -> None:
     reached = train(Told(0.0, 0.5, 1.0), **OPTIONS | {"max_steps": 2}, until=0.8)
     assert (reached.status, reached.steps) == ("finished", 2)
@@ -101,6 +98,7 @@ class Length(Told):
         return 0.9 + len(completion) % 7 / 70 if case_idx == -1 else len(completion) % 5 / 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [{"until": 0.5}, {"patience": 1}], ids=str)
 def test_a_run_that_is_killed_ends_after_the_same_step(rule: dict[str, Any], train: Train) -> None:
     """Killed before the evaluation that ends it, and in the scoring after the training."""
@@ -118,32 +116,7 @@ def test_a_run_that_is_killed_ends_after_the_same_step(rule: dict[str, Any], tra
             assert resumed.time_to_target["tokens"] == whole.time_to_target["tokens"]
 
 
-class Stops(Length):
-    """Asks the run to stop in its n-th training score."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.left = at
-
-    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-        self.left -= case_idx != -1
-        if self.left == 0 and case_idx != -1:
-            signal.raise_signal(signal.SIGINT)
-        return super().score_episode(completion, case_idx)
-
-
-def test_a_run_that_was_stopped_where_it_would_have_ended_ends_there_when_it_is_resumed(train: Train) -> None:
-    """Ctrl-C in the second step skips the evaluation that reaches the target."""
-    options = OPTIONS | {"until": 0.5, "eval_steps": 2, "rl_check": False}
-    whole = train(Stops(0), project_name="whole", **options)
-    stopped = train(Stops(8 + 1), project_name="run", **options)
-    assert (stopped.steps, stopped.stopped_because, stopped.score_after) == (2, INTERRUPTED, None)
-    resumed = train(Stops(0), project_name="run", resume_from_checkpoint="auto", **options)
-
-    assert_same(stopped.folder, whole.folder)
-    assert (resumed.steps, resumed.stopped_because) == (2, whole.stopped_because)
-
-
+@pytest.mark.slow
 def test_a_run_that_reached_its_target_goes_on_to_a_higher_one(train: Train) -> None:
     run = train(Told(0.0, 0.8, 0.8), project_name="run", **OPTIONS, until=0.5)
     assert run.steps == 1
@@ -162,9 +135,7 @@ def test_a_run_that_reached_its_target_goes_on_to_a_higher_one(train: Train) -> 
     ("options", "message"),
     [
         ({"until": 0.8, "eval_strategy": "no"}, r"until: nothing is scored during training"),
-        ({"patience": 1, "eval_cases": 0}, r"patience: nothing is scored during training"),
         ({"until": 0.8, "eval_steps": 6}, r"until: there is no evaluation before the last of the 6 steps"),
-        ({"patience": 1, "eval_strategy": "epoch"}, r"(?s)patience: there is no evaluation.*eval_steps=1"),
         ({"until": 0.9}, r"(?s)until: with 20 held-out cases not even perfect .*eval_cases=35 or more"),
         ({"until": 1.0}, r"until: 1 must be below 1, the highest score"),
     ],
@@ -172,11 +143,3 @@ def test_a_run_that_reached_its_target_goes_on_to_a_higher_one(train: Train) -> 
 def test_a_rule_that_could_never_end_the_run_is_refused(options: dict[str, Any], message: str, train: Train) -> None:
     with pytest.raises(ConfigError, match=message):
         train(Told(), **OPTIONS | options)
-
-
-def test_a_target_may_lie_in_the_range_that_the_environment_declares_and_patience_may_be_too_long(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = train(Told(0.0, 5.0, 5.0), **OPTIONS | {"max_steps": 2}, until=4.0, rl_score_range="0,5", patience=3)
-    assert (result.steps, result.status) == (1, "stopped")
-    assert "patience=3 cannot end this run: evaluations before the last step: 1." in capsys.readouterr().err

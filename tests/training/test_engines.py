@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from accelerate import Accelerator
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig
-from trl import GRPOConfig, GRPOTrainer
+from transformers import AutoTokenizer, ContinuousBatchingConfig
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -27,17 +25,13 @@ from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
-from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
+from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build
-from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
 from tests.training.proxy_calls import peaked_model
-
-PROMPTS = ["say 1:", "a much longer prompt:", "x", "say 2:"]
 
 
 @pytest.fixture(scope="module")
@@ -80,25 +74,7 @@ def hf_engine(model: Any, tokenizer: Any, **sampling: Any) -> HFEngine:
     return HFEngine(HFModel(model, tokenizer), Sampling(**sampling), EndOfTurn([tokenizer.eos_token_id]), context=200)
 
 
-def held_out_scores(engine: HFEngine) -> tuple[Any, list[RolloutRecord]]:
-    """The scorings of the held-out cases before training, and their records."""
-    environment, written = Talk(), list[RolloutRecord]()
-    with rollouts_of(engine, environment) as rollouts:
-        cases, _ = build(rollouts.rollout.runner, engine.policy.tokenizer)
-        return evaluate(rollouts, EvalPlan(cases, 7, samples=2), EvalPhase("before", 0, 0), written.extend), written
-
-
 # -- transformers
-
-
-def test_held_out_cases_are_scored_without_a_trainer(model: Any, tokenizer: Any) -> None:
-    scorings, records = held_out_scores(hf_engine(model, tokenizer))
-
-    assert [len(scores) for scores in scorings.sampled.values()] == [2] * 6
-    assert [len(scores) for scores in scorings.greedy.values()] == [1] * 6
-    assert {len(record.turns) for record in records} == {3}
-    assert {turn.weight_version for record in records for turn in record.turns} == {0}
-    assert held_out_scores(hf_engine(model, tokenizer))[0] == scorings
 
 
 def test_greedy_turns_are_those_of_generate(model: Any, tokenizer: Any) -> None:
@@ -122,40 +98,12 @@ def turns_of(episode: Episode) -> Iterator[tuple[list[int], list[int]]]:
         yield trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:end]
 
 
-def test_training_draws_what_trl_draws(small_model: Path, tmp_path: Path) -> None:
-    """With the same random numbers the engine samples what TRL's trainer samples, padded rows and all."""
-    config = GRPOConfig(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, max_completion_length=12, temperature=0.8, top_k=40,
-        top_p=0.95, report_to="none", num_generations=2, per_device_train_batch_size=2,
-    )  # fmt: skip
-    rows = Dataset.from_list([{"prompt": "x"}] * 2)
-    trainer = GRPOTrainer(str(small_model), lambda prompts, **_: [0.0] * len(prompts), config, rows)
-    tokenizer, model = trainer.processing_class, trainer.model.train()
-    prompts = [tokenizer(text)["input_ids"] for text in PROMPTS] * 4
-
-    torch.manual_seed(3)
-    expected, _ = trainer._generate_single_turn(prompts, None, {}, 1)
-    torch.manual_seed(3)
-    engine = hf_engine(model, tokenizer, temperature=0.8, top_k=40, top_p=0.95)
-    assert ids_of(engine.sample(rows_of(prompts), 12, Decoding.TRAINING)) == expected
-    assert len({tuple(ids) for ids in expected}) > 8
-
-
 def ids_of(completions: Sequence[Completion]) -> list[list[int]]:
     return [completion.ids for completion in completions]
 
 
 def rows_of(prompts: list[list[int]], seeds: bool = False) -> list[BatchRow]:
     return [BatchRow(ids, seed=SampleSeed(number) if seeds else None) for number, ids in enumerate(prompts)]
-
-
-def test_padding_to_a_multiple_generates_the_same(model: Any, tokenizer: Any) -> None:
-    prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
-    plain, wide = hf_engine(model, tokenizer), HFModel(model, tokenizer, pad_to_multiple_of=16)
-    engine = HFEngine(wide, plain.sampling, plain.end)
-    for decoding in (Decoding.GREEDY, Decoding.SEEDED):
-        rows = rows_of(prompts, seeds=True)
-        assert engine.sample(rows, 6, decoding) == plain.sample(rows, 6, decoding)
 
 
 def test_continuous_batching_is_given_what_generate_is_and_leaves_the_models_mode(tokenizer: Any) -> None:
@@ -181,29 +129,6 @@ def test_continuous_batching_is_given_what_generate_is_and_leaves_the_models_mod
     model.error = "out of cache"
     with pytest.raises(RunFailed, match="Continuous batching failed: out of cache"):
         engine.sample(rows_of([[4], [5]]), 6, Decoding.TRAINING)
-
-
-def test_two_engines_play_at_the_same_time_in_one_process(model: Any, tokenizer: Any, small_model: Path) -> None:
-    other = AutoModelForCausalLM.from_pretrained(small_model)
-    engines = [hf_engine(model, tokenizer), hf_engine(other, tokenizer, temperature=0.5)]
-    requests = [
-        GenerationRequest(tokenizer(text)["input_ids"], 6, SampleSeed(n), Decoding.SEEDED, n)
-        for n, text in enumerate(PROMPTS)
-    ]
-
-    async def batch_of(engine: HFEngine) -> list[list[int]]:
-        async with engine.batch(len(requests)) as leave:
-            completions = await asyncio.gather(*map(engine.generate, requests))
-            for _ in requests:
-                leave()
-        return ids_of(completions)
-
-    async def both() -> list[list[list[int]]]:
-        return list(await asyncio.gather(*map(batch_of, engines)))
-
-    together = asyncio.run(both())
-    assert together == [asyncio.run(batch_of(engine)) for engine in engines]
-    assert together[0] != together[1]
 
 
 # -- TRL's vLLM
@@ -294,12 +219,6 @@ def test_weights_are_synced_once_for_each_version(generation: Any, make_engine: 
     engine.weight_version = None  # the policy has other weights of the same step
     engine.load_weights(3)
     assert len(generation.syncs) == 4
-
-
-def test_prompts_limit_each_other_only_where_a_server_refuses_long_ones(generation: Any, make_engine: Make) -> None:
-    assert make_engine().is_padded is False
-    generation.mode = "server"
-    assert make_engine().is_padded is True
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
 from accelerate import Accelerator
 
 from aitrain import EnvironmentFailed, Result, TrainConfig
 from aitrain.engines.hf import HFEngine
-from aitrain.environment.contract import with_opening
 from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
@@ -22,11 +20,9 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from aitrain.runs.run_folder import read_lines
-from aitrain.training.chat_templates import chat_format
 from aitrain.training.evaluation import EvalPhase, EvalPlan, RecordedScores, evaluate
-from aitrain.training.model import load_tokenizer
 from aitrain.training.policy_rollouts import PolicyRollouts
-from tests.environments.grouped import Leaves, Moves, Ranked
+from tests.environments.grouped import Moves, Ranked
 from tests.rollout.scripted import END, Letters
 from tests.rollout.scripted import Scripted as ScriptedEngine
 from tests.training.conftest import difference
@@ -65,6 +61,7 @@ UNLIKE = ("step_time", "elapsed", "seconds", "tokens_per_second", "num_tokens", 
 """Metrics that differ: times, TRL's count of tokens, which has one for each dropped prompt, and the share of those."""
 
 
+@pytest.mark.slow
 def test_a_case_without_room_is_as_if_it_were_not_in_the_batch(
     train: Train, small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +88,7 @@ def test_a_case_without_room_is_as_if_it_were_not_in_the_batch(
     assert {(record["score"], record["error"], record["case_idx"]) for record in dropped} == {(None, None, 1)}
 
 
+@pytest.mark.slow
 def test_a_run_whose_cases_are_all_dropped_says_so(train: Train) -> None:
     class Never(Scripted):
         score_episode = None  # type: ignore[assignment]
@@ -168,39 +166,9 @@ def test_a_group_of_which_samples_are_missing_on_record_is_played_again() -> Non
     assert environment.groups[0] == ["0", "0"]
 
 
-def test_a_held_out_case_without_room_is_noted_once_and_has_no_score() -> None:
-    class Long:
-        def episode(self, case_idx: int) -> Generator[str | None, str, float]:
-            yield "y" * 99 if case_idx == 1 else None
-            return 1.0
-
-    plan = EvalPlan(Cases([{"prompt": f"{n}?"} for n in range(3)], range(3)), samples=2)
-    found, written, notes = evaluated(Long(), ScriptedEngine(lambda _: "x$"), plan, Limits(9, 99, context=60))
-
-    assert found.sampled == {"0": [1.0, 1.0], "2": [1.0, 1.0]}
-    assert found.greedy == {"0": [1.0], "2": [1.0]}
-    assert [record.stop for record in written if record.row_number == 1] == ["no_room"] * 3
-    (note,) = notes
-    assert note.startswith("Case 1 is dropped: its prompt has 101 tokens, which leaves no room for an answer")
-
-
 # -- real templates
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}
-OPENING = {"role": "user", "content": "You are at 3."}
-
-
-@pytest.mark.parametrize("name", ["cohere", "gemma3", "gemma"])
-def test_templates_that_refuse_two_messages_of_the_user_take_a_joined_opening(name: str) -> None:
-    tokenizer = load_tokenizer(TrainConfig(model="tiny"))
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
-    chat = chat_format(tokenizer, {})
-    takes_system = name != "gemma"
-
-    for prompt in [[], [USER], *([[SYSTEM], [SYSTEM, USER]] if takes_system else [])]:
-        assert "You are at 3." in chat.prompt_text(with_opening(prompt, [OPENING]))
-    with pytest.raises(EnvironmentFailed, match="refuses a prompt"):
-        chat.prompt_text([USER, OPENING])
 
 
 # -- real trainings
@@ -232,6 +200,7 @@ def test_a_group_is_scored_together_in_training_and_in_evaluation(train: Train, 
     assert 8 in {record["case_idx"] for record in noted}
 
 
+@pytest.mark.slow
 def test_two_ranks_score_groups_that_straddle_them_and_close_their_environments(command: Command) -> None:
     notes = json.dumps({"notes": str(command.folder)})
     grouped = Path(__file__).parents[1] / "environments" / "grouped.py"
@@ -284,18 +253,3 @@ def test_an_environment_that_speaks_first_and_gets_the_calls_trains(
     assert [tool["function"]["name"] for tool in called["tools"]] == ["move"]
     assert any(record["advantage"] for record in trained)
     assert all(line["tools/wrong_calls"] == 0 for line in steps(result))
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_tool_that_ends_the_episode_trains(train: Train, monkeypatch: pytest.MonkeyPatch, isolation: str) -> None:
-    answers = ["no<|im_end|>", '<tool_call>{"name": "leave"}</tool_call><|im_end|>']
-    monkeypatch.setattr(HFEngine, "sample", scripted(lambda position, _: answers[position % 2]))
-    result = train(
-        Leaves(), max_steps=1, rl_num_generations=4, rl_max_new_tokens=60, eval_cases=0, rl_env_isolation=isolation
-    )
-
-    trained = [record for record in records(result.folder) if "eval_phase" not in record]
-    assert {(record["score"], len(record["turns"]), record["stop"]) for record in trained} == {
-        (0.0, 1, "done"), (1.0, 1, "done")
-    }  # fmt: skip
-    assert any(record["messages"][-1]["content"] == "you are out" for record in trained)

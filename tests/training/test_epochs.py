@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from aitrain import ConfigError, Result, TrainConfig
@@ -130,6 +129,7 @@ def test_epochs_are_counted_evaluated_and_saved_where_they_end(whole: tuple[Resu
     assert names == ["checkpoint-3", "checkpoint-5", "checkpoint-8"]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_in_a_later_epoch_ends_like_one_that_was_never_stopped(
     whole: tuple[Result, list[dict[str, Any]]], small_model: Path
 ) -> None:
@@ -146,6 +146,7 @@ def test_a_run_that_goes_on_in_a_later_epoch_ends_like_one_that_was_never_stoppe
         assert_same(killed, result.folder)
 
 
+@pytest.mark.slow
 def test_a_generation_batch_of_more_prompts_than_cases_trains(train: Train) -> None:
     """TRL's sampler gives no batch at all then, and the run would end after 0 steps."""
     result = train(Vowels(2), epochs=1, eval_cases=0, max_steps=None, trl={"steps_per_generation": 8}, batch_size=2)
@@ -153,48 +154,7 @@ def test_a_generation_batch_of_more_prompts_than_cases_trains(train: Train) -> N
     assert Counter(cases_of(result.folder)) == {0: 4, 1: 4}
 
 
-def test_several_epochs_end_with_the_weights_of_plain_trl(train: Train, small_model: Path, tmp_path: Path) -> None:
-    result = train(
-        Vowels(6), epochs=3, max_steps=None, rl_prompts_per_step=2, batch_size=8, eval_cases=0, warmup_ratio=0.1
-    )
-
-    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        ended = tokenizer.eos_token_id  # TRL's `completions` lack the special tokens that the model wrote
-        texts = [tokenizer.decode(ids[:-1] if ids[-1] == ended else ids) for ids in completion_ids]
-        return [Vowels().score_episode(None, None, text, 0) for text in texts]
-
-    config = GRPOConfig(
-        output_dir=str(tmp_path), num_train_epochs=3, per_device_train_batch_size=8, num_generations=4,
-        warmup_steps=0.1, max_completion_length=6, top_k=TrainConfig().rl_top_k, learning_rate=1e-3,
-        loss_type="grpo", use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True,
-        optim="adamw_torch",
-    )  # fmt: skip
-    from transformers import AutoTokenizer, set_seed
-
-    set_seed(42)
-    tokenizer = AutoTokenizer.from_pretrained(small_model, padding_side="left")
-    rows = Dataset.from_list(Vowels(6).build_dataset(None))
-    plain = GRPOTrainer(
-        model=str(small_model), reward_funcs=reward, args=config, train_dataset=rows, processing_class=tokenizer
-    )
-    plain.train()
-    plain.save_model(str(tmp_path / "plain"))
-
-    from tests.training.conftest import difference
-
-    assert result.steps == plain.state.global_step == 9
-    assert difference(tmp_path / "plain", result.model) == 0.0
-
-
 # -- runs that would train nothing
-
-
-def test_a_run_of_one_step_is_not_spent_on_warming_up(train: Train, small_model: Path) -> None:
-    from tests.training.conftest import difference
-
-    result = train(Vowels(), max_steps=1, eval_cases=0, warmup_ratio=0.1)
-    assert result.history[0]["learning_rate"] == 1e-3
-    assert difference(result.model, small_model) > 1e-4
 
 
 def arguments_of(tmp_path: Path, **options: Any) -> GRPOConfig:
@@ -238,8 +198,3 @@ def test_a_run_in_which_nothing_could_be_learned_says_so(
     assert "or were truncated (rl_mask_truncated_completions=True)" in said
     assert result.status == "finished"
     assert difference(result.model, small_model) == 0.0
-
-
-def test_a_run_that_learned_says_nothing_of_the_kind(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    train(Vowels(), max_steps=1, eval_cases=0)
-    assert "anything to learn" not in capsys.readouterr().err

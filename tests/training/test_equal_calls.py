@@ -43,6 +43,7 @@ def records(played: Path, rank: int) -> list[dict[str, Any]]:
     return list(read_lines(played / "run" / "rollouts" / f"rank{rank}.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_answer_is_the_one_to_its_own_prompt(played: Path, rank: int) -> None:
     for record in records(played, rank):
@@ -53,20 +54,7 @@ def test_every_answer_is_the_one_to_its_own_prompt(played: Path, rank: int) -> N
         assert record["error"] is None
 
 
-def test_the_processes_had_different_numbers_of_episodes_under_way(played: Path) -> None:
-    """Or the other test would show nothing."""
-    differences = 0
-    for step in range(1, 5):
-        turns = [
-            [len(r["turns"]) for r in records(played, rank) if r["step"] == step and "eval_phase" not in r]
-            for rank in (0, 1)
-        ]
-        assert len(turns[0]) == len(turns[1]) == 12
-        live = [[sum(count > number for count in counts) for number in range(6)] for counts in turns]
-        differences += sum(one != other for one, other in zip(*live, strict=True))
-    assert differences > 4
-
-
+@pytest.mark.slow
 def test_the_server_is_handed_all_weights_before_it_is_asked_with_a_new_policy(played: Path, small_model: Path) -> None:
     """What TRL's own way comes to, as far as it can be seen without GPUs: which calls, in which order, with what."""
     calls = list(read_lines(played / "calls"))
@@ -84,6 +72,7 @@ def test_the_server_is_handed_all_weights_before_it_is_asked_with_a_new_policy(p
     assert any(not torch.equal(last[name], weight) for name, weight in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_server_is_asked_for_equally_many_answers_by_both(played: Path) -> None:
     asked = Counter(int(line) % 2 for line in (played / "asked").read_text().split())
     assert asked[0] > 0

@@ -24,26 +24,11 @@ from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalResult
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
 from aitrain.training.run_context import RunContext
+from tests import finished_runs
+from tests.finished_runs import FinishedRuns, Words
 from tests.served.running import served
 
 Records = list[dict[str, Any]]
-
-
-class Words:
-    """Prompts of different lengths, so that batches are padded; scores vowels."""
-
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}" + "a" * (number % 5)} for number in range(30)]
-
-    def score_episode(self, completion: str) -> float:
-        return sum(letter in "aeiou" for letter in completion) / max(1, len(completion))
-
-
-class Ranked(Words):
-    """Scores the samples of a case together: the share of the others that are not longer."""
-
-    def score_group(self, completions: list[str]) -> list[float]:
-        return [sum(len(one) <= len(other) for one in completions) / len(completions) for other in completions]
 
 
 class FailsOn(Words):
@@ -99,22 +84,21 @@ def records(folder: Path) -> Records:
     return [{name: value for name, value in record.items() if name != "seconds"} for record in found]
 
 
-@pytest.mark.parametrize("environment", [Words, Ranked])
 def test_an_eval_that_was_killed_five_times_ends_with_the_records_of_one_that_was_not(
-    evaluate: Callable[..., EvalResult], environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluate: Callable[..., EvalResult], finished: FinishedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed while a batch is played, and while its records are written; batches have rows of several lengths."""
-    whole = evaluate("whole", environment(), eval_samples=3)
-    assert len(records(tmp_path / "whole")) == 12 * 3 + 12
+    whole = EvalResult.read(finished.make("eval"))
+    assert len(records(finished.make("eval"))) == 12 * 3 + 12
 
     for kill in range(5):
         with monkeypatch.context() as patch:
             patch.setattr(job, "append_lines", killed_writing(batches=kill, lines=kill))
             with pytest.raises(SystemExit):
-                evaluate("killed", environment(), eval_samples=3)
-    resumed = evaluate("killed", environment(), eval_samples=3)
+                evaluate("killed", Words(), eval_samples=3)
+    resumed = evaluate("killed", Words(), eval_samples=3)
 
-    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    assert records(tmp_path / "killed") == records(finished.make("eval"))
     same = ("scores", "pass_at", "solved", "lengths", "stops", "tokens", "cases")
     assert [getattr(resumed, name) for name in same] == [getattr(whole, name) for name in same]
 
@@ -136,11 +120,10 @@ def killed_writing(batches: int, lines: int) -> Callable[[Path, Any], None]:
 
 
 def test_nothing_is_played_twice_and_progress_counts_what_was_recorded(
-    evaluate: Callable[..., EvalResult], tmp_path: Path
+    evaluate: Callable[..., EvalResult], finished: FinishedRuns, tmp_path: Path
 ) -> None:
-    evaluate("done", Words())
-    before, played = records(tmp_path / "done"), list[Event]()
-    again = evaluate("done", Words(), played.append)
+    before, played = records(finished.copy("eval", tmp_path / "done")), list[Event]()
+    again = evaluate("done", Words(), played.append, eval_samples=3)
     assert records(tmp_path / "done") == before
     assert again.cases == 12
     assert not [event for event in played if isinstance(event, Evaluating)]
@@ -207,33 +190,6 @@ def test_failures_are_apart_and_an_environment_that_only_fails_ends_the_eval(
         evaluate("all", FailsOn(*range(30)))
 
 
-def test_all_cases_can_be_played_where_no_training_needs_them(evaluate: Callable[..., EvalResult]) -> None:
-    assert evaluate("all", Words(), eval_cases=1000, decoding="greedy").cases == 30
-
-
-def test_cases_that_the_models_run_was_trained_on_are_counted_and_noted(
-    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path
-) -> None:
-    """The run held 5 of 30 cases out; those are the first that an eval plays."""
-    trained = RunFolder.create(
-        TrainConfig(model=str(small_model), output_dir=str(tmp_path), project_name="run", eval_cases=5)
-    )
-    trained.write_config(TrainConfig(eval_cases=5))
-    shutil.copytree(small_model, trained.model)
-    notes = list[str]()
-
-    def hear(event: Event) -> None:
-        if isinstance(event, Note):
-            notes.append(event.text)
-
-    of_run = {"model": str(trained.path), "decoding": "greedy"}
-    assert evaluate("same", Words(), hear, **of_run, eval_cases=5).overlap == 0
-    assert not notes
-    more = evaluate("more", Words(), hear, **of_run, eval_cases=1000)
-    assert (more.cases, more.overlap) == (30, 25)
-    assert any("25 of 30 cases were trained on" in note for note in notes)
-
-
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
@@ -256,9 +212,8 @@ def test_an_eval_without_a_case_is_refused(
 @pytest.mark.parametrize(
     ("recorded", "count"),
     [
-        ({"class": "Words", "file": __file__}, 25),  # as a file or as a module
-        ({"class": "Words", "file": "/moved.py", "sha256": source_hash([Path(__file__)])}, 25),
-        ({"class": "Ranked", "file": __file__}, 0),
+        ({"class": "Words", "file": finished_runs.__file__}, 25),  # as a file or as a module
+        ({"class": "Words", "file": "/moved.py", "sha256": source_hash([Path(finished_runs.__file__)])}, 25),
         ({"class": "Words", "file": "/other.py", "sha256": "0"}, 0),
     ],
 )
@@ -275,13 +230,12 @@ def test_cases_that_were_trained_on_are_counted_however_the_environment_is_named
 
 
 def test_an_environment_that_has_changed_is_not_mixed_with_what_was_scored(
-    evaluate: Callable[..., EvalResult], tmp_path: Path
+    evaluate: Callable[..., EvalResult], finished: FinishedRuns, tmp_path: Path
 ) -> None:
-    evaluate("changes", Words(), decoding="greedy")
-    folder = RunFolder(tmp_path / "changes")
+    folder = RunFolder(finished.copy("eval", tmp_path / "changes"))
     write_json(folder.environment, {**read_object(folder.environment), "sha256": "another"})
-    with pytest.raises(ConfigError, match=r"environment: .*test_eval_job\.py has changed since this eval began"):
-        evaluate("changes", Words(), decoding="greedy")
+    with pytest.raises(ConfigError, match=r"environment: .*finished_runs\.py has changed since this eval began"):
+        evaluate("changes", Words(), eval_samples=3)
 
 
 def test_an_eval_of_a_served_environment_goes_on_until_the_server_has_another_one(
@@ -296,6 +250,7 @@ def test_an_eval_of_a_served_environment_goes_on_until_the_server_has_another_on
             evaluate("remote", client, decoding="greedy")
 
 
+@pytest.mark.slow
 def test_an_eval_with_several_turns_and_tools_does_not_import_trl(small_model: Path, tmp_path: Path) -> None:
     """In a process of its own, as the worker runs it; TRL's templates are used all the same."""
     config = EvalConfig(model="tiny", output_dir=str(tmp_path), project_name="tools", rl_env="envs.hotel_booking",

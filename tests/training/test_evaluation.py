@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from rich.console import Console
 
-from aitrain import Result, Score, TrainConfig
-from aitrain.environment.dataset import Cases
-from aitrain.environment.failure_count import FailureCount
+from aitrain import Result, Score
 from aitrain.environment.runner import start_runner
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
-from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import Limits
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.model_reference import read_model, run_options
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate, recorded_before
-from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.ui.summary import held_out_curve, scores, summary
 from aitrain.ui.terminal import score_table
-from tests.environments.dictionary_lookup import DictionaryLookup
 from tests.environments.vowels import Vowels
-from tests.rollout.scripted import END, Letters, Scripted
-from tests.test_old_run import OLD_RUN
 
 Train = Callable[..., Result]
 
@@ -112,6 +99,7 @@ class Sampled(Vowels):
         return Score(float(len(completion) % 2 == 0), metrics | {"length": len(completion)})
 
 
+@pytest.mark.slow
 def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> None:
     result = train(Repeats(), max_steps=1)
 
@@ -120,38 +108,6 @@ def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> No
     assert values["after"]["mean"] == result.score_after == 0.375
     assert values["after"]["count"] == values["change"]["count"] == 4
     assert computed(result.folder) == result_of(result)["scores"]
-
-
-def test_evaluation_needs_neither_a_trainer_nor_a_run_folder() -> None:
-    """Two samples of each case; the first of case 1 is on record."""
-    engine, recorded, written = Scripted(lambda text: "even$" if "0?" in text else "odd$"), {(1, 0): 0.5}, []
-    config = TrainConfig()
-    with closing(start_runner(EvenLength(), config)) as runner:
-        rollout = Rollout(runner, engine, ChatFormat(Letters()), Limits(9, 99), END)
-        rollouts = PolicyRollouts(rollout, Accelerator(cpu=True), 0, print, FailureCount(), nullcontext, lambda: 7)
-        with closing(rollouts):
-            plan = EvalPlan(Cases([{"prompt": f"{n}?"} for n in range(2)], range(2)), samples=2)
-            once = evaluate(rollouts, plan, EvalPhase("eval", 7, 7), written.extend)
-            again = evaluate(
-                rollouts, replace(plan, recorded={"sampled": recorded}), EvalPhase("eval", 7, 7), written.extend
-            )
-
-    assert (once.sampled, once.greedy) == ({"0": [1.0, 1.0], "1": [0.0, 0.0]}, {"0": [1.0], "1": [0.0]})
-    assert again.sampled == {"1": [0.5, 0.0], "0": [1.0, 1.0]}
-    assert [(r.eval_phase, r.row_number, r.sample, r.weight_version) for r in written[:6]] == [
-        *(("eval_sampled", row, sample, 7) for row in range(2) for sample in range(2)),
-        *(("eval_greedy", row, 0, 7) for row in range(2)),
-    ]
-    assert [(r.eval_phase, r.row_number, r.sample) for r in written[6:9]] == [
-        ("eval_sampled", 0, 0), ("eval_sampled", 0, 1), ("eval_sampled", 1, 1)
-    ]  # fmt: skip
-
-
-class EvenLength:
-    """Scores 1 for an answer of even length."""
-
-    def score_episode(self, completion: str) -> float:
-        return float(len(completion) % 2 == 0)
 
 
 def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> None:
@@ -184,16 +140,7 @@ def test_a_case_is_sampled_as_often_as_asked_and_once_greedily(sampled_run: Resu
     assert result_of(sampled_run)["eval_samples"] == 3
 
 
-def test_metrics_of_the_environment_are_means_over_the_episodes_that_have_them(sampled_run: Result) -> None:
-    records = [
-        record for record in read_lines(sampled_run.folder / "rollouts" / "rank0.jsonl") if "eval_phase" not in record
-    ]
-    for line in [line for line in sampled_run.history if "eval_score" not in line]:
-        for name in ("length", "ends_in_a"):
-            values = [r["metrics"][name] for r in records if r["step"] == line["step"] and name in r["metrics"]]
-            assert line.get(f"env/{name}") == (pytest.approx(fmean(values)) if values else None)
-
-
+@pytest.mark.slow
 def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None:
     """With more cases and samples, what is missing is played with the initial policy; with fewer, the rest is left."""
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
@@ -218,21 +165,6 @@ def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None
     assert shrunk.greedy_before == fmean(
         r["score"] for r in evaluations(shrunk.folder, "before_greedy") if r["row_number"] in rows
     )
-
-
-def test_what_a_run_of_the_earlier_format_scored_before_training_is_on_record() -> None:
-    """The held-out cases of tests/data/old_run are its rows 0 and 5; a row with another prompt is another case."""
-    rows = [{**row, "prompt": row["prompt"] if number else "another"} for number, row in enumerate(old_rows())]
-    recorded = recorded_before(RunFolder(OLD_RUN), Cases(rows, [0, 5]))
-    assert recorded == {
-        "sampled": {(5, 0): pytest.approx(1 / 3), (5, 1): pytest.approx(7 / 12)},
-        "greedy": {(5, 0): 1.0},
-    }
-    assert len(recorded_before(RunFolder(OLD_RUN), Cases(old_rows(), [0, 5]))["sampled"]) == 4
-
-
-def old_rows() -> list[dict[str, Any]]:
-    return DictionaryLookup(" One word.").build_dataset()
 
 
 def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) -> None:
@@ -271,6 +203,7 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
         assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
 
 
+@pytest.mark.slow
 def test_a_damaged_best_checkpoint_leaves_the_last_step_as_the_model_and_says_so(
     train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -301,6 +234,7 @@ def test_a_damaged_best_checkpoint_leaves_the_last_step_as_the_model_and_says_so
     assert "model/ has the weights of the last step, 3." in note
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_other_held_out_cases_chooses_among_scorings_of_those(train: Train) -> None:
     """By one case step 1 was the best, with 0.9; by two there is one scoring, of step 2, that came to 0.3."""
     told = chain([0.1] * 4, [0.9] * 2, [0.2] * 2, [0.5] * 2, repeat(0.3))
@@ -360,20 +294,3 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
         evaluated = eval_job.run(RunContext(config, RunFolder.create(config), runner, lambda _: None))
     assert (evaluated.cases, evaluated.overlap) == (6, 0)
     assert evaluated.scores["sampled"] == values["scores"]["sampled"]["after"]
-
-
-def test_the_last_step_is_scored_with_new_samples_too_where_it_is_the_best(train: Train) -> None:
-    told = iter([0.1, 0.1, 0.2, 0.2, 0.9, 0.9, 0.4, 0.4])
-
-    class Told(Vowels):
-        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return [{"prompt": "tell it", "case_idx": -1}]
-
-        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-            return next(told) if case_idx == -1 else len(completion) % 5 / 5
-
-    result = train(Told(), max_steps=2, eval_strategy="steps", eval_steps=1, save_best=True)
-
-    values = result_of(result)
-    assert (values["model_step"], values["score_after"], values["selection_score"]) == (2, 0.4, 0.9)
-    assert math.isclose(values["scores"]["sampled"]["change"]["mean"], 0.3)

@@ -7,7 +7,6 @@ on: to TRL, to peft, to an engine, to the environment's calls, to a file or to a
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -38,9 +37,7 @@ from aitrain.jobs import grpo, worker
 from aitrain.jobs.environment_check import note_findings
 from aitrain.launch import managed_server, preflight, processes
 from aitrain.launch.processes import Processes
-from aitrain.options.documentation import help_text
-from aitrain.options.option import Option, options_of
-from aitrain.options.reading import resolve
+from aitrain.options.option import options_of
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
@@ -590,12 +587,3 @@ def test_an_option_does_something(name: str) -> None:
     assert not isinstance(shown, TrainConfig)
     assert shown == effect.observe(without), "what is observed differs by itself"
     assert shown != effect.observe(with_it), f"{name} changes nothing: remove it, or let it do what its sentence says"
-
-
-@pytest.mark.parametrize("option", options_of(TrainConfig), ids=lambda option: option.name)
-def test_an_option_is_read_from_a_file_and_is_in_the_help(option: Option, here: Path) -> None:
-    effect = EFFECTS[option.name]
-    (here / "run.yaml").write_text(json.dumps({**effect.others, option.name: effect.value}))
-    read = resolve(TrainConfig, here / "run.yaml")
-    assert read == TrainConfig(**effect.others | {option.name: effect.value})
-    assert option.flag + " " in help_text(TrainConfig).replace("\n", " \n")

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import os
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import aitrain
-from aitrain import EnvironmentFailed, Result, TrainConfig
+from aitrain import EnvironmentFailed, Result
 from aitrain.engines.hf import HFEngine
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training import held_out_scoring
 from aitrain.training.evaluation import EvalPhase, EvalScores, evaluate
 from tests.environments.ill import SHARES, Gone, illness_of
+from tests.training.conftest import rollouts
 from tests.training.scripted_policy import scripted
+from tests.training.test_processes import Command
 
 Train = Callable[..., Result]
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "ill.py"
@@ -37,49 +36,23 @@ LINES = {"raise": 'raise RuntimeError("ill")', "sleep": "time.sleep(3600)", "spi
 """Where they happen."""
 
 
-class Command:
-    """`aitrain grpo` on the small model, in a folder of its own, and what is left of its processes."""
+class IllCommand(Command):
+    """`aitrain grpo` with an environment of ill.py, whose processes note their ids."""
 
-    def __init__(self, model: Path, folder: Path, aitrain: Path) -> None:
-        self.model, self.folder, self.notes, self.aitrain = model, folder, folder / "notes", aitrain
-        self.notes.mkdir()
-
-    def run(self, environment: str, *flags: str, **given: Any) -> subprocess.CompletedProcess[str]:
-        named = [
-            f"--model={self.model}",
-            f"--rl-env={ENVIRONMENTS}:{environment}",
-            f"--rl-env-config={json.dumps(given)}",
-        ]
-        short = ["--rl-kl-coef=0", "--save-strategy=no", "--eval-strategy=no", "--project-name=run", "--output-dir=."]
-        command = [str(self.aitrain), "grpo", *named, *short, *flags]
-        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NOTES": str(self.notes)}
-        return subprocess.run(
-            command, cwd=self.folder, env=variables, capture_output=True, text=True, check=False, timeout=500
-        )
-
-    @property
-    def all_records(self) -> list[dict[str, Any]]:
-        return [r for file in (self.folder / "run" / "rollouts").glob("*.jsonl") for r in read_lines(file)]
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """Those of training."""
-        return [record for record in self.all_records if "eval_phase" not in record]
+    def play(self, environment: str, *flags: str, **given: Any) -> subprocess.CompletedProcess[str]:
+        place = [f"--rl-env={ENVIRONMENTS}:{environment}", f"--rl-env-config={json.dumps(given)}"]
+        return self.run(environment, *place, "--save-strategy=no", "--eval-strategy=no", *flags)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         return list(read_lines(self.folder / "run" / "metrics.jsonl"))
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "run" / "train.log").read_text()
 
     def is_saved(self) -> bool:
         return (self.folder / "run" / "model" / "model.safetensors").exists()
 
     def pids(self) -> list[int]:
         """Of the processes that the environment's code ran in, and of those that started them."""
-        return [int(note.name) for note in self.notes.iterdir()]
+        return [int(note.name) for note in (self.folder / "notes").iterdir()]
 
     def left(self) -> list[str]:
         """Processes that still run: all that the command starts has its working directory."""
@@ -101,8 +74,12 @@ def notes_of_training(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture
-def command(small_model: Path, tmp_path: Path, preloaded_aitrain: Path) -> Iterator[Command]:
-    command = Command(small_model, tmp_path, preloaded_aitrain / "aitrain")
+def command(
+    small_model: Path, tmp_path: Path, preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[IllCommand]:
+    (tmp_path / "notes").mkdir()
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    command = IllCommand(small_model, tmp_path, str(preloaded_aitrain / "aitrain"))
     yield command
     assert command.left() == []
 
@@ -110,10 +87,10 @@ def command(small_model: Path, tmp_path: Path, preloaded_aitrain: Path) -> Itera
 # -- a run that survives
 
 
-def check_records(command: Command, shares: dict[str, float]) -> None:
+def check_records(command: IllCommand, shares: dict[str, float]) -> None:
     """Every episode has come to what was to befall it, and the metrics say the same."""
     found: Counter[str] = Counter()
-    for record in command.records:
+    for record in command.records():
         illness = illness_of(record["case_idx"], record["completion"], shares)
         found[illness or "none"] += 1
         if illness is None:
@@ -134,39 +111,25 @@ def check_records(command: Command, shares: dict[str, float]) -> None:
         assert share / 3 < measured < share * 3
 
 
-def test_a_run_survives_an_environment_that_raises_hangs_and_crashes_in_processes(command: Command) -> None:
-    done = command.run(
-        "Ill", "--rl-env-isolation=process", "--rl-env-timeout=1", "--rl-env-workers=16", "--max-steps=30",
+@pytest.mark.slow
+def test_a_run_survives_an_environment_that_raises_hangs_and_crashes_in_processes(command: IllCommand) -> None:
+    done = command.play(
+        "Ill", "--rl-env-isolation=process", "--rl-env-timeout=3", "--rl-env-workers=16", "--max-steps=10",
         "--rl-prompts-per-step=3", "--rl-num-generations=8", "--batch-size=24", "--rl-max-new-tokens=4", "--lr=3e-3",
-        notes=str(command.notes),
+        notes=str(command.folder / "notes"),
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert len(command.records) == 30 * 24
+    assert len(command.records()) == 10 * 24
     check_records(command, SHARES)
-    rewards = [line["reward"] for line in command.metrics]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 0.2
     for kind in set(KINDS.values()):
         assert (
             notes_of_training(done).count({"not_finite": "returned nan", "timed_out": "timed out"}.get(kind, kind)) == 1
         )
     assert len(command.pids()) > sum(
-        record["error"]["kind"] == "crashed" for record in command.records if record["error"]
+        record["error"]["kind"] == "crashed" for record in command.records() if record["error"]
     )
     assert not [pid for pid in command.pids() if Path(f"/proc/{pid}").exists()]
-
-
-def test_a_run_survives_an_environment_that_raises_and_hangs_in_threads(command: Command) -> None:
-    shares = {"raise": 0.15, "sleep": 0.15, "nan": 0.15}
-    done = command.run(
-        "Ill", "--rl-env-timeout=1", "--max-steps=5", "--rl-prompts-per-step=6", "--batch-size=24",
-        "--rl-max-new-tokens=4", notes=str(command.notes), shares=shares,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    assert len(command.records) == 5 * 24
-    check_records(command, shares)
-    assert command.is_saved()
 
 
 # -- one episode of each group
@@ -219,8 +182,6 @@ ILLNESSES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
 }  # fmt: skip
 """What happens in one episode of each group, which kind of failure that is, and what is said of it."""
 
-SOME = ["raises", "exits", "interrupts", "none", "nan", "huge", "text", "dict"]
-
 
 class Plain:
     """`score_episode`; each case has its illness."""
@@ -238,21 +199,10 @@ class Plain:
         return ILLNESSES[illness][0]() if illness and completion == "ill" else SCORES.get(completion, 0.0)
 
 
-class Dialogue(Plain):
-    """`episode`."""
-
-    illnesses, place = tuple(SOME), "episode"
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, illness: str) -> Generator[None, str, Any]:
-        completion = yield
-        return Plain.score_episode(self, completion, illness)
-
-
 class Object(Plain):
     """`start` and `score`."""
 
-    illnesses, place = (*SOME, "raises_later"), "score"
+    illnesses, place = ("raises", "exits", "interrupts", "none", "nan", "text", "raises_later"), "score"
     score_episode = None  # type: ignore[assignment]
 
     def start(self, illness: str) -> Object:
@@ -272,54 +222,46 @@ def answer_with(patch: pytest.MonkeyPatch, answer: Callable[[int, str], str]) ->
     patch.setattr(HFEngine, "sample", scripted(lambda position, text: answer(position, text) + "<|im_end|>"))
 
 
-TABLES = [(Plain, "thread"), (Plain, "process"), (Dialogue, "thread"), (Object, "process"), (Object, "thread")]
-ROWS = [(table, illness) for table in TABLES for illness in table[0].illnesses]
-
-
-@pytest.fixture(scope="module")
-def played(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
-    """`played(environment, isolation)`: two steps in which one episode of each group has its case's illness."""
-    results: dict[Any, Result] = {}
-
-    def run(environment: type[Plain], isolation: Any) -> Result:
-        if (environment, isolation) not in results:
-            config = TrainConfig(
-                model=str(small_model), output_dir=str(tmp_path_factory.mktemp("runs")), max_steps=2, lr=1e-3,
-                rl_max_new_tokens=6, rl_kl_coef=0.0, save_strategy="no", eval_strategy="no", batch_size=4,
-                rl_prompts_per_step=len(environment.illnesses), rl_env_isolation=isolation, rl_env_timeout=20.0,
-            )  # fmt: skip
-            with pytest.MonkeyPatch.context() as patch:
-                answer_with(patch, lambda position, _: ANSWERS[position % 4])
-                results[environment, isolation] = aitrain.train(config, environment=environment())
-        return results[environment, isolation]
-
-    return run
-
-
-def rollouts(result: Result) -> list[dict[str, Any]]:
-    records = [record for file in result.folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
-    return [record for record in records if "eval_phase" not in record]
-
-
 @pytest.mark.parametrize(
-    ("table", "illness"), ROWS, ids=[f"{table[0].__name__}-{table[1]}-{illness}" for table, illness in ROWS]
+    ("environment", "isolation"),
+    [(Plain, "thread"), (Object, "process")],
 )
-def test_an_episode_that_has_no_score_is_left_out_of_its_group(
-    played: Callable[..., Result], table: tuple[type[Plain], str], illness: str
+def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_kind(
+    environment: type[Plain], isolation: str, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, kind, told = ILLNESSES[illness]
-    records = [r for r in rollouts(played(*table)) if r["case_idx"] == table[0].illnesses.index(illness)]
-    ill, others = records[2::4], [record for record in records if record["completion"] != "ill"]
+    """Two steps, in which one episode of each group has its case's illness."""
+    answer_with(monkeypatch, lambda position, _: ANSWERS[position % 4])
+    count = len(environment.illnesses)
+    result = train(
+        environment(), max_steps=2, eval_cases=0, batch_size=4 * count, rl_prompts_per_step=count,
+        rl_env_isolation=isolation, rl_env_timeout=20.0, rl_check=False,
+    )  # fmt: skip
 
-    assert [record["completion"] for record in records] == ANSWERS * 2
-    for record in ill:
+    assert len(rollouts(result)) == 2 * 4 * count
+    for number, illness in enumerate(environment.illnesses):
+        records = [record for record in rollouts(result) if record["case_idx"] == number]
+        assert [record["completion"] for record in records] == ANSWERS * 2
+        check_group(records, *ILLNESSES[illness][1:], environment.place)
+    kinds = Counter(ILLNESSES[illness][1] for illness in environment.illnesses)
+    for line in result.history:
+        failed = {name.removeprefix("failed/"): share for name, share in line.items() if name.startswith("failed/")}
+        assert failed == pytest.approx({kind: kinds[kind] / count / 4 for kind in failed})
+        assert sum(failed.values()) == pytest.approx(line["stopped/env_error"])
+        assert line["unscored"] == 0.25
+        assert line["reward"] == pytest.approx(sum(SCORES.values()) / 3)
+
+
+def check_group(records: list[dict[str, Any]], kind: str | None, told: str, place: str) -> None:
+    """The third episode of each group has no score; the others' advantages are those of a group of three."""
+    for record in records[2::4]:
         assert (record["score"], record["advantage"]) == (None, 0.0)
         assert record["stop"] == ("env_error" if kind else "done")
         if kind is None:
             assert record["error"] is None
             continue
-        assert (record["error"]["kind"], record["error"]["place"]) == (kind, table[0].place)
+        assert (record["error"]["kind"], record["error"]["place"]) == (kind, place)
         assert told in record["error"]["message"]
+    others = [record for record in records if record["completion"] != "ill"]
     scores = torch.tensor(list(SCORES.values()))
     advantages = (scores - scores.mean()) / (scores.std() + 1e-4)
     for record, score, advantage in zip(others, [*SCORES.values()] * 2, [*advantages.tolist()] * 2, strict=True):
@@ -327,68 +269,28 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group(
         assert record["advantage"] == pytest.approx(advantage, abs=1e-5)
 
 
-@pytest.mark.parametrize("table", TABLES, ids=[f"{table[0].__name__}-{table[1]}" for table in TABLES])
-def test_the_metrics_count_the_failures_by_kind(played: Callable[..., Result], table: tuple[type[Plain], str]) -> None:
-    kinds = Counter(ILLNESSES[illness][1] for illness in table[0].illnesses)
-    history = played(*table).history
-
-    assert [line["step"] for line in history] == [1, 2]
-    for line in history:
-        failed = {name.removeprefix("failed/"): share for name, share in line.items() if name.startswith("failed/")}
-        for kind, share in failed.items():
-            assert share == pytest.approx(kinds[kind] / kinds.total() / 4)
-        assert sum(failed.values()) == pytest.approx(line["stopped/env_error"])
-        assert line["unscored"] == 0.25
-        assert line["reward"] == pytest.approx(sum(SCORES.values()) / 3)
-
-
-class Leaves(Plain):
-    """Async methods share one loop."""
-
-    async def score_episode(self, completion: str, illness: str) -> Any:  # type: ignore[override]
-        if illness and completion == "ill":
-            raise SystemExit(2)
-        await asyncio.sleep(0.2)
-        return SCORES.get(completion, 0.0)
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_an_async_method_that_exits_is_a_failure_of_its_own_episode_only(
-    train: Train, monkeypatch: pytest.MonkeyPatch, isolation: str
-) -> None:
-    answer_with(monkeypatch, lambda position, _: ANSWERS[position % 4])
-    result = train(Leaves(), max_steps=1, rl_prompts_per_step=2, rl_env_timeout=10.0, rl_env_isolation=isolation)
-
-    for record in rollouts(result):
-        assert (record["error"] or {}).get("kind") == ("raised" if record["completion"] == "ill" else None)
-        assert record["score"] == SCORES.get(record["completion"])
-
-
 # -- nothing works any more
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--rl-env-isolation=thread"],
-        ["--rl-env-isolation=process"],
-        ["--num-processes=2", "--rl-env-isolation=process"],
-    ],
-    ids=" ".join,
-)
-def test_a_run_whose_environment_has_stopped_working_ends_after_three_batches_and_is_saved(
-    command: Command, flags: list[str]
+@pytest.mark.slow
+def test_a_run_of_two_processes_whose_environment_has_stopped_working_ends_after_three_batches_and_is_saved(
+    command: IllCommand,
 ) -> None:
-    done = command.run("Gone", "--max-steps=20", "--rl-max-new-tokens=4", *flags)
+    done = command.play(
+        "Gone", "--max-steps=20", "--rl-max-new-tokens=4", "--num-processes=2", "--rl-env-isolation=process"
+    )
+    check_end(command, done)
+    assert [line["failed/raised"] for line in command.metrics] == [1.0, 1.0]
 
+
+def check_end(command: IllCommand, done: subprocess.CompletedProcess[str]) -> None:
+    """The run has failed as its environment has stopped working, says so once, and is saved."""
     assert done.returncode == 3, done.stderr
     assert "The environment failed on every episode of 3 batches in a row" in done.stderr
     notes, _, error = notes_of_training(done).partition("aitrain: ")
     assert [text.count("RuntimeError: the board is gone") for text in (notes, error)] == [1, 1]
     assert 'raise RuntimeError("the board is gone")' in done.stderr
     assert "Traceback" not in done.stderr
-    assert {record["step"] for record in command.records} == {1, 2}
-    assert [line["failed/raised"] for line in command.metrics] == [1.0, 1.0]
     status, result = (
         json.loads((command.folder / "run" / name).read_text()) for name in ("status.json", "result.json")
     )
@@ -397,17 +299,16 @@ def test_a_run_whose_environment_has_stopped_working_ends_after_three_batches_an
     assert command.is_saved()
 
 
-def test_what_was_learned_before_the_environment_stopped_working_is_saved(command: Command) -> None:
-    done = command.run("Gone", "--max-steps=20", "--rl-max-new-tokens=4", calls=4 * 8)
+def test_what_was_learned_before_the_environment_stopped_working_is_saved(command: IllCommand) -> None:
+    done = command.play("Gone", "--max-steps=20", "--rl-max-new-tokens=4", calls=4 * 8)
 
-    assert done.returncode == 3, done.stderr
+    check_end(command, done)
     assert json.loads((command.folder / "run" / "result.json").read_text())["steps"] == 6
     assert [line["failed/raised"] for line in command.metrics] == [0.0] * 4 + [1.0] * 2
-    assert command.is_saved()
 
 
-def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_training(command: Command) -> None:
-    done = command.run("Gone", "--max-steps=20", "--rl-max-new-tokens=4", held_out=False)
+def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_training(command: IllCommand) -> None:
+    done = command.play("Gone", "--max-steps=20", "--rl-max-new-tokens=4", held_out=False)
 
     assert done.returncode == 3, done.stderr
     assert "The environment failed on all 1 held-out cases (raised)" in done.stderr
@@ -469,12 +370,13 @@ def test_a_run_whose_last_evaluation_has_no_scores_is_finished(train: Train, eva
     assert (result.model / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_calls_hang_in_threads_ends_with_the_advice_to_use_processes_and_is_saved(
-    command: Command,
+    command: IllCommand,
 ) -> None:
-    done = command.run(
+    done = command.play(
         "Hung", "--max-steps=20", "--rl-max-new-tokens=4", "--rl-env-timeout=0.5", "--rl-prompts-per-step=6",
-        "--rl-num-generations=8", "--batch-size=48", "--rl-max-failed=1",
+        "--rl-num-generations=8", "--batch-size=48", "--rl-max-failed=1", "--no-rl-check",
     )  # fmt: skip
 
     assert done.returncode == 3, done.stderr
@@ -492,17 +394,20 @@ def test_a_run_whose_calls_hang_in_threads_ends_with_the_advice_to_use_processes
 
 
 OVER = threading.Event()
-"""Set after the tests, so that none of their threads runs on."""
+"""Set after a test, so that none of its threads runs on."""
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture
 def nothing_endless() -> Iterator[None]:
+    OVER.clear()
     yield
     OVER.set()
 
 
 class Workshop:
     """One tool works, one is broken, one never comes back; the prompt says which to use."""
+
+    concurrent = True
 
     def build_dataset(self) -> list[dict[str, Any]]:
         return [{"prompt": [{"role": "user", "content": tool}]} for tool in ("works", "wrong", "broken", "endless")]
@@ -551,14 +456,15 @@ def use_the_tool(_: int, given: str) -> str:
     return f"<tool_call>\n{CALLS[asked]}\n</tool_call>"
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.usefixtures("nothing_endless")
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_tool_that_fails_is_the_environments_failure_and_a_wrong_call_is_the_models(
     train: Train, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     answer_with(monkeypatch, use_the_tool)
     result = train(
-        Workshop(), max_steps=1, rl_prompts_per_step=4, batch_size=16, rl_num_generations=4, rl_max_new_tokens=200,
-        rl_env_timeout=2.0, rl_env_isolation=isolation,
+        Workshop(), max_steps=1, rl_prompts_per_step=4, batch_size=8, rl_num_generations=2, rl_max_new_tokens=200,
+        eval_cases=0, rl_check=False, rl_env_timeout=3.0, rl_env_isolation=isolation,
     )  # fmt: skip
 
     by_case: dict[int, list[dict[str, Any]]] = {}
@@ -586,24 +492,17 @@ def test_a_tool_that_fails_is_the_environments_failure_and_a_wrong_call_is_the_m
 # -- what it prints
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_what_the_environment_prints_is_in_the_log_and_not_on_the_screen(command: Command, isolation: str) -> None:
-    done = command.run("Loud", "--max-steps=2", "--rl-max-new-tokens=100", f"--rl-env-isolation={isolation}")
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_what_the_environment_prints_is_in_the_log_and_not_on_the_screen(command: IllCommand, isolation: str) -> None:
+    done = command.play("Loud", "--max-steps=2", "--rl-max-new-tokens=100", f"--rl-env-isolation={isolation}")
 
     assert done.returncode == 0, done.stderr
     assert "said by" not in done.stdout + done.stderr
+    log = (command.folder / "run" / "train.log").read_text()
     places = (
-        "the module",
-        "__init__",
-        "build_dataset",
-        "start",
-        "get_tools",
-        "the tool",
-        "a program",
-        "step",
-        "score",
+        "the module", "__init__", "build_dataset", "start", "get_tools", "the tool", "a program", "step", "score",
         "close",
-    )
-    assert [place for place in places if f"said by {place}" not in command.log] == []
-    assert "said by a program to stderr" in command.log
-    assert command.log.count("said by the tool") == len(command.all_records)
+    )  # fmt: skip
+    assert [place for place in places if f"said by {place}" not in log] == []
+    assert "said by a program to stderr" in log
+    assert log.count("said by the tool") == len(list(read_lines(command.folder / "run" / "rollouts" / "rank0.jsonl")))

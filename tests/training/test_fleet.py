@@ -220,28 +220,6 @@ def test_a_server_that_is_back_during_a_batch_gets_the_present_weights_before_it
     assert paths.index(loaded) < paths.index("/v1/completions")
 
 
-def test_a_server_that_restarts_after_it_has_read_the_weights_reads_them_again(
-    servers: list[Slow], model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, engine = servers[0], fleet_of(servers[:1], DiskSync(model, tmp_path / "sync"))
-    run(engine.load_weights(0))
-
-    def read_and_restart(_: Any) -> tuple[int, Any]:
-        monkeypatch.undo()
-        one.restart()
-        return 200, {"results": [None]}
-
-    monkeypatch.setattr(one, "_collective_rpc", read_and_restart)
-    one.asked.clear()
-    run(engine.load_weights(1))
-    run(engine.settled(ask(engine, [1])))
-    assert one.version.endswith("-1-load-2")
-    paths = [path for path, _ in one.asked]
-    assert paths.count("/collective_rpc") == 2
-    assert paths.index("/v1/completions") > len(paths) - paths[::-1].index("/collective_rpc") - 1
-    assert engine.restarts == 1
-
-
 def test_a_server_that_was_cut_off_has_older_weights_of_this_run_and_gets_the_present_ones(
     servers: list[Slow], sync: Any
 ) -> None:
@@ -257,23 +235,6 @@ def test_a_server_that_was_cut_off_has_older_weights_of_this_run_and_gets_the_pr
     assert versions(servers)[2].endswith("-2-load-3")
     run(engine.load_weights(3))
     assert len(set(versions(servers))) == 1
-
-
-def test_a_server_that_answers_nothing_any_more_is_left_out_while_another_one_lives(
-    servers: list[Slow], sync: Any
-) -> None:
-    engine = fleet_of(servers, sync)
-    run(engine.load_weights(0))
-    servers[0].hangs = True
-    assert [completion.ids for completion in run(engine.settled(ask(engine, *([n] for n in range(9)))))] == [
-        [number, END] for number in range(9)
-    ]
-    servers[1].hangs = True
-    run(engine.load_weights(1))
-    assert [server.is_live for server in engine.fleet.servers] == [False, False, True]
-    servers[2].hangs = True
-    with pytest.raises(RunFailed, match="did not answer"):
-        run(engine.load_weights(2))
 
 
 def test_when_no_server_is_left_requests_wait_for_the_first_that_is_back(servers: list[Slow], sync: Any) -> None:
@@ -302,13 +263,6 @@ def test_when_all_servers_are_gone_for_good_the_run_ends_and_names_them(servers:
         run(ask(fleet_of(servers, give_up_reason=lambda: "The run was asked to stop."), [1]))
 
 
-def test_a_request_that_ends_each_server_is_not_repeated_for_ever(servers: list[Slow]) -> None:
-    for server in servers:
-        server.troubles = [lambda _: None] * 100
-    with pytest.raises(RunFailed, match="failed 5 times at the same request"):
-        run(ask(fleet_of(servers), [1]))
-
-
 def test_a_server_that_comes_back_and_takes_no_weights_is_left_out_and_that_is_said(
     servers: list[Slow], model: Any, tmp_path: Path
 ) -> None:
@@ -329,69 +283,6 @@ def test_a_server_that_comes_back_and_takes_no_weights_is_left_out_and_that_is_s
     assert len(notes) == 2
     assert "refuses /v1/load_lora_adapter: 404" in notes[1]
     assert engine.metrics["vllm/servers"] == 2
-
-
-def test_a_server_that_refuses_the_weights_while_the_work_ends_is_waited_for_no_longer(
-    servers: list[Slow], model: Any, tmp_path: Path
-) -> None:
-    engine = fleet_of(servers, AdapterSync(model, tmp_path / "sync"))
-    run(engine.load_weights(0))
-    servers[0].stop()
-    run(ask(engine, [1]))
-    servers[0].missing, servers[0].loads_for = {"/v1/load_lora_adapter"}, 0.2
-    servers[0].restart()
-
-    async def play() -> None:
-        await ask(engine, [1])
-        await until(lambda: engine.fleet.servers[0].is_loading)
-
-    run(asyncio.wait_for(engine.settled(play()), 20))
-    assert [server.is_live for server in engine.fleet.servers] == [False, True, True]
-
-
-def test_a_server_that_dies_while_it_is_compared_is_left_out_and_that_is_said(servers: list[Slow], sync: Any) -> None:
-    notes: list[str] = []
-    engine = fleet_of(servers, sync, notify=notes.append)
-
-    async def check(one: Engine) -> None:
-        if one.url == servers[1].url:
-            servers[1].stop()
-        await one.generate(GenerationRequest([1], 4))
-
-    engine.check = check
-    run(engine.load_weights(0))
-    assert [server.is_live for server in engine.fleet.servers] == [True, False, True]
-    assert len(notes) == 1
-    assert f"The vLLM server at {servers[1].url} is gone, 2 of 3 servers left: " in notes[0]
-
-
-def test_a_process_gives_the_weights_to_a_server_that_the_first_process_did_not_reach(
-    servers: list[Slow], sync: Any
-) -> None:
-    first, second = fleet_of(servers, sync), fleet_of(servers, type(sync)(sync.model, sync.folder, writes=False))
-    second.is_main_process = False
-    for step, is_reached in enumerate((True, False)):
-        servers[0].is_up = is_reached
-        run(first.load_weights(step))
-        servers[0].is_up = True
-        run(second.load_weights(step))
-        run(second.settled(ask(second, [1], [2], [3])))
-    assert servers[0].prompts == [[1], [1]]
-    assert versions(servers)[0].endswith("-1-load-2")
-
-
-def test_no_task_of_a_fleet_is_left_between_two_rollouts(servers: list[Slow]) -> None:
-    engine = fleet_of(servers)
-    servers[0].stop()
-
-    async def tasks() -> list[int]:
-        before = len(asyncio.all_tasks())
-        await ask(engine, [1], [2])
-        looking = len(asyncio.all_tasks())
-        await engine.settled(asyncio.sleep(0))
-        return [looking - before, len(asyncio.all_tasks()) - before]
-
-    assert run(tasks()) == [1, 0]
 
 
 # -- servers that are checked
@@ -470,6 +361,7 @@ SHORT: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_with_three_servers_one_of_which_dies_in_a_batch_is_the_run_with_one_server(
     train: Callable[..., Result], small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,6 +388,7 @@ def test_a_run_with_three_servers_one_of_which_dies_in_a_batch_is_the_run_with_o
     assert [record["turns"] for record in records] == [record["turns"] for record in alone]
 
 
+@pytest.mark.slow
 def test_each_server_is_compared_with_the_trainer(train: Callable[..., Result], small_model: Path) -> None:
     servers = [SmallServer(small_model), SmallServer(small_model, ignores=True)]
     try:

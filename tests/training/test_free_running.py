@@ -14,14 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from transformers import AutoTokenizer
 
-from aitrain import RunFailed, TrainConfig
+from aitrain import TrainConfig
 from aitrain.engines import live_servers
 from aitrain.engines.batching import BatchingEngine, BatchRow
-from aitrain.engines.sampling import Sampling
-from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -32,7 +29,7 @@ from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.training.episode_record import episode_record
 from aitrain.training.model import TINY_MODEL
-from tests.training.test_served import END, Fake, adapted, by, is_current, load, run
+from tests.training.test_served import END, Fake, adapted, by, load, run
 
 CASES = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}) for n in range(12)]
 LIMITS = Limits(turns=4, turn_tokens=6, episode_tokens=60, context=512)
@@ -145,9 +142,15 @@ def told(episodes: list[Episode]) -> list[Any]:
 TRAJECTORY = ("prompt_ids", "ids", "mask", "logprobs", "turns", "stop")
 
 
-@pytest.mark.parametrize("limits", [LIMITS, Limits(2, 9), Limits(5, 3, 90), Limits(9, 9, None, 150)], ids=str)
-@pytest.mark.parametrize("environment", [Talk, Tools])
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("environment", "isolation", "limits"),
+    [
+        (Talk, "thread", Limits(2, 9)),
+        (Talk, "thread", Limits(9, 9, None, 150)),
+        (Tools, "thread", LIMITS),
+        (Tools, "process", Limits(5, 3, 90)),
+    ],
+)
 def test_the_episodes_are_those_of_rounds(environment: type, isolation: str, limits: Limits) -> None:
     with closing(start_runner(environment(), TrainConfig(rl_env_isolation=isolation))) as runner:
         seeds = range(len(CASES))
@@ -180,62 +183,6 @@ def test_an_episode_does_not_wait_for_another_one() -> None:
     assert [episode.result.score for episode in episodes] == [1.0] * len(CASES)
 
 
-@pytest.mark.parametrize("runner", [{"rl_env_timeout": 0.3}], indirect=True)
-def test_an_environment_that_hangs_takes_one_episode_with_it(runner: EnvRunner) -> None:
-    is_over = threading.Event()
-
-    class Hangs(Talk):
-        def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
-            yield None
-            while case_idx == 5 and not is_over.wait(0.01):
-                pass
-            return 1.0
-
-    runner.environment = Hangs()
-    episodes = play(runner, OneByOne())
-    is_over.set()
-    assert [episode.stop for episode in episodes].count("env_timeout") == 1
-    assert episodes[5].stop == "env_timeout"
-    assert [episode.result.score for episode in episodes[:5]] == [1.0] * 5
-
-
-def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_environment(runner: EnvRunner) -> None:
-    class Slow(Talk):
-        def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
-            for _ in range(2):
-                yield "more "
-                time.sleep(0.02)
-            return 1.0
-
-    class Slower(OneByOne):
-        async def generate(self, request: GenerationRequest) -> Completion:
-            with self.clock.running("generate"):
-                await asyncio.sleep(0.02)
-            return await super().generate(request)
-
-    runner.environment = Slow()
-    engine = Slower()
-    play(runner, engine)
-    seconds = engine.clock.take()
-    assert seconds["generate"] >= 0.04
-    assert seconds["environment"] >= 0.02
-
-
-def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(runner: EnvRunner) -> None:
-    class Fails(OneByOne):
-        async def generate(self, request: GenerationRequest) -> Completion:
-            raise RunFailed("the server is gone")
-
-    with pytest.raises(RunFailed, match="the server is gone"):
-        play(runner, Fails())
-    assert told(play(runner, OneByOne())) == told(play(runner, in_rounds()))
-
-
-def test_no_episode_at_all(runner: EnvRunner) -> None:
-    assert asyncio.run(rollout_of(runner, OneByOne()).play([], [])) == []
-    assert asyncio.run(rollout_of(runner, in_rounds()).play([], [])) == []
-
-
 # -- by HTTP
 
 
@@ -245,43 +192,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     server = Fake()
     yield server
     server.stop()
-
-
-def completions_of(engine: VLLMServerEngine, prompts: list[list[int]]) -> list[Completion]:
-    """All of them, asked for at the same time, each with a limit of its own."""
-
-    async def all_of() -> list[Completion]:
-        requests = [GenerationRequest(prompt, 3 + number) for number, prompt in enumerate(prompts)]
-        return await asyncio.gather(*map(engine.generate, requests))
-
-    return run(all_of())
-
-
-def test_each_prompt_is_a_request_with_its_own_limit(fake: Fake) -> None:
-    completions = completions_of(by(fake, context=20), [[n] * 15 for n in range(1, 9)])
-    assert completions == [Completion([15 * (n + 1), END], [0.0, -0.5]) for n in range(8)]
-    assert sorted(body["max_tokens"] for body in fake.bodies("/v1/completions")) == [3, 4, 5, 5, 5, 5, 5, 5]
-
-
-def test_the_likeliest_tokens_are_asked_for_without_truncation(fake: Fake) -> None:
-    request = GenerationRequest([1], 4, decoding=Decoding.GREEDY)
-    run(by(fake, sampling=Sampling(temperature=0.7, top_k=5, top_p=0.9)).generate(request))
-    (body,) = fake.bodies("/v1/completions")
-    assert (body["temperature"], body["top_k"], body["top_p"]) == (0.0, 0, 1.0)
-
-
-def test_a_server_that_dies_among_them_gets_the_weights_once_and_what_waited_is_asked_again(
-    fake: Fake, tmp_path: Any
-) -> None:
-    torch.manual_seed(0)
-    engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
-    load(engine, 7)
-    fake.troubles = [lambda _: None, lambda fake: fake.dies(0.3), lambda _: None]
-    completions = completions_of(engine, [[n] for n in range(20)])
-    assert [completion.ids for completion in completions] == [[n, END] for n in range(20)]
-    assert {completion.weight_version for completion in completions} == {7}
-    assert engine.restarts == 1
-    assert is_current(engine)
 
 
 class Dying(Fake):
@@ -353,11 +263,3 @@ def test_an_interrupt_ends_the_wait_for_a_server(fake: Fake) -> None:
         signal.signal(signal.SIGINT, before)
     fake.start()
     assert run(engine.generate(GenerationRequest([1], 4))).ids == [1, END]
-
-
-def test_a_server_that_is_gone_for_good_is_said(fake: Fake) -> None:
-    engine = by(fake, restart_timeout=0.3)
-    fake.stop()
-    with pytest.raises(RunFailed, match="is gone, and was not back"):
-        completions_of(engine, [[1], [2]])
-    fake.start()

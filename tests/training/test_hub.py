@@ -38,6 +38,7 @@ def train_and_push(hub: Hub, model: Path, folder: Path) -> subprocess.CompletedP
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_model_is_uploaded_to_a_private_repository(hub: Hub, small_model: Path, tmp_path: Path) -> None:
     done = train_and_push(hub, small_model, tmp_path)
 
@@ -54,6 +55,7 @@ def test_the_model_is_uploaded_to_a_private_repository(hub: Hub, small_model: Pa
     assert hub.files["model.safetensors"] == trained.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_refused_upload_says_where_the_model_is_and_no_file_has_the_token(
     hub: Hub, small_model: Path, tmp_path: Path
 ) -> None:

@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, Result, Score
-from aitrain.runs.run_folder import read_lines
+from tests.training.conftest import rollouts
 
 Train = Callable[..., Result]
-
-
-def rollouts(result: Result) -> list[dict[str, Any]]:
-    records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
-    return [record for record in records if "eval_phase" not in record]
 
 
 class Scoring:
@@ -48,10 +43,6 @@ def test_a_scoring_environment_has_its_cases_and_the_tokenizer_there(train: Trai
         assert record["metrics"]["cases"] == 12
         assert record["metrics"]["tokens"] > 0
         assert record["metrics"]["words"] == 259
-
-
-def test_threads_share_the_process(train: Train) -> None:
-    assert {record["metrics"]["elsewhere"] for record in rollouts(train(Scoring(), max_steps=1))} == {0.0}
 
 
 def test_the_model_is_not_there_and_the_message_says_what_to_do(
@@ -90,6 +81,7 @@ class Turns(Scoring):
         return Score(0.5, {"same": os.getpid() == process, "elsewhere": process != self.home, "pid": process})
 
 
+@pytest.mark.slow
 def test_an_episode_stays_in_one_process_to_its_end(train: Train) -> None:
     result = train(Turns(), rl_env_isolation="process", max_steps=2, rl_prompts_per_step=2, batch_size=8)
 

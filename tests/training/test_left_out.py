@@ -15,10 +15,7 @@ from aitrain import Result
 from aitrain.engines.hf import HFEngine
 from aitrain.rollout.episode import STOPS, Episode
 from aitrain.rollout.trajectory import Trajectory
-from aitrain.training.kept_rows import KEPT
-from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.training_batch import TrainingBatch
-from aitrain.training.zero_variance import ZERO_VARIANCE, zero_variance_share
+from aitrain.training.zero_variance import zero_variance_share
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference
 from tests.training.scripted_run import Endless, Scripted, Unscored, scripted_sample
@@ -93,28 +90,6 @@ def test_a_truncated_episode_is_one_that_a_limit_of_ours_ended(stop: str) -> Non
     assert episode.is_truncated == (stop in ("max_tokens", "max_turns", "truncated"))
 
 
-@pytest.mark.parametrize(("masks", "kept"), [(False, [True, True, False, True]), (True, [True, False, False, True])])
-def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(masks: bool, kept: list[bool]) -> None:
-    trainer: Any = object.__new__(EpisodeTrainer)
-    accelerator = SimpleNamespace(gather=lambda x: x, device=torch.device("cpu"))
-    vars(trainer).update(
-        accelerator=accelerator, masks_truncated=masks, num_generations=4, zero_variance=SimpleNamespace(),
-        _metrics={"train": {"frac_reward_zero_std": [0.0]}},
-    )  # fmt: skip
-    scores, truncated = [0.5, 1.0, None, 0.0], [False, True, True, False]
-    episodes: Any = [
-        SimpleNamespace(result=SimpleNamespace(score=score), is_truncated=cut, is_dropped=False)
-        for score, cut in zip(scores, truncated, strict=True)
-    ]
-    trainer._batch = TrainingBatch(0, range(4), 4, [], [], episodes)
-
-    output = trainer._loss_rows()
-
-    assert output[KEPT].tolist() == kept
-    assert not output[ZERO_VARIANCE]
-    assert trainer.zero_variance.reward == 0.5
-
-
 # -- groups that teach nothing
 
 NONE = math.nan
@@ -153,14 +128,9 @@ class OneOfFour(Vowels):
         return None if self.calls % 4 else self.calls % 7 / 7
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"trl": {"steps_per_generation": 16}}, {"trl": {"num_iterations": 3}, "logging_steps": 2}],
-    ids=["a window of several steps", "several iterations and few lines"],
-)  # fmt: skip
-def test_a_run_in_which_no_group_has_two_scores_stops_after_as_many_steps_as_it_may(
-    options: dict[str, Any], train: Train
-) -> None:
+@pytest.mark.slow
+def test_a_run_in_which_no_group_has_two_scores_stops_after_as_many_steps_as_it_may(train: Train) -> None:
+    options = {"trl": {"num_iterations": 3}, "logging_steps": 2}
     result = train(OneOfFour(), max_steps=20, stop_when_flat=5, eval_cases=0, **options)
 
     assert (result.status, result.steps) == ("stopped", 5)
@@ -168,6 +138,7 @@ def test_a_run_in_which_no_group_has_two_scores_stops_after_as_many_steps_as_it_
     assert set(lines) == {1.0}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_counts_on_and_one_that_was_ended_gets_its_steps_again(train: Train) -> None:
     options = {
         "max_steps": 20, "stop_when_flat": 4, "eval_cases": 0, "save_strategy": "steps", "save_steps": 1,

@@ -90,38 +90,11 @@ def test_the_gradient_of_a_loss_type_is_that_of_its_papers_formula(name: str, tm
     torch.testing.assert_close(gradient_of_plain_trl(args, rows), model.weight.grad)
 
 
-def test_cispo_has_its_full_gradient_where_the_ratio_is_one(tmp_path: Path) -> None:
-    """A bound of 0.2, TRL's when none is given, would leave a fifth of it."""
-    rows = batch_of(8, are_ragged=False)
-    rows["old_per_token_logps"] = policy_logps(policy(), rows["prompt_ids"], rows["completion_ids"])[0].detach()
-    ours, dapo = (
-        gradient_of_plain_trl(arguments(tmp_path, Layout(), rl_kl_coef=0.0, rl_loss_type=name), rows)
-        for name in ("cispo", "dapo")
-    )
-    torch.testing.assert_close(ours, dapo)
-
-
 # -- rows that are left out
-
-
-@pytest.mark.parametrize("loss", LOSS_TYPES)
-def test_half_of_the_rows_left_out_give_the_gradient_of_the_other_half(loss: str, tmp_path: Path) -> None:
-    """KL, entropy bonus and all; TRL alone halves the step of most loss types, and adds the KL of the rest."""
-    rows = batch_of(8, are_ragged=True)
-    rows[KEPT][::2] = False
-    rows["advantages"][::2] = 0.0
-    args = arguments(tmp_path, Layout(), rl_loss_type=loss, **ON)
-
-    wanted = gradient_of_plain_trl(args, take(rows, rows[KEPT]))
-    (ours,) = gradients_of_steps(args, Layout(rows=8), [rows], steps=1)
-
-    torch.testing.assert_close(ours, wanted)
-    assert (gradient_of_plain_trl(args, rows) - wanted).abs().max() > 0.1 * wanted.abs().max()
 
 
 LAYOUTS = {
     "accumulation": Layout(passes=4, pieces=4, rows=2),
-    "two processes": Layout(processes=2, rows=4),
     "two processes and accumulation": Layout(processes=2, passes=2, pieces=2, rows=4),
     "a window of two steps": Layout(passes=2, pieces=4, rows=4),
     "two iterations": Layout(passes=2, pieces=2, rows=4, iterations=2),
@@ -147,18 +120,6 @@ def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, 
     for step, gradient in enumerate(ours):
         kept = _kept_rows_of(step, layout, windows)
         torch.testing.assert_close(gradient, gradient_of_plain_trl(args, kept))
-
-
-@pytest.mark.parametrize("loss", [name for name in LOSS_TYPES if name != "bnpo"])
-def test_a_step_in_several_passes_has_the_gradient_of_one_pass(loss: str, tmp_path: Path) -> None:
-    """So that the CPU may have other passes than a GPU (launch/cpu_batch.py)."""
-    rows = batch_of(8, are_ragged=True)
-    one, several = Layout(rows=8), Layout(passes=4, pieces=4, rows=2)
-    (whole,), (added_up,) = (
-        gradients_of_steps(arguments(tmp_path, layout, rl_loss_type=loss, rl_kl_coef=0.1), layout, [rows], steps=1)
-        for layout in (one, several)
-    )
-    torch.testing.assert_close(added_up, whole)
 
 
 def _kept_rows_of(step: int, layout: Layout, windows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -215,16 +176,3 @@ def test_metrics_of_a_step_are_those_of_its_kept_tokens(name: str, level: str, t
         (wanted,) = metrics_of_steps(args, Layout(rows=len(whole["advantages"])), [whole], steps=1)
         for key in ("kl", "entropy", "clip_ratio/low_mean", "clip_ratio/region_mean"):
             assert metrics[key] == pytest.approx(wanted[key], rel=1e-6), (step, key)
-
-
-def test_metrics_are_trls_own_where_no_row_is_left_out(tmp_path: Path) -> None:
-    """Means over the micro-batches, however many tokens each has."""
-    layout = LAYOUTS["a window of two steps"]
-    window = batch_of(layout.batch, are_ragged=True)
-    args = arguments(tmp_path, layout, rl_loss_type="grpo", **ON)
-    for step, metrics in enumerate(metrics_of_steps(args, layout, [window], steps=2)):
-        alone = [
-            metrics_of_steps(args, Layout(rows=layout.rows), [take(window, slice(first, first + layout.rows))], steps=1)
-            for first in (2 * step * layout.rows, (2 * step + 1) * layout.rows)
-        ]
-        assert metrics["kl"] == pytest.approx(sum(one["kl"] for (one,) in alone) / 2, rel=1e-12)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from aitrain.training.case_order import DifficultyOrder, PlayedGroup, UniformOrder
 from aitrain.training.mixed_order import MixedOrder
-from aitrain.training.trainer_checkpoint import read_case_order, write_case_order
 
 GROUPS = 6
 SIZES = {"a": 10, "b": 7, "c": 5}
@@ -96,19 +92,6 @@ def test_the_state_in_a_checkpoint_continues_the_order(difficulty: bool) -> None
     later.restore(json.loads(json.dumps(mixed.state())))
     assert later.batch(3) == mixed.batch(3)
     assert later.metrics() == mixed.metrics()
-
-
-def test_the_file_in_a_checkpoint_has_room_for_any_name_of_an_environment(tmp_path: Path) -> None:
-    def trainer_with(mixed: MixedOrder) -> Any:
-        batches = SimpleNamespace(order=mixed, order_state=mixed.state)
-        return SimpleNamespace(cases=range(4), batches=batches, accelerator=SimpleNamespace(is_main_process=True))
-
-    orders = [MixedOrder({"cases": UniformOrder(4, 2, 3), "state": UniformOrder(4, 2, 3)}, [1, 1], 2) for _ in "ab"]
-    first, later = orders
-    first.others(first.batch(0), ())
-    write_case_order(trainer_with(first), tmp_path)
-    read_case_order(trainer_with(later), tmp_path)
-    assert later.state() == first.state() != {}
 
 
 def test_what_is_learned_about_a_case_stays_in_its_environment() -> None:

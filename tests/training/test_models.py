@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -23,8 +22,7 @@ from transformers import (
 )
 
 from aitrain import ConfigError, Result, TrainConfig
-from aitrain.training.model import disable_dropout, keep_adapter_float32, load_model
-from aitrain.training.padding import LeftAligned, depends_on_padding
+from aitrain.training.model import disable_dropout, load_model
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_config
 from tests.environments.vowels import ChatVowels, Vowels
@@ -109,7 +107,9 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[EpisodeTrainer]:
 # -- positions
 
 
-@pytest.mark.parametrize("make", [gpt2, opt, gpt_neo, falcon])
+@pytest.mark.parametrize(
+    "make", [gpt2, *(pytest.param(other, marks=pytest.mark.slow) for other in (opt, gpt_neo, falcon))]
+)
 def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
     make: Callable[..., PreTrainedModel], saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
 ) -> None:
@@ -133,30 +133,6 @@ def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
     assert trainer.aligns_rows == (make in (gpt2, gpt_neo))
 
 
-def test_rows_are_moved_only_where_the_padding_is_looked_up(
-    small_model: Path, train: Train, trainers: list[EpisodeTrainer]
-) -> None:
-    train(Vowels(4), max_steps=1, eval_cases=0)
-    assert not trainers[0].aligns_rows
-
-
-def test_moving_rows_and_moving_their_values_back_keeps_each_value_with_its_token() -> None:
-    ids = torch.tensor([[0, 0, 11, 12, 13, 0], [21, 22, 23, 24, 25, 26], [0, 31, 32, 0, 0, 0]])
-    rows = LeftAligned.of(ids, (ids > 0).long())
-    assert rows.ids.tolist()[0][:3] == [11, 12, 13]
-    assert rows.mask.sum(dim=1).tolist() == [3, 6, 2]
-    back = rows.moved_back(rows.ids[:, 1:].float(), 3) * (ids[:, 3:] > 0)
-    assert back.tolist() == ids[:, 3:].tolist()
-
-
-def test_a_model_that_cannot_be_asked_is_taken_for_one_that_depends_on_padding() -> None:
-    def nan(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
-        return torch.full((1, count), torch.nan)
-
-    assert depends_on_padding(nan, None, 100, is_precise=True)
-    assert depends_on_padding(nan, 3, 100, is_precise=True)
-
-
 class Long(ChatVowels):
     """Talks until the model's context is full."""
 
@@ -175,7 +151,8 @@ class Long(ChatVowels):
         return len(said) % 5 / 5
 
 
-@pytest.mark.parametrize("make", [gpt2, gpt_neo])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [gpt_neo])
 def test_episodes_that_fill_the_context_train(
     make: Callable[..., PreTrainedModel], saved: Callable[..., Path], train: Train
 ) -> None:
@@ -210,6 +187,7 @@ def test_a_model_computes_in_training_mode_what_it_does_in_evaluation_mode(
     assert {name: getattr(model.config, name) for name in NOISES[make]} == NOISES[make]
 
 
+@pytest.mark.slow
 def test_dropout_of_the_base_is_off_in_a_run_and_stays_in_the_saved_configuration(
     saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
 ) -> None:
@@ -217,15 +195,6 @@ def test_dropout_of_the_base_is_off_in_a_run_and_stays_in_the_saved_configuratio
     result = train(Vowels(), model=str(folder), max_steps=1, eval_cases=0, rl_kl_coef=0.1)
     assert abs(result.history[0]["kl"]) < 1e-6
     assert AutoModelForCausalLM.from_pretrained(result.model).config.resid_pdrop == 0.5
-
-
-def test_the_adapters_dropout_is_the_users(
-    saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
-) -> None:
-    train(Vowels(), model=str(saved(gpt2, **NOISES[gpt2])), max_steps=1, eval_cases=0, peft=True, lora_dropout=0.3)
-    shares = {name: m.p for name, m in trainers[0].model.named_modules() if isinstance(m, torch.nn.Dropout)}
-    assert {p for name, p in shares.items() if "lora" in name} == {0.3}
-    assert {p for name, p in shares.items() if "lora" not in name} == {0.0}
 
 
 # -- precision
@@ -257,22 +226,6 @@ def test_an_adapter_on_a_quantized_base_trains_in_float32(
     assert {p.dtype for p in after.values()} == {torch.float32}
     moved = [(after[name] != before[name]).float().mean().item() for name in after if "lora_A" in name]
     assert min(moved) > 0.99
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_an_adapter_on_a_base_of_half_precision_is_float32(dtype: str, train: Train, trainers: Any) -> None:
-    train(Vowels(), peft=True, dtype=dtype, max_steps=1, eval_cases=0, merge_adapter=False)
-    weights = list(trainers[0].model.parameters())
-    assert {p.dtype for p in weights if p.requires_grad} == {torch.float32}
-    assert {p.dtype for p in weights if not p.requires_grad} == {getattr(torch, dtype)}
-
-
-def test_keeping_an_adapter_precise_leaves_the_frozen_base_as_it_is() -> None:
-    model = gpt2(40).to(torch.bfloat16)
-    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"), autocast_adapter_dtype=False)
-    keep_adapter_float32(adapted)
-    assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {torch.bfloat16}
-    assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
 
 
 def test_generation_that_rounds_the_trained_weights_is_refused(tmp_path: Path) -> None:

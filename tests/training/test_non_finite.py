@@ -72,8 +72,15 @@ def equal(one: Snapshot, other: Snapshot) -> bool:
     return len(one[1]) == len(other[1]) and all(torch.equal(left, right) for left, right in pairs)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
-@pytest.mark.parametrize("options", [{}, {"peft": True}, {"max_grad_norm": 0.0}], ids=["full", "lora", "unclipped"])
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({}, math.nan),
+        pytest.param({"peft": True}, math.inf, marks=pytest.mark.slow),
+        pytest.param({"max_grad_norm": 0.0}, math.inf, marks=pytest.mark.slow),
+    ],
+    ids=["full", "lora", "unclipped"],
+)
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(
     options: dict[str, Any], value: float, train: Train, sick: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +103,7 @@ class SickLoss(SickTrainer):
         return loss + (math.inf if self.at() in self.steps else 0.0)
 
 
+@pytest.mark.slow
 def test_a_step_whose_loss_is_not_finite_changes_nothing(train: Train, sick: Any) -> None:
     trainer = sick({2}, 1.0, SickLoss)
     result = train(Vowels(), warmup_ratio=0.0)
@@ -105,6 +113,7 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(train: Train, sick: Any
     assert result.history[-1]["skipped_steps"] == 1
 
 
+@pytest.mark.slow
 def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
     train: Train, sick: Any, tmp_path: Path
 ) -> None:
@@ -119,6 +128,7 @@ def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
     assert difference(good.folder / "checkpoints" / "checkpoint-1", bad / "model") > 0  # of step 4, not of step 1
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_end_the_run_at_the_newest_checkpoint(
     train: Train, tmp_path: Path, small_model: Path, sick: Any
 ) -> None:
@@ -168,6 +178,7 @@ def test_one_odd_number_among_many_is_found(dtype: torch.dtype) -> None:
         assert not all_finite([good, bad], device)
 
 
+@pytest.mark.slow
 def test_processes_skip_together_what_only_one_of_them_sees(
     small_model: Path, tmp_path: Path, preloaded_aitrain: Path
 ) -> None:

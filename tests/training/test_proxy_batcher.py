@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.engines import proxy_batcher
@@ -114,35 +109,6 @@ def common_token(watched: Watched, calls: Sequence[dict[str, Any]]) -> int:
 # -- the same as alone
 
 
-def test_sixteen_callers_get_what_they_would_get_alone_from_one_generation(watched: Watched) -> None:
-    calls = [masked(width, max_new_tokens=12, do_sample=False) for width in range(1, 17)]
-    watched.assert_as_if_alone(calls, generations=1)
-    assert watched.rows == [16]
-
-
-def test_callers_with_several_rows_get_theirs_back_with_their_own_padding(watched: Watched) -> None:
-    widths = [(3, 9), (14,), (5, 5, 2), (1, 20), (7,)]
-    watched.assert_as_if_alone([masked(*each, max_new_tokens=8) for each in widths], generations=1)
-    assert watched.rows == [9]
-
-
-def test_a_caller_without_a_mask_shares_the_batch(watched: Watched) -> None:
-    calls = [{"input_ids": prompt(3, 9)}, masked(12), {"input_ids": prompt(15)}, {"inputs": prompt(2, 2, seed=1)}]
-    watched.assert_as_if_alone([call | {"max_new_tokens": 8} for call in calls], generations=1)
-
-
-def test_where_the_pad_token_ends_an_answer_it_is_a_token_like_others_in_a_prompt(watched: Watched) -> None:
-    calls = [{"input_ids": prompt(*widths), "max_new_tokens": 8, "pad_token_id": END} for widths in [(3, 9), (12,)]]
-    calls[0]["input_ids"][1, 4] = END
-    watched.assert_as_if_alone(calls, generations=1)
-
-
-def test_a_mask_with_holes_stays_as_it_is(watched: Watched) -> None:
-    calls = [masked(9, max_new_tokens=8), masked(12, max_new_tokens=8)]
-    calls[0]["attention_mask"][0, 4:6] = 0
-    watched.assert_as_if_alone(calls, generations=1)
-
-
 def test_answers_that_end_early_are_cut_to_the_longest_of_the_same_caller(watched: Watched) -> None:
     calls = [masked(*widths, max_new_tokens=20) for widths in [(4, 6), (9,), (2, 30), (8,), (11,), (16, 3, 3)]]
     end = common_token(watched, calls)
@@ -158,23 +124,6 @@ def test_max_length_counts_the_callers_own_prompt(watched: Watched) -> None:
     watched.assert_as_if_alone([masked(width, max_length=20) for width in (3, 9, 19)], generations=1)
 
 
-def test_a_max_length_that_the_prompt_fills_is_refused_as_alone(watched: Watched) -> None:
-    calls = [masked(3, max_length=20), masked(20, max_length=20)]
-    good, bad = watched.outcomes([lambda call=call: watched.policy.generate(**call) for call in calls])
-    assert good.value.tolist() == watched.alone(**calls[0]).tolist()
-    assert bad.failure
-    assert "`max_length` is set to 20" in bad.failure.message
-
-
-@pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")
-def test_without_a_length_there_are_as_many_tokens_as_generate_makes_by_itself(watched: Watched) -> None:
-    watched.model.config.max_position_embeddings = 32
-    watched.assert_as_if_alone([masked(3), masked(20)], generations=1)
-    watched.rows.clear()
-    watched.model.generation_config.max_length = 25
-    watched.assert_as_if_alone([masked(3), masked(20)], generations=1)
-
-
 def test_a_repetition_penalty_does_not_see_the_padding_of_the_batch(watched: Watched) -> None:
     calls = [masked(width, max_new_tokens=12, repetition_penalty=3.0) for width in (2, 9, 17)]
     likes = [int(watched.alone(**call)[0, -1]) for call in calls]
@@ -182,60 +131,6 @@ def test_a_repetition_penalty_does_not_see_the_padding_of_the_batch(watched: Wat
     vectors[PAD] = vectors[likes[0]] * 1.1  # what was said first is now the pad token
     watched.assert_as_if_alone(calls, generations=1)
     assert any(PAD in watched.alone(**call)[0] for call in calls)
-
-
-def test_each_prompt_may_have_several_answers(watched: Watched) -> None:
-    calls = [masked(*widths, max_new_tokens=6, num_return_sequences=3, do_sample=True) for widths in [(4, 6), (9,)]]
-    two, one = watched.together(calls)
-    assert two.shape == (6, 12)
-    assert one.shape == (3, 15)
-    assert torch.equal(two[:, :6], calls[0]["input_ids"].repeat_interleave(3, dim=0))
-    assert len({tuple(row) for row in torch.cat([two[:, 6:], one[:, 9:]]).tolist()}) == 9
-    assert watched.rows == [3]
-
-
-def test_several_answers_of_one_prompt_are_its_own(watched: Watched) -> None:
-    sampling = {"do_sample": True, "top_k": 1, "num_return_sequences": 2, "max_new_tokens": 6}
-    watched.assert_as_if_alone([masked(4, 6, **sampling), masked(9, **sampling)], generations=1)
-
-
-def test_a_generation_config_works_as_its_settings_do_by_name(watched: Watched) -> None:
-    configs = [GenerationConfig(max_length=20, pad_token_id=PAD) for _ in range(3)]
-    before = configs[0].to_dict()
-    calls = [masked(width, generation_config=config) for width, config in zip((3, 9, 6), configs, strict=True)]
-    watched.assert_as_if_alone(calls, generations=1)
-    assert configs[0].to_dict() == before
-
-
-def test_the_prompt_and_the_config_may_be_given_by_position(watched: Watched) -> None:
-    config = GenerationConfig(max_new_tokens=7)
-    jobs = [lambda width=width: watched.policy.generate(prompt(width), config) for width in (3, 9)]
-    results = [outcome.value for outcome in watched.outcomes(jobs)]
-    expected = [watched.alone(prompt(width), config) for width in (3, 9)]
-    assert [result.tolist() for result in results] == [result.tolist() for result in expected]
-    assert watched.rows == [2]
-
-
-def test_more_by_position_is_not_forgotten(watched: Watched) -> None:
-    stop = StoppingCriteriaList([MaxLengthCriteria(8)])
-    jobs = [lambda: watched.policy.generate(prompt(5), None, None, stop, max_new_tokens=6)] * 2
-    assert [outcome.value.shape for outcome in watched.outcomes(jobs)] == [(1, 8)] * 2
-
-
-def test_what_the_models_own_config_sets_counts(watched: Watched) -> None:
-    watched.model.generation_config.update(do_sample=True, top_k=1, max_new_tokens=5)
-    watched.assert_as_if_alone([masked(3), masked(9)], generations=1)
-    watched.rows.clear()
-    watched.model.generation_config.update(no_repeat_ngram_size=1)
-    watched.assert_as_if_alone([masked(3), masked(9)], generations=2)
-
-
-def test_a_model_with_an_adapter_works_the_same(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)
-    monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
-    watched = Watched(get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)))
-    watched.assert_as_if_alone([masked(3, max_new_tokens=6), masked(9, max_new_tokens=6)], generations=1)
-    assert isinstance(watched.policy, PeftModel)
 
 
 # -- who shares a batch
@@ -266,13 +161,6 @@ def test_a_call_that_cannot_be_batched_runs_alone_as_it_is(watched: Watched, spe
     assert sorted(watched.rows) == [1, 1, 2]
 
 
-def test_a_call_that_wants_more_than_ids_gets_it(watched: Watched) -> None:
-    call = masked(5, max_new_tokens=3, return_dict_in_generate=True, output_scores=True)
-    one, other = watched.together([call, call])
-    assert len(one.scores) == 3
-    assert one.sequences.tolist() == other.sequences.tolist()
-
-
 def test_an_error_reaches_only_who_made_it(watched: Watched) -> None:
     calls = [masked(width, max_new_tokens=4) for width in range(2, 10)]
     calls[3]["input_ids"][0, 0] = 10_000  # no such token
@@ -282,73 +170,6 @@ def test_an_error_reaches_only_who_made_it(watched: Watched) -> None:
     assert "IndexError" in outcomes[3].failure.message
     del calls[3], outcomes[3]
     assert [outcome.value.tolist() for outcome in outcomes] == [watched.alone(**call).tolist() for call in calls]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"max_new_tokens": 4, "tempratur": 1.0}, "tempratur"),
-        ({"max_new_tokens": 4, "do_sample": True, "temperature": -1.0}, "temperature"),
-    ],
-    ids=["name", "value"],
-)
-def test_wrong_arguments_are_told_as_generate_tells_them(watched: Watched, wrong: dict[str, Any], message: str) -> None:
-    call = masked(4, **wrong)
-    for outcome in watched.outcomes([lambda: watched.policy.generate(**call)] * 2):
-        assert outcome.failure
-        assert outcome.failure.kind == "raised"
-        assert message in outcome.failure.message
-
-
-def test_ids_without_rows_fail_as_they_do_alone(watched: Watched) -> None:
-    (outcome,) = watched.outcomes([lambda: watched.policy.generate(prompt(4)[0], max_new_tokens=3)])
-    with pytest.raises(Exception) as alone:
-        watched.alone(prompt(4)[0], max_new_tokens=3)
-    assert outcome.failure
-    assert type(alone.value).__name__ in outcome.failure.message
-
-
-def test_a_call_whose_settings_cannot_be_read_leaves_the_later_ones_served(watched: Watched) -> None:
-    def calls() -> Any:
-        with pytest.raises(ValueError, match="abc"):
-            watched.policy.generate(prompt(4), max_length="abc")
-        return watched.policy.generate(prompt(4), max_new_tokens=2)
-
-    (outcome,) = watched.outcomes([calls])
-    assert outcome.failure is None
-
-
-def test_ctrl_c_in_a_generation_refuses_the_calls_that_wait_for_another_one(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)  # until all have called
-    batcher, refused = ProxyBatcher(model, PAD), SimpleQueue[str]()
-
-    class CtrlC(BaseException):
-        """Another one than KeyboardInterrupt, which ends the loop of the test."""
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise CtrlC
-
-    def refusal(call: Job) -> None:
-        try:
-            call()
-        except RuntimeError as error:
-            refused.put(str(error))
-
-    async def scene() -> None:
-        async with batcher.serving_calls(lambda: 3):
-            generate = partial(batcher.policy.generate, prompt(4), max_new_tokens=2)
-            threading.Thread(target=refusal, args=[generate], daemon=True).start()
-            while not batcher._session.waiting:
-                await asyncio.sleep(0.001)
-            await asyncio.to_thread(refusal, partial(batcher.policy.forward, prompt(4)))
-
-    monkeypatch.setattr(type(model), "__call__", interrupted)
-    with pytest.raises(CtrlC):
-        asyncio.run(scene())
-    over = "the model was called after the episode had ended"
-    assert [refused.get(timeout=20) for _ in range(2)] == [over] * 2
 
 
 # -- when
@@ -373,71 +194,6 @@ def test_a_caller_that_comes_late_is_not_waited_for_longer_than_the_window(model
     assert watched.rows == [1, 1]
 
 
-def test_what_cannot_be_batched_waits_for_nobody(watched: Watched) -> None:
-    done = threading.Event()
-
-    def forward() -> bool:
-        watched.policy(prompt(5))
-        done.set()
-        return True
-
-    outcomes = watched.outcomes([lambda: done.wait(20), forward])
-    assert [outcome.value for outcome in outcomes] == [True, True]
-
-
-def test_the_window_is_half_a_generation_and_short_for_who_comes_one_at_a_time(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched, seconds = Watched(model), 0.4
-    alone, asked, begun = watched.alone, [], []
-
-    def slow(**words: Any) -> Any:
-        begun.append(time.monotonic())
-        time.sleep(seconds)
-        return alone(**words)
-
-    def turns(count: int) -> None:
-        for _ in range(count):
-            asked.append(time.monotonic())
-            watched.policy.generate(**masked(5, max_new_tokens=1))
-
-    monkeypatch.setattr(watched, "alone", slow)
-    with watched.threads(3) as pool:
-        run_with(pool, watched.batcher, [lambda: turns(1), lambda: turns(1), lambda: time.sleep(1)])
-        asked.clear(), begun.clear()
-        run_with(pool, watched.batcher, [lambda: turns(3), lambda: time.sleep(2.5)])
-    first, *later = [start - ask for ask, start in zip(asked, begun, strict=True)]
-    assert seconds / 2 <= first < seconds
-    assert max(later) < seconds / 3
-
-
-def test_callers_out_of_step_find_together(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(model)
-    alone = watched.alone
-    monkeypatch.setattr(watched, "alone", lambda **words: time.sleep(0.2) or alone(**words))
-
-    def turns(delay: float) -> None:
-        time.sleep(delay)
-        for _ in range(4):
-            watched.policy.generate(**masked(5, max_new_tokens=1))
-
-    watched.outcomes([lambda: turns(0), lambda: turns(0.1), lambda: time.sleep(2)])
-    assert watched.rows.count(2) >= 2
-
-
-def test_several_turns_stay_together(watched: Watched) -> None:
-    def episode(width: int) -> list[int]:
-        ids = prompt(width)
-        for _ in range(3):
-            ids = watched.policy.generate(ids, max_new_tokens=4)
-        return ids[0].tolist()
-
-    results = [outcome.value for outcome in watched.outcomes([lambda w=w: episode(w) for w in range(1, 9)])]
-    assert watched.rows == [8, 8, 8]
-    expected = [watched.alone(prompt(width), max_new_tokens=12)[0].tolist() for width in range(1, 9)]
-    assert results == expected
-
-
 def test_the_models_time_is_not_the_environments(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = watched.alone
     monkeypatch.setattr(watched, "alone", lambda **words: time.sleep(1.0) or alone(**words))
@@ -446,15 +202,6 @@ def test_the_models_time_is_not_the_environments(watched: Watched, monkeypatch: 
 
 
 # -- how
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_it_generates_in_evaluation_mode_and_leaves_the_mode_as_it_was(watched: Watched, training: bool) -> None:
-    watched.model.train(training)
-    watched.together([masked(5, max_new_tokens=3), masked(7, max_new_tokens=3), masked(7, max_new_tokens=3, top_k=0)])
-    watched.policy.generate(**masked(5, max_new_tokens=3))
-    assert watched.modes == [(False, False)] * 3
-    assert all(module.training is training for module in watched.model.modules())
 
 
 def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Watched) -> None:
@@ -469,18 +216,6 @@ def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Wat
         assert not outcome.value.logits.requires_grad
         assert torch.equal(outcome.value.logits, expected.logits)
     assert torch.equal(outcomes[0].value.loss, expected.loss)
-
-
-def test_in_its_own_thread_the_batcher_does_not_wait_for_itself(watched: Watched) -> None:
-    call = masked(5, max_new_tokens=4)
-    assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
-
-    async def ask_while_serving() -> None:
-        async with watched.batcher.serving_calls(lambda: 1):
-            assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
-            assert not watched.policy(call["input_ids"]).logits.requires_grad
-
-    asyncio.run(ask_while_serving())
 
 
 def in_a_thread(job: Job) -> tuple[threading.Thread, list[Any]]:
@@ -519,76 +254,6 @@ def test_a_thread_that_outlives_its_episode_is_refused_and_does_not_wait(watched
     assert watched.rows == []
 
 
-def test_a_thread_that_was_abandoned_is_refused_while_others_are_served(watched: Watched) -> None:
-    over, refused, late = threading.Event(), threading.Event(), []
-
-    def hang() -> None:
-        over.wait()
-        try:
-            watched.policy.generate(**masked(5, max_new_tokens=4))
-        except RuntimeError as error:
-            late.append(error)
-            refused.set()
-
-    def ask() -> Any:
-        over.set()
-        assert refused.wait(20)
-        return watched.policy.generate(**masked(5, max_new_tokens=4))
-
-    with watched.threads(2) as pool:
-        pool.timeout = 0.2
-        (hung,) = run_with(pool, watched.batcher, [hang])
-        pool.timeout = 30.0
-        (served,) = run_with(pool, watched.batcher, [ask])
-        assert hung.failure is not None
-        assert served.failure is None
-    assert len(watched.rows) == 1
-    assert ["after the episode had ended" in str(error) for error in late] == [True]
-
-
-def test_a_call_that_comes_just_when_serving_ends_does_not_wait(watched: Watched) -> None:
-    came, is_over = threading.Event(), threading.Event()
-
-    class Slow(SimpleQueue[Any]):
-        def put(self, item: Any, *_: Any) -> None:
-            came.set()
-            is_over.wait(20)
-            super().put(item)
-
-    async def end_while_it_comes() -> tuple[threading.Thread, list[Any]]:
-        async with watched.batcher.serving_calls(lambda: 2):
-            watched.batcher._session.calls = Slow()
-            asked = in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4)))
-            assert came.wait(20)
-        return asked
-
-    thread, results = asyncio.run(end_while_it_comes())
-    is_over.set()
-    thread.join(20)
-    assert [type(result) for result in results] == [RuntimeError]
-
-
-def test_whoever_waits_is_told_when_the_generation_is_interrupted(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(**_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(watched, "alone", interrupted)
-    asked: list[tuple[threading.Thread, list[Any]]] = []
-
-    async def ask() -> None:
-        async with watched.batcher.serving_calls(lambda: 1):
-            asked.append(in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4))))
-            await asyncio.sleep(20)
-
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(ask())
-    ((thread, results),) = asked
-    thread.join(20)
-    assert [type(result) for result in results] == [RuntimeError]
-
-
 # -- the policy
 
 
@@ -606,23 +271,6 @@ def test_the_policy_passes_for_the_model(watched: Watched) -> None:
     assert not hasattr(policy, "no_such_thing")
     policy.some_mark = 3
     assert model.some_mark == 3
-
-
-def test_the_policy_leaves_mode_place_and_format_to_the_trainer(watched: Watched) -> None:
-    policy, model = watched.policy, watched.model.train()
-    assert policy.eval() is policy
-    assert policy.train(False) is policy
-    assert policy.to("cpu").half().requires_grad_(False) is policy
-    assert model.training
-    assert policy.training
-    assert model.dtype == torch.float32
-    assert next(model.parameters()).requires_grad
-
-
-@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_the_policy_is_not_copied(watched: Watched, attempt: Callable[[Any], Any]) -> None:
-    with pytest.raises(TypeError, match="cannot be copied"):
-        attempt(watched.policy)
 
 
 # -- seeds of episodes
@@ -691,16 +339,6 @@ def test_an_engine_gets_prompts_without_padding_and_its_answers_are_padded(parro
     assert sorted(engine.asked[0].prompts) == sorted(asked)
     assert two.tolist() == [first + first[2:][::-1] + [PAD] * 2, second + second[::-1]]
     assert one.tolist() == [asked[2] + asked[2][::-1][:8]]
-
-
-def test_an_engine_is_told_the_seed_of_each_prompt(parrot: tuple[Parrot, Watched]) -> None:
-    engine, watched = parrot
-    jobs = [of_episode(1, lambda: watched.policy.generate(**masked(4, 6, num_return_sequences=2, do_sample=True)))]
-    for _ in range(2):
-        watched.outcomes(jobs)
-    first, second = (batch.seeds or [] for batch in engine.asked)
-    assert first == second
-    assert len(set(first)) == 4
 
 
 def test_an_engine_is_told_how_to_sample(parrot: tuple[Parrot, Watched]) -> None:

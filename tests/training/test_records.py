@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from aitrain import Result
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.metrics_line import SCHEMA as METRICS_SCHEMA
@@ -18,18 +16,15 @@ from tests.environments import dictionary_lookup
 from tests.environments.dictionary_lookup import WORDS, DictionaryLookup
 
 
-@pytest.fixture
-def run(train: Callable[..., Result]) -> RunFolder:
-    options = {"rl_prompts_per_step": 2, "rl_num_generations": 2, "batch_size": 4, "rl_max_turns": 3, "eval_cases": 2}
-    result = train(DictionaryLookup(), max_steps=2, eval_strategy="steps", eval_steps=1, **options)
-    return RunFolder(result.folder)
-
-
 def records(file: Path) -> list[RolloutRecord]:
     return list(read_rollouts(file))
 
 
-def test_a_run_records_all_that_an_episode_was(run: RunFolder) -> None:
+def test_a_run_records_all_that_an_episode_was_its_metrics_and_the_source_of_its_environment(
+    train: Callable[..., Result],
+) -> None:
+    options = {"rl_prompts_per_step": 2, "rl_num_generations": 2, "batch_size": 4, "rl_max_turns": 3, "eval_cases": 2}
+    run = RunFolder(train(DictionaryLookup(), max_steps=2, eval_strategy="steps", eval_steps=1, **options).folder)
     played = records(run.rollouts / "rank0.jsonl")
     assert {record.schema for record in played} == {SCHEMA}
     for record in played:
@@ -50,14 +45,10 @@ def test_a_run_records_all_that_an_episode_was(run: RunFolder) -> None:
     assert {record.weight_version for record in scored} == {0, 1, 2}
     assert all(record.sample == 0 and record.group is None for record in scored)
 
-
-def test_a_run_writes_metrics_lines_of_the_present_format(run: RunFolder) -> None:
     assert all(line["schema"] == METRICS_SCHEMA for line in read_lines(run.metrics))
     lines = list(read_metrics(run.metrics))
     assert sorted((line.step, line.is_scoring) for line in lines) == [(1, False), (1, True), (2, False)]
     assert any("env/tries" in line.values for line in lines if not line.is_scoring)
 
-
-def test_a_run_keeps_the_source_of_its_environment(run: RunFolder) -> None:
     (file,) = read_source(run.environment_source)
     assert file == {"name": "dictionary_lookup.py", "text": inspect.getsource(dictionary_lookup)}

@@ -54,11 +54,11 @@ def start(
         return subprocess.Popen(command, cwd=folder, env=known, stdout=said, stderr=said)
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_a_run_that_fails_with_secrets_leaves_none_of_them(
     isolation: str, small_model: Path, tmp_path: Path, preloaded: str
 ) -> None:
-    aitrain = FRESH if isolation == "thread" else [preloaded]
+    aitrain = FRESH if isolation == "process" else [preloaded]
     running = start(tmp_path, small_model, "-v", f"--rl-env-isolation={isolation}", aitrain=aitrain)
     seen: list[bytes] = []
     while running.poll() is None:
@@ -83,6 +83,7 @@ def test_a_run_that_fails_with_secrets_leaves_none_of_them(
     assert all(MASK in record["prompt"] for record in records if record["case_idx"] < 24)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_none_of_them(small_model: Path, tmp_path: Path, preloaded: str) -> None:
     running = start(tmp_path, small_model, aitrain=[preloaded], HANGS="1")
     log = tmp_path / "run" / "train.log"
@@ -97,6 +98,7 @@ def test_a_run_that_is_killed_leaves_none_of_them(small_model: Path, tmp_path: P
     assert leaks(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_refusal_with_a_secret_in_its_reason_does_not_show_it(
     small_model: Path, tmp_path: Path, preloaded: str
 ) -> None:
@@ -136,7 +138,7 @@ class Asks:
         return 1.0
 
 
-@pytest.mark.parametrize("flag", ["--no-telemetry", "--telemetry"])
+@pytest.mark.parametrize("flag", ["--no-telemetry", pytest.param("--telemetry", marks=pytest.mark.slow)])
 def test_libraries_are_asked_for_silence_unless_telemetry_is_wanted(
     flag: str, small_model: Path, tmp_path: Path, preloaded: str
 ) -> None:

@@ -68,6 +68,7 @@ def test_episodes_scores_and_random_numbers_are_those_of_a_run_without_the_check
     assert with_checks[0]["metrics"] == {"count": 1.0}
 
 
+@pytest.mark.slow
 def test_a_run_notes_what_was_found_and_goes_on(
     here: Path, small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import shutil
 from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -14,48 +15,29 @@ from typing import Any
 import pytest
 import torch
 import trl
-from transformers import AutoTokenizer
 
 from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
-from aitrain.engines.batching import BatchRow
+from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.hf import HFEngine
+from aitrain.environment.contract import Case
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
+from aitrain.environment.runner import start_runner
+from aitrain.rollout.chat_format import format_for_episodes
+from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
-from aitrain.runs.run_folder import read_lines
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.episode_record import episode_record
+from aitrain.training.model import load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
+from tests.finished_runs import FinishedRuns, Sick, Talk, Vault
+from tests.training.conftest import rollouts
 from tests.training.scripted_policy import scripted
 
 Train = Callable[..., Result]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
-
-
-def rollouts(result: Result, when: str | None = None) -> list[dict[str, Any]]:
-    records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
-    return [record for record in records if record.get("eval_phase") == when]
-
-
-class Talk:
-    """Chat prompts; asks twice more, and scores the letters below `n` of all answers."""
-
-    def __init__(self, chat: bool = True, turns: int = 3) -> None:
-        self.chat, self.turns = chat, turns
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        asked = [f"say {number}:" for number in range(12)]
-        return [{"prompt": [{"role": "user", "content": text}] if self.chat else text} for text in asked]
-
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
-        return self.build_dataset()[:3]
-
-    def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
-        said = ""
-        reply = yield None
-        for turn in range(self.turns - 1):
-            said += reply
-            reply = yield f" more, {seed % 10}, {turn}? "
-        said += reply
-        return sum(letter < "n" for letter in said) / max(1, len(said))
 
 
 @dataclass
@@ -92,15 +74,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return watched
 
 
-def answers_with(monkeypatch: pytest.MonkeyPatch, text: Callable[[str], str]) -> None:
-    """Let the policy answer what `text` makes of all it was given, and end the answer where it ends."""
-    monkeypatch.setattr(HFEngine, "sample", scripted(lambda _, given: text(given)))
-
-
 # -- what is in the loss
 
 
-@pytest.mark.parametrize("chat", [True, False], ids=["chat", "strings"])
+@pytest.mark.parametrize("chat", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["chat", "strings"])
 def test_every_sampled_token_is_in_the_loss_and_no_other(train: Train, watched: Watched, chat: bool) -> None:
     result = train(Talk(chat), rl_prompts_per_step=2, batch_size=4)
 
@@ -115,84 +92,62 @@ def test_every_sampled_token_is_in_the_loss_and_no_other(train: Train, watched: 
     assert {len(record["turns"]) for record in rollouts(result)} == {3}
 
 
-def test_the_environments_tokens_do_not_move_the_weights(train: Train, watched: Watched) -> None:
-    """The loss does not change when the probabilities of the environment's tokens do."""
-    kept: list[Any] = []
-    compute = EpisodeTrainer._compute_loss
-
-    def keep(self: Any, model: Any, inputs: Any) -> Any:
-        kept.append((self, model, dict(inputs)))
-        return compute(self, model, inputs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EpisodeTrainer, "_compute_loss", keep)
-        train(Talk(), max_steps=1, rl_prompts_per_step=2, batch_size=4)
-    trainer, model, inputs = kept[-1]
-    logps = EpisodeTrainer._get_per_token_logps_and_entropies
-    said = (inputs["completion_mask"] * (1 - inputs["tool_mask"])).bool()
-    assert said.any()
-
-    def loss(shift: float, where: torch.Tensor) -> float:
-        def shifted(self: Any, *arguments: Any, **options: Any) -> Any:
-            values, *rest = logps(self, *arguments, **options)
-            return (values + shift * where, *rest)
-
-        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-            patch.setattr(EpisodeTrainer, "_get_per_token_logps_and_entropies", shifted)
-            return float(compute(trainer, model, {**inputs, "advantages": torch.ones_like(inputs["advantages"])}))
-
-    ratio_of = {**inputs}
-    ratio_of["old_per_token_logps"] = torch.zeros_like(inputs["completion_ids"], dtype=torch.float)
-    inputs.update(ratio_of)
-    assert loss(0.5, said) == loss(0.0, said)
-    assert loss(0.5, ~said) != loss(0.0, said)
+# -- templates
 
 
-APPENDING = ["qwen2_5", "qwen3_instruct_2507", "llama3", "llama3_1", "gemma", "gemma3", "cohere", "phi3", "lfm2"]
-SWAPPED = ["qwen3"]
+class Speaks(BatchingEngine):
+    """Answers what `text` makes of all it was given."""
+
+    weight_version = 0
+
+    def __init__(self, tokenizer: Any, text: Callable[[str], str]) -> None:
+        super().__init__(EndOfTurn([tokenizer.eos_token_id]), None, RolloutClock())
+        self.tokenizer, self.text = tokenizer, text
+
+    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        texts = [self.text(self.tokenizer.decode(row.prompt_ids)) for row in rows]
+        return [Completion(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
 
 
 @pytest.fixture
-def speaks(small_model: Path, tmp_path: Path) -> Callable[[str], str]:
-    """`speaks("gemma")`: the small model, with a chat template that TRL ships."""
+def speaks(small_model: Path) -> Callable[[str], Any]:
+    """`speaks("gemma")`: the small model's tokenizer, with a chat template that TRL ships."""
 
-    def model_with(name: str) -> str:
-        folder = tmp_path / name
-        shutil.copytree(small_model, folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder, bos_token="<|endoftext|>")
-        tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
-        tokenizer.save_pretrained(folder)
-        return str(folder)
+    def tokenizer_with(name: str) -> Any:
+        template = str(TEMPLATES / f"{name}.jinja")
+        tokenizer = load_tokenizer(TrainConfig(model=str(small_model), chat_template=template))
+        tokenizer.bos_token = "<|endoftext|>"
+        return tokenizer
 
-    return model_with
+    return tokenizer_with
+
+
+def played(environment: Any, tokenizer: Any, text: Callable[[str], str], *following: str) -> Episode:
+    """An episode of the environment's sixth case, by a policy whose answers are written down."""
+    case = Case(5, environment.build_dataset()[5]["prompt"], {}, 5)
+    with closing(start_runner(environment, TrainConfig())) as runner:
+        engine, chat = Speaks(tokenizer, text), format_for_episodes(chat_format(tokenizer), following)
+        rollout = Rollout(runner, engine, chat, Limits(9, 200), engine.end)
+        (episode,) = asyncio.run(rollout.play([case], [0]))
+    return episode
 
 
 @pytest.mark.parametrize("ends", ["<|im_end|>", ""], ids=["ended", "cut"])
-@pytest.mark.parametrize("name", APPENDING)
+@pytest.mark.parametrize(
+    "name", ["qwen2_5", "qwen3_instruct_2507", "llama3", "llama3_1", "gemma", "gemma3", "cohere", "phi3", "lfm2"]
+)
 def test_an_episode_is_written_as_its_chat_template_writes_it(
-    train: Train,
-    watched: Watched,
-    monkeypatch: pytest.MonkeyPatch,
-    speaks: Callable[[str], str],
-    name: str,
-    ends: str,
+    speaks: Callable[[str], Any], name: str, ends: str
 ) -> None:
-    answers_with(monkeypatch, lambda given: f"answer {given.count('more')}{ends}")
-    result = train(Talk(), max_steps=1, model=speaks(name), rl_max_new_tokens=40)
+    tokenizer = speaks(name)
+    episode = played(Talk(), tokenizer, lambda given: f"answer {given.count('more')}{ends}", "user")
+    messages, trajectory = episode_record(episode, 1, 0).messages, episode.trajectory
 
-    tokenizer = AutoTokenizer.from_pretrained(result.folder / "model")
-    record = rollouts(result)[0]
-    assert [message["content"] for message in record["messages"] if message["role"] == "assistant"] == [
-        "answer 0", "answer 1", "answer 2"
-    ]  # fmt: skip
-    output = watched.outputs[0]
-    given = output["prompt_ids"][0][output["prompt_mask"][0].bool()].tolist()
-    written = tokenizer.decode(given + output["completion_ids"][0][output["completion_mask"][0].bool()].tolist())
-    expected = tokenizer.apply_chat_template(record["messages"], tokenize=False)
-    in_loss = (output["completion_mask"][0] * output["tool_mask"][0]).bool()
-    assert tokenizer.decode(output["completion_ids"][0][in_loss]) == "".join(
-        f"answer {turn}{ends}" for turn in range(3)
-    )
+    assert [m["content"] for m in messages if m["role"] == "assistant"] == ["answer 0", "answer 1", "answer 2"]
+    sampled = [token for token, is_sampled in zip(trajectory.ids, trajectory.mask, strict=True) if is_sampled]
+    assert tokenizer.decode(sampled) == "".join(f"answer {turn}{ends}" for turn in range(3))
+    written = tokenizer.decode(trajectory.prompt_ids + trajectory.ids)
+    expected = tokenizer.apply_chat_template(messages, tokenize=False)
     eos = "<|im_end|>" if ends else ""
     assert without(written, eos) == without(expected[: expected.rindex("answer 2") + len("answer 2")], eos)
 
@@ -202,15 +157,15 @@ def without(text: str, eos: str) -> str:
     return text.replace(eos, "") if eos else text
 
 
-@pytest.mark.parametrize("name", SWAPPED)
+@pytest.mark.slow
 def test_a_template_that_is_not_prefix_preserving_is_swapped_for_the_one_for_training(
-    train: Train, capsys: pytest.CaptureFixture[str], speaks: Callable[[str], str], name: str
+    train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    template = (TEMPLATES / f"{name}.jinja").read_text()
-    result = train(Talk(), max_steps=1, model=speaks(name))
+    template = TEMPLATES / "qwen3.jinja"
+    result = train(Talk(), max_steps=1, eval_cases=0, chat_template=str(template))
 
     assert "TRL's training template is used" in capsys.readouterr().err
-    assert (result.folder / "model" / "chat_template.jinja").read_text() == template
+    assert (result.folder / "model" / "chat_template.jinja").read_text() == template.read_text()
 
 
 FORGETFUL = (
@@ -225,6 +180,7 @@ def test_a_template_that_is_not_prefix_preserving_is_refused_if_there_is_no_othe
         train(Talk(), chat_template=str(tmp_path / "forgetful.jinja"))
 
 
+@pytest.mark.slow
 def test_one_turn_may_have_a_template_that_is_not_prefix_preserving(train: Train, tmp_path: Path) -> None:
     class Once(Talk):
         episode = None  # type: ignore[assignment]
@@ -239,81 +195,6 @@ def test_one_turn_may_have_a_template_that_is_not_prefix_preserving(train: Train
 # -- limits
 
 
-@pytest.mark.parametrize(
-    ("options", "stop", "turns"),
-    [
-        ({"rl_max_new_tokens": 40}, "done", 3),
-        ({"rl_max_new_tokens": 4}, "max_tokens", 3),
-        ({"rl_max_new_tokens": 40, "rl_max_turns": 2}, "max_turns", 2),
-        ({"rl_max_new_tokens": 20, "rl_max_episode_tokens": 22}, "truncated", 1),
-        ({"rl_max_new_tokens": 20, "model_max_length": 48}, "truncated", 2),
-    ],
-)
-def test_what_ended_an_episode_is_on_record(
-    train: Train, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], stop: str, turns: int
-) -> None:
-    answers_with(monkeypatch, lambda given: "an answer<|im_end|>"[: options["rl_max_new_tokens"]])
-    result = train(Talk(chat=False), max_steps=1, **options)
-
-    for record in rollouts(result):
-        assert (record["stop"], len(record["turns"])) == (stop, turns)
-        assert record["score"] == (pytest.approx(record["score"]) if stop in ("done", "max_tokens") else 0.0)
-    assert result.history[0][f"stopped/{stop}"] == 1.0
-
-
-def test_the_record_says_how_many_steps_the_policy_had_done(train: Train) -> None:
-    """Where a batch is trained on twice, its second step is made with what the policy sampled before the first one."""
-    result = train(Talk(), max_steps=4, eval_cases=2, trl={"num_iterations": 2})
-    assert sorted({(record["step"], record["weight_version"]) for record in rollouts(result)}) == [(1, 0), (3, 2)]
-    assert {record["weight_version"] for record in rollouts(result, "after_greedy")} == {4}
-
-
-def test_no_episode_is_longer_than_its_budget(train: Train, watched: Watched) -> None:
-    train(Talk(turns=30), rl_max_episode_tokens=50, rl_max_new_tokens=6)
-
-    for output in watched.outputs:
-        assert output["completion_mask"].sum(dim=1).max() <= 50
-        assert (output["completion_mask"] * output["tool_mask"]).sum(dim=1).min() > 0
-
-
-class Uneven(Talk):
-    """The first case's episodes are much longer than the other ones'."""
-
-    def episode(self, case_idx: int) -> Generator[str | None, str, float]:  # type: ignore[override]
-        yield None
-        yield "x" * (80 if case_idx == 0 else 5)
-        return 0.5
-
-
-def test_nothing_is_generated_beyond_the_context_and_no_answer_is_cut_for_another_ones_length(
-    train: Train, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    sample = HFEngine.sample
-
-    def watch(self: HFEngine, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        lengths.append(max(len(row.prompt_ids) for row in rows) + max_tokens)
-        return sample(self, rows, max_tokens, decoding)
-
-    monkeypatch.setattr(HFEngine, "sample", watch)
-    result = train(
-        Uneven(),
-        max_steps=1,
-        rl_prompts_per_step=12,
-        batch_size=8,
-        rl_max_new_tokens=30,
-        model_max_length=180,
-        rl_top_k=50,
-    )
-
-    assert max(lengths) <= 180
-    for record in rollouts(result):
-        is_long = record["case_idx"] == 0
-        assert len(record["turns"]) == 2
-        answers = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
-        assert is_long or record["stop"] == "done" or record["tokens"] == 60, answers
-
-
 def test_a_budget_that_the_context_cannot_hold_is_refused_before_training(train: Train) -> None:
     with pytest.raises(ConfigError, match="rl_max_episode_tokens: 3000 new tokens leave no room"):
         train(Talk(), rl_max_episode_tokens=3000)
@@ -321,75 +202,29 @@ def test_a_budget_that_the_context_cannot_hold_is_refused_before_training(train:
         train(Talk(), rl_max_episode_tokens=5)
 
 
-# -- seeds
-
-
-def test_the_seed_is_one_for_a_group_and_another_for_each_group_and_step(train: Train) -> None:
-    result = train(Talk(), rl_prompts_per_step=3, batch_size=4)
-
+def test_the_seed_is_one_for_a_group_and_another_for_each_group_and_step(finished: FinishedRuns) -> None:
+    """Where a batch is trained on twice, its second step is made with what the policy sampled before the first one."""
+    result = finished("talk")
     groups: dict[tuple[int, int], set[int]] = {}
     for record in rollouts(result):
         groups.setdefault((record["step"], record["group"]), set()).add(record["seed"])
-    assert len(groups) == 9
+    assert len(groups) == 4
     assert all(len(seeds) == 1 for seeds in groups.values())
-    assert len(set.union(*groups.values())) == 9
+    assert len(set.union(*groups.values())) == 4
 
-
-def test_held_out_cases_are_played_to_the_end_with_the_same_seeds_every_time(train: Train) -> None:
-    result = train(Talk())
-
+    versions = {(record["step"], record["weight_version"]) for record in rollouts(result)}
+    assert versions == {(1, 0), (3, 2)}
     before, after = rollouts(result, "before_sampled"), rollouts(result, "after_sampled")
     assert [record["seed"] for record in before] == [record["seed"] for record in after]
     assert {len(record["turns"]) for record in [*before, *after]} == {3}
+    assert {record["weight_version"] for record in after} == {4}
 
 
 # -- tools
 
 
-class Vault(Talk):
-    """A number is behind a tool; every episode counts its own calls."""
-
-    episode = None  # type: ignore[assignment]
-
-    def start(self, case_idx: int) -> Vault:
-        mine = Vault()
-        mine.number, mine.calls = case_idx, 0
-        return mine
-
-    def get_tools(self) -> list[Any]:
-        return [self.open]
-
-    def open(self, code: int) -> dict[str, int]:
-        """Open the vault.
-
-        Args:
-            code: The code.
-        """
-        self.calls += 1
-        return {"number": self.number + code, "calls": self.calls}
-
-    def step(self, reply: str) -> str | None:
-        self.reply = reply
-        return None
-
-    def score(self) -> float:
-        return float(getattr(self, "reply", None) == f"it is {self.number + 100}")
-
-
-def open_the_vault(given: str) -> str:
-    """First a wrong call, then a right one, then what it said."""
-    answers = given.split("<|im_start|>tool\n")[1:]
-    if not answers:
-        return '<tool_call>\n{"name": "open", "arguments": {}}\n</tool_call><|im_end|>'
-    if len(answers) == 1:
-        return '<tool_call>\n{"name": "open", "arguments": {"code": 100}}\n</tool_call><|im_end|>'
-    return f"it is {json.loads(answers[-1].partition('<|im_end|>')[0])['number']}<|im_end|>"
-
-
-def test_tools_are_shown_called_and_answered(train: Train, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers_with(monkeypatch, open_the_vault)
-    result = train(Vault(), max_steps=1, rl_max_new_tokens=100)
-
+def test_tools_are_shown_called_and_answered(finished: FinishedRuns) -> None:
+    result = finished("tools")
     for record in rollouts(result):
         assert record["score"] == 1.0
         assert [message["role"] for message in record["messages"][1:]] == [
@@ -397,10 +232,9 @@ def test_tools_are_shown_called_and_answered(train: Train, watched: Watched, mon
         ]  # fmt: skip
         assert "code" in record["messages"][2]["content"]
         assert json.loads(record["messages"][4]["content"]) == {"number": record["case_idx"] + 100, "calls": 1}
+        assert [tool["function"]["name"] for tool in record["tools"]] == ["open"]
     assert result.history[0]["tools/calls"] == 2.0
     assert result.history[0]["tools/wrong_calls"] == 1.0
-    prompt = watched.outputs[0]["prompt_ids"][0]
-    assert '"name": "open"' in AutoTokenizer.from_pretrained(result.folder / "model").decode(prompt)
 
 
 QWEN = '<tool_call>\n{"name": "open", "arguments": {"code": 100}}\n</tool_call>'
@@ -415,31 +249,30 @@ QWEN_3_6 = (
     ("name", "call"), [("qwen2_5", QWEN), ("qwen3", QWEN), ("llama3_1", LLAMA), ("qwen3_6", QWEN_3_6)]
 )
 def test_calls_are_read_as_the_models_own_template_writes_them(
-    train: Train, monkeypatch: pytest.MonkeyPatch, speaks: Callable[[str], str], name: str, call: str
+    speaks: Callable[[str], Any], name: str, call: str
 ) -> None:
-    answers_with(monkeypatch, lambda given: "no more" if re.search(r"calls\W+1", given) else call)
-    result = train(Vault(), model=speaks(name), max_steps=1, rl_max_new_tokens=100)
+    def answer(given: str) -> str:
+        assert "open" in given
+        return "no more" if re.search(r"calls\W+1", given) else call
 
-    for record in rollouts(result):
-        first, told, last = record["messages"][1:]
-        assert first["tool_calls"][0]["function"] == {"name": "open", "arguments": {"code": 100}}
-        assert json.loads(told["content"]) == {"number": record["case_idx"] + 100, "calls": 1}
-        assert "no more" in (last["content"] or last["reasoning_content"])
+    episode = played(Vault(), speaks(name), answer, "user", "tool")
+    first, told, last = episode_record(episode, 1, 0).messages[1:]
+    assert first["tool_calls"][0]["function"] == {"name": "open", "arguments": {"code": 100}}
+    assert json.loads(told["content"]) == {"number": 105, "calls": 1}
+    assert "no more" in (last["content"] or last["reasoning_content"])
 
 
-def test_tools_and_string_prompts_do_not_go_together(train: Train) -> None:
+def test_what_a_model_cannot_be_shown_of_tools_is_refused(train: Train) -> None:
     with pytest.raises(ConfigError, match="prompts that are strings"):
         train(Vault(chat=False))
-
-
-def test_a_model_whose_template_cannot_write_tools_is_refused(train: Train) -> None:
     with pytest.raises(ConfigError, match="cannot write calls and results"):
         train(Vault(), chat_template="chatml")
 
 
+@pytest.mark.slow
 def test_the_hotel_environment_trains_on_the_tiny_model(train: Train) -> None:
     environment = load_env(find_env(TrainConfig(rl_env="envs.hotel_booking")), {})
-    short = {"max_steps": 1, "rl_num_generations": 2, "batch_size": 2, "rl_max_new_tokens": 4, "rl_max_turns": 8}
+    short = {"max_steps": 1, "rl_num_generations": 2, "batch_size": 2, "rl_max_new_tokens": 4, "rl_max_turns": 4}
     result = train(environment, model="tiny", rl_prompts_per_step=1, eval_cases=1, **short)
 
     assert result.status == "finished"
@@ -449,46 +282,8 @@ def test_the_hotel_environment_trains_on_the_tiny_model(train: Train) -> None:
 # -- failures
 
 
-class Sick(Talk):
-    """Falls ill at a place that the case decides."""
-
-    episode = None  # type: ignore[assignment]
-    places = ("start", "step", "score", "close", "get_tools", "said", "none")
-
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
-        return [{**row, "case_idx": 3} for row in super().build_eval_dataset()]
-
-    def start(self, case_idx: int) -> Sick:
-        mine = Sick()
-        mine.place = self.places[case_idx % len(self.places)]
-        mine.fail("start")
-        return mine
-
-    def fail(self, here: str) -> None:
-        if self.place == here:
-            raise RuntimeError(f"ill at {here}")
-
-    def get_tools(self) -> list[Any]:
-        if hasattr(self, "place"):
-            self.fail("get_tools")
-        return []
-
-    def step(self, reply: str) -> Any:
-        self.fail("step")
-        return 5 if self.place == "said" else None
-
-    def score(self) -> float | None:
-        self.fail("score")
-        return None if self.place == "none" else 0.5
-
-    def close(self) -> None:
-        self.fail("close")
-
-
-def test_an_episode_that_fails_anywhere_is_missing_data(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    result = train(Sick(), rl_prompts_per_step=12, batch_size=8, rl_max_failed=1.0, max_steps=1)
-
-    for record in rollouts(result):
+def test_an_episode_that_fails_anywhere_is_missing_data(finished: FinishedRuns) -> None:
+    for record in rollouts(finished("failing")):
         place = Sick.places[record["case_idx"] % len(Sick.places)]
         is_scored = place == "close"
         assert record["score"] == (0.5 if is_scored else None)
@@ -496,18 +291,10 @@ def test_an_episode_that_fails_anywhere_is_missing_data(train: Train, capsys: py
         assert (record["error"] or {}).get("place") == (
             None if is_scored or place == "none" else {"said": "step"}.get(place, place)
         )
-    told = capsys.readouterr().err
+    told = finished.said("failing")
     assert "raised: RuntimeError: ill at" in told
     assert 'raise RuntimeError(f"ill at {here}")' in told
     assert "responded with 5 (int), which is neither text nor messages" in told
-
-
-def test_an_environment_that_cannot_begin_is_refused_before_training(train: Train) -> None:
-    class Never(Sick):
-        places = ("start",)
-
-    with pytest.raises(EnvironmentFailed, match="failed on all 3 held-out cases"):
-        train(Never())
 
 
 def test_too_many_failures_in_three_batches_in_a_row_end_the_run(train: Train) -> None:
@@ -522,13 +309,11 @@ def test_too_many_failures_in_three_batches_in_a_row_end_the_run(train: Train) -
             raise RuntimeError("ill")
 
     with pytest.raises(EnvironmentFailed, match=r"More than 20% of the episodes failed in 3 batches in a row"):
-        train(Often(), rl_prompts_per_step=9, batch_size=4, max_steps=8, rl_max_failed=0.2)
-    assert train(Often(), rl_prompts_per_step=9, batch_size=4, max_steps=4).steps == 4
+        train(Often(), rl_prompts_per_step=6, rl_num_generations=2, max_steps=8, rl_max_failed=0.2)
 
 
-@pytest.mark.parametrize("is_chat", [True, False])
 def test_calls_of_tools_that_are_only_schemas_are_left_to_score_episode(
-    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_chat: bool
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class ReadsItsCalls(Talk):
         episode = None  # type: ignore[assignment]
@@ -537,8 +322,7 @@ def test_calls_of_tools_that_are_only_schemas_are_left_to_score_episode(
             return [{"type": "function", "function": {"name": "unlock", "parameters": {"type": "object"}}}]
 
         def score_episode(self, model: Any, tokenizer: Any, completion: Any, case_idx: int) -> float:
-            said = completion if isinstance(completion, str) else completion[0]["content"]
-            return float(said == call) * 0.5
+            return float(completion[0]["content"] == call) * 0.5
 
     call = '<tool_call>{"name": "unlock", "arguments": {}}</tool_call>'
     asked: list[str] = []
@@ -547,11 +331,10 @@ def test_calls_of_tools_that_are_only_schemas_are_left_to_score_episode(
         asked.append(given)
         return call
 
-    answers_with(monkeypatch, answer)
-
-    result = train(ReadsItsCalls(chat=is_chat), max_steps=1, rl_max_new_tokens=64)
+    monkeypatch.setattr(HFEngine, "sample", scripted(lambda _, given: answer(given)))
+    result = train(ReadsItsCalls(), max_steps=1, rl_max_new_tokens=64, eval_cases=0)
 
     assert result.history[0]["reward"] == 0.5
     assert result.history[0].get("tools/calls", 0.0) == 0.0
-    assert ('"unlock"' in asked[0]) == is_chat
+    assert '"unlock"' in asked[0]
     assert "get_tools" in capsys.readouterr().err

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +14,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from aitrain import Result, TrainConfig
+from aitrain import Result
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
-from aitrain.launch.preflight import note_on_truncation
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings
-from aitrain.runs.run_folder import read_lines
 from tests.environments.vowels import Vowels
+from tests.training.conftest import rollouts
 
 Train = Callable[..., Result]
 
@@ -67,9 +63,6 @@ def by_hand(logits: Sequence[float], sampling: Sampling, context: Sequence[int],
 
 SHAPES = [
     Sampling(),
-    Sampling(top_k=4),
-    Sampling(top_p=0.7, temperature=0.8),
-    Sampling(min_p=0.2, temperature=1.5),
     Sampling(top_k=9, top_p=0.8, min_p=0.05, temperature=0.7),
     Sampling(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=-0.3),
     Sampling(repetition_penalty=0.8, top_k=6, top_p=0.9, min_p=0.02, frequency_penalty=1.5, temperature=1.3),
@@ -168,12 +161,6 @@ def test_a_stop_string_is_found_when_its_last_token_comes_and_not_before(tokeniz
     assert not any(stops.ends(accented[:count]) for count in range(len(accented)))
 
 
-def test_a_stop_string_counts_from_the_fewest_tokens_on(tokenizer: Any) -> None:
-    ids = tokenizer("ab", add_special_tokens=False).input_ids * 3
-    stops = StopStrings(tokenizer, ["ab"], min_tokens=len(ids) // 3)
-    assert [count for count in range(1, len(ids) + 1) if stops.ends(ids[:count])] == [2 * len(ids) // 3, len(ids)]
-
-
 class Twice(Vowels):
     """Two turns; keeps in the records, as metrics, what it was given."""
 
@@ -188,24 +175,13 @@ class Twice(Vowels):
 STOPS = ["e", "a", "t", "0", "#", "i o"]
 
 
-@pytest.fixture(scope="module")
-def stopped(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Twice, str]:
-    """A run with stop strings, its environment, and what it printed."""
-    import aitrain
-
-    environment = Twice()
-    config = TrainConfig(
-        model=str(small_model), output_dir=str(tmp_path_factory.mktemp("stopped")), max_steps=2, rl_max_new_tokens=60,
-        rl_kl_coef=0.0, save_strategy="no", rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=2, rl_prompts_per_step=8,
+def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(train: Train) -> None:
+    """And its episode is done, not cut off."""
+    result = train(
+        Twice(), max_steps=1, rl_max_new_tokens=60, rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=0,
+        rl_prompts_per_step=8, batch_size=8,
     )  # fmt: skip
-    with redirect_stderr(io.StringIO()) as printed:
-        result = aitrain.train(config, environment=environment)
-    return result, environment, printed.getvalue()
-
-
-def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(stopped: tuple[Result, Twice, str]) -> None:
-    result, _, _ = stopped
-    records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
+    records = rollouts(result)
     said = [[m["content"] for m in record["messages"] if m["role"] == "assistant"] for record in records]
     given = [[record["metrics"]["first"], record["metrics"]["second"]] for record in records]
     assert [[len(text) for text in texts] for texts in said] == given
@@ -213,43 +189,14 @@ def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(stopped:
     assert len(ended) > 2 * len(said) / 3
     for text in (re.sub(r"<\|\w+\|>", "x", text) for text in ended):  # a special token is one of the fewest two
         assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
-
-
-def test_an_episode_that_a_stop_string_ends_is_done_and_not_cut_off(stopped: tuple[Result, Twice, str]) -> None:
-    result, _, _ = stopped
-    records = [
-        r for r in read_lines(result.folder / "rollouts" / "rank0.jsonl") if "eval_phase" not in r and r["step"] == 1
-    ]
-    by_stop = [r["messages"][-1]["content"].endswith(tuple(STOPS)) for r in records]
-    assert sum(by_stop) > len(records) / 3
-    assert {r["stop"] for r, is_ended in zip(records, by_stop, strict=True) if is_ended} == {"done"}
-    cut = sum(r["stop"] == "max_tokens" for r in records) / len(records)
+    assert {record["stop"] for record in records if record["messages"][-1]["content"].endswith(tuple(STOPS))} == {
+        "done"
+    }
+    cut = sum(record["stop"] == "max_tokens" for record in records) / len(records)
     assert result.history[0]["completions/clipped_ratio"] == pytest.approx(cut)
 
 
 # -- the model's own settings
-
-
-def test_a_models_own_sampling_settings_change_nothing_and_are_saved_with_it(
-    train: Train, small_model: Path, tmp_path: Path
-) -> None:
-    plain = train(Vowels(), max_steps=1, eval_cases=3)
-    other = tmp_path / "other"
-    model = AutoModelForCausalLM.from_pretrained(small_model)
-    settings = {"min_p": 0.9, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 6, 7], "repetition_penalty": 2.0,
-                "do_sample": True, "max_new_tokens": 3}  # fmt: skip
-    model.generation_config.update(**settings)
-    model.save_pretrained(other)
-    AutoTokenizer.from_pretrained(small_model).save_pretrained(other)
-    run = train(Vowels(), max_steps=1, eval_cases=3, model=str(other), project_name="other")
-
-    said = [
-        [(r["case_idx"], r["completion"]) for r in read_lines(result.folder / "rollouts" / "rank0.jsonl")]
-        for result in (plain, run)
-    ]
-    assert said[0] == said[1]
-    written = json.loads((run.folder / "model" / "generation_config.json").read_text())
-    assert {name: written.get(name) for name in settings} == settings
 
 
 # -- like with like
@@ -306,14 +253,3 @@ def test_the_shift_is_computed_in_the_place_of_trls_own_log_probabilities(small_
             q = sampling.logprobs(logits.float(), torch.tensor(row.ids))
             p = over_all[number, len(row.prompt) - 1 :][: len(row.ids)]
             assert torch.tensor(shift.shifts[number]) == pytest.approx((p - q).numpy(), abs=1e-4)
-
-
-def test_a_run_says_before_training_what_a_reshaped_distribution_leaves_inexact(
-    stopped: tuple[Result, Twice, str],
-) -> None:
-    _, _, printed = stopped
-    assert printed.count("Sampling with rl_min_new_tokens=2: the update itself uses") == 1
-    assert note_on_truncation(TrainConfig(rl_stop="x", rl_temperature=0.7)) is None
-    plain = note_on_truncation(TrainConfig(rl_top_k=50, rl_min_p=0.1)) or ""
-    assert plain.startswith("Sampling with --rl-top-k 50, --rl-min-p 0.1: the update")
-    assert "exact and costs" in (note_on_truncation(TrainConfig(rl_top_p=0.9, use_vllm=True)) or "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import Result
-from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
-from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs.run_folder import read_lines
 from tests.training.conftest import difference
 from tests.training.small_server import SmallServer
@@ -85,6 +80,7 @@ def by_server(train: Train, server: SmallServer) -> Train:
     return run
 
 
+@pytest.mark.slow
 def test_a_resumed_run_samples_what_it_would_have_sampled_and_another_seed_something_else(by_server: Train) -> None:
     saving = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
     whole = by_server(Talk(), **saving)
@@ -99,44 +95,10 @@ def test_a_resumed_run_samples_what_it_would_have_sampled_and_another_seed_somet
         assert len({row[3] for row in played(whole) if row[:2] == [1, group]}) > 1
 
 
+@pytest.mark.slow
 def test_what_an_environment_samples_itself_follows_from_the_seed_with_generate_too(train: Train) -> None:
     one, again = (train(Asks(), max_steps=1, eval_cases=0) for _ in range(2))
     assert played(one) == played(again)
-
-
-@pytest.mark.parametrize(
-    ("seeds", "has_seeds"),
-    [([SampleSeed(5), SampleSeed(6)], True), ([], True), ([None, None], False)],
-    ids=["some made up", "all made up", "episodes without seeds"],
-)
-def test_prompts_that_are_made_up_for_a_shared_engine_have_seeds_as_the_others_do(
-    seeds: list[SampleSeed | None], has_seeds: bool
-) -> None:
-    """Each process hands the others its seeds in a collective call, so all of them must have some, or none."""
-    sampled: list[list[SampleSeed]] = []
-
-    class Shared(BatchingEngine):
-        weight_version = 0
-
-        def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
-            return (0 if sampled else 3), max_tokens
-
-        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-            sampled.append(seeds_of(rows))
-            return [Completion([9]) for _ in rows]
-
-    async def play() -> None:
-        engine = Shared(EndOfTurn([9]), None, RolloutClock())
-        async with engine.batch(len(seeds)) as leave:
-            requests = [asyncio.ensure_future(engine.generate(GenerationRequest([1], 4, s))) for s in seeds]
-            for completion in asyncio.as_completed(requests):
-                await completion
-                leave()
-
-    asyncio.run(play())
-    assert bool(sampled[0]) == has_seeds
-    if has_seeds:
-        assert sampled[0] == [*seeds, *[SampleSeed(0)] * (3 - len(seeds))]
 
 
 def test_seeds_follow_from_names_and_places() -> None:

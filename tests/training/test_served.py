@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -26,11 +25,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from aitrain.engines import completion_request, live_servers, server_check, weight_sync, worker_extension
 from aitrain.engines import server as server_engine
-from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
@@ -288,19 +286,6 @@ def test_answers_come_in_the_order_of_the_prompts(fake: Fake, monkeypatch: pytes
     assert [len(body["prompt"]) for body in fake.bodies("/v1/completions")].count(3) == 6
 
 
-def test_a_request_is_not_enormous(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_request, "CHUNK_TOKENS", 10)
-    prompts = [[1] * 6, [2] * 3, [3] * 4, [4] * 50]
-    assert ids_of(answers(by(fake), prompts)) == [[6, END], [6, END], [12, END], [200, END]]
-    sizes = [sum(map(len, body["prompt"])) for body in fake.bodies("/v1/completions")]
-    assert sorted(sizes) == [4, 9, 50]
-
-
-def test_no_prompt_is_no_request(fake: Fake) -> None:
-    assert answers(by(fake), []) == []
-    assert not fake.asked
-
-
 def test_what_a_request_says(fake: Fake) -> None:
     engine = by(fake, sampling=Sampling(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.1))
     answers(engine, [[1, 2]], max_tokens=30)
@@ -325,12 +310,6 @@ def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(f
     request = GenerationRequest([6], 5, SampleSeed(40))
     assert run(engine.generate(request)) == Completion([6, END], [0.0, -0.5])
     assert fake.bodies("/v1/completions")[-1]["seed"] == 40
-
-
-def test_the_likeliest_answers_need_no_seed(fake: Fake) -> None:
-    answers(by(fake, sampling=Sampling().greedy), [[1], [1]], seeds=[1, 2])
-    (body,) = fake.bodies("/v1/completions")
-    assert "seed" not in body
 
 
 def test_a_request_says_the_further_sampling_options_and_no_more_tokens_at_least_than_at_most(fake: Fake) -> None:
@@ -371,12 +350,6 @@ def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake) -> None:
     assert ids_of(answers(by(fake), [[1]], max_tokens=3)) == [[5, 5, 5]]
     with pytest.raises(RunFailed, match=r"cuts completions at 3 tokens instead of 30\.\n.*--generation-config vllm"):
         answers(by(fake), [[1]], max_tokens=30)
-
-
-def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(fake: Fake) -> None:
-    answers(by(fake, context=100), [[1] * 60, [1] * 95, [1] * 70, [1] * 120], max_tokens=30)
-    limits = {len(prompt): body["max_tokens"] for body in fake.bodies("/v1/completions") for prompt in body["prompt"]}
-    assert limits == {60: 30, 70: 30, 95: 5, 120: 1}
 
 
 # -- trouble
@@ -432,21 +405,6 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: 
     assert len(fake.bodies("/v1/completions")) == 2
 
 
-def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: Any) -> None:
-    engines = [by(fake, sync), by(fake, type(sync)(sync.model, sync.folder, writes=False), is_main_process=False)]
-    for engine in engines:
-        load(engine, 1)
-
-    async def both(number: int) -> list[list[Completion]]:
-        batch = CompletionBatch([[number]], Sampling(), 16)
-        return await asyncio.gather(*(engine.generate_batch(batch) for engine in engines))
-
-    for number in range(5):
-        fake.restart()
-        assert list(map(ids_of, run(both(number)))) == [[[number, END]]] * 2
-        assert is_current(engines[0])
-
-
 def test_a_server_that_dies_while_it_takes_the_weights(fake: Fake, sync: Any) -> None:
     engine = by(fake, sync)
     fake.dies()
@@ -476,31 +434,6 @@ def test_a_completion_that_is_held_back_looks_for_the_weights_that_are_loaded_me
 
     assert run(hold_back()) == 0
     assert engine.restarts == 0
-
-
-def test_a_server_that_is_gone_for_good_ends_the_run(fake: Fake) -> None:
-    engine = by(fake, restart_timeout=0.3)
-    fake.stop()
-    with pytest.raises(RunFailed, match=r"is gone, and was not back within 0 seconds: /v1/completions: ConnectError"):
-        answers(engine, [[1]])
-    fake.start()
-
-
-def test_nobody_waits_for_a_server_that_is_given_up(fake: Fake) -> None:
-    """As when the run is stopped: the reason is asked for while the engine waits."""
-    reasons = iter(["", "", "The run was asked to stop."])
-    engine = by(fake, give_up_reason=lambda: next(reasons))
-    fake.stop()
-    with pytest.raises(RunFailed, match=r"is gone: /v1/completions: ConnectError: refused\nThe run was asked to stop"):
-        answers(engine, [[1]])
-    fake.start()
-
-
-def test_a_server_that_always_fails_ends_the_run(fake: Fake) -> None:
-    fake.troubles = [lambda _: (500, {"error": {"message": "out of\nmemory"}})] * 3
-    with pytest.raises(RunFailed, match="failed 3 times at the same request: /v1/completions: 500: out of memory"):
-        answers(by(fake), [[1]])
-    assert ids_of(answers(by(fake), [[1]])) == [[1, END]]
 
 
 def test_what_a_server_refuses_is_said_at_once(fake: Fake) -> None:
@@ -538,15 +471,6 @@ def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_count
     assert not (tmp_path / "sync").exists()
 
 
-def test_the_servers_weight_version_is_of_this_run_and_step(fake: Fake, tmp_path: Path) -> None:
-    engine = by(fake, DiskSync(adapted(), tmp_path / "sync"))
-    load(engine, 7)
-    assert re.fullmatch(r"aitrain-\w{12}-step-7-load-1", fake.version)
-    assert [body["weights_path"] for body in (call["kwargs"] for call in fake.bodies("/collective_rpc"))] == [
-        str(tmp_path / "sync" / "step-7-load-1")
-    ]
-
-
 def test_weights_are_loaded_once_for_a_step_and_again_when_they_have_changed(fake: Fake, sync: Any) -> None:
     engine = by(fake, sync)
     for _ in range(3):
@@ -582,13 +506,6 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
         raise RunFailed("my own")
 
 
-def test_another_process_may_have_loaded_the_adapter_already(fake: Fake, tmp_path: Path) -> None:
-    sync = AdapterSync(adapted(), tmp_path / "sync")
-    engine = by(fake, sync)
-    load(engine, 1)
-    run(sync.load(engine.fleet.servers[0].client, WeightVersion(1, 1)))
-
-
 def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:
     engine, other = by(fake, sync), by(fake, type(sync)(sync.model, tmp_path / "other"))
     load(engine, 1)
@@ -610,15 +527,6 @@ def test_the_files_of_an_adapter_are_peft_s(tmp_path: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert (sync.path(FIRST) / "adapter_config.json").is_file()
-
-
-def test_weights_that_cannot_be_written_end_the_run_on_all_ranks(tmp_path: Path) -> None:
-    sync = AdapterSync(adapted(), tmp_path)
-    sync.write(FIRST)
-    (sync.folder / "partial").write_text("in the way", encoding="utf-8")
-
-    with pytest.raises(RunFailed, match=r"could not be written to .*File exists"):
-        sync.write(WeightVersion(1, 2))
 
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
@@ -650,6 +558,7 @@ def test_weights_pass_through_memory_where_there_is_room(tmp_path: Path) -> None
     assert roomy_folder(folder, 1000, memory=tmp_path / "nowhere") == folder / "sync"
 
 
+@pytest.mark.slow
 def test_weights_of_a_process_that_was_killed_are_removed_by_the_next_run_and_no_others(tmp_path: Path) -> None:
     holder = """
 import sys, time
@@ -803,14 +712,6 @@ def test_no_server_at_all(fake: Fake) -> None:
     fake.start()
 
 
-def test_the_command_that_starts_one() -> None:
-    assert ADAPTER.command == (
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve some/model --max-model-len 100 "
-        "--generation-config vllm --logprobs-mode processed_logprobs --enable-lora --max-lora-rank 8"
-    )
-    assert ALL.command.startswith("VLLM_SERVER_DEV_MODE=1 vllm serve some/model")
-
-
 # -- a real one
 
 real_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -885,34 +786,6 @@ def engine_of(real: Vllm, sync: Any) -> VLLMServerEngine:
     return VLLMServerEngine(fleet, "base", EndOfTurn([END]), context=2048)
 
 
-def sampled(engine: VLLMServerEngine, sampling: Sampling, max_tokens: int = 40) -> list[Completion]:
-    return run(engine.generate_batch(CompletionBatch(prompts(), sampling, max_tokens)))
-
-
-def difference(engine: VLLMServerEngine, model: Any, temperature: float = 1.0) -> float:
-    """The median one between the server's log-probabilities and the model's own."""
-    gaps: list[float] = []
-    for prompt, answer in zip(prompts(), sampled(engine, Sampling(temperature=temperature)), strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + answer.ids])).logits[0, len(prompt) - 1 : -1] / temperature
-        own = logits.log_softmax(-1).gather(-1, torch.tensor(answer.ids)[:, None])[:, 0]
-        gaps += (own - torch.tensor(answer.logprobs)).abs().tolist()
-    return sorted(gaps)[len(gaps) // 2]
-
-
-def greedy(engine: VLLMServerEngine) -> list[list[int]]:
-    return ids_of(sampled(engine, Sampling().greedy))
-
-
-def greedy_of(model: Any) -> list[list[int]]:
-    rows = [
-        model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=40)[0, len(prompt) :].tolist()
-        for prompt in prompts()
-    ]
-    assert any(row[-1] == END for row in rows)  # the token that ends an answer is part of it
-    return rows
-
-
 @real_vllm
 def test_the_real_server_fits(real: Vllm) -> None:
     assert check_server(real.url, ServerNeeds(str(TINY_MODEL), 2048, 16)) == ServerModel("base", 2048, is_on_cpu=True)
@@ -920,91 +793,6 @@ def test_the_real_server_fits(real: Vllm) -> None:
         check_server(real.url, ServerNeeds("base", 100, 17))
     with pytest.raises(ConfigError, match="runs on the CPU and lacks the worker extension that loads weights there"):
         check_server(real.url, ServerNeeds("base", 100, None))
-
-
-@real_vllm
-def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_path: Path) -> None:
-    """All of them have changed, the output layer too, which is the embedding."""
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    with vllm(tmp_path / "log", "--worker-extension-cls", f"{worker_extension.__name__}.WorkerExtension") as bare:
-        with pytest.raises(ConfigError, match="takes no adapters"):
-            check_server(bare.url, ServerNeeds("base", 2048, 16))
-        engine = engine_of(bare, DiskSync(model, tmp_path / "sync", renews=True))
-        for step in range(2):
-            stirred(model)
-            load(engine, step)
-            assert difference(engine, model) < 1e-3
-            assert greedy(engine) == greedy_of(model)
-        with pytest.raises(ConfigError, match="has lost its base weights"):
-            check_server(bare.url, ServerNeeds("base", 2048, 16))
-        with pytest.raises(ConfigError, match="before temperature"):
-            check_server(bare.url, ServerNeeds("base", 2048, None))
-
-
-def stirred(model: Any) -> None:
-    """Every weight a little."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += torch.randn(weight.shape, generator=generator) * weight.std() * 0.2
-
-
-@real_vllm
-def test_the_real_server_says_what_the_model_says_before_and_after_adapters(
-    real: Vllm, model: PeftModel, tmp_path: Path
-) -> None:
-    engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
-    base = {name: weight.clone() for name, weight in model.named_parameters() if "lora_" not in name}
-    assert difference(engine, model) < 1e-3
-    first = greedy(engine)
-    assert first == greedy_of(model)
-    for number in range(1, 101):
-        changed(model, number)
-        load(engine, number)
-        if number in (1, 2, 20, 100):
-            assert difference(engine, model) < 1e-3
-            assert difference(engine, model, 0.7) < 1e-3
-            assert greedy(engine) == greedy_of(model) != first
-    weights = dict(model.named_parameters())
-    assert all(torch.equal(weights[name], weight) for name, weight in base.items())
-    assert engine.restarts == 0
-
-
-@real_vllm
-@pytest.mark.parametrize("kind", [AdapterSync, DiskSync])
-def test_the_real_server_follows_the_policy_and_is_noticed_when_it_does_not(
-    real: Vllm, model: PeftModel, tmp_path: Path, kind: Any
-) -> None:
-    engine = engine_of(real, kind(model, tmp_path / "sync"))
-    check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(TINY_MODEL))
-    engine.check = check.compare
-    try:
-        load(engine, 0)
-        for update in range(1, 13):
-            changed(model, 400, scale=1e-4 * update)
-            load(engine, update)
-        start = time.monotonic()
-        assert check._last is not None
-        run(check._compare_movement(engine, check._last))
-        print(f"{kind.__name__}: noise {check._noise:.1e}, a comparison takes {time.monotonic() - start:.3f} s")
-        assert check._last.loads == 13
-        changed(model, 400, scale=0.05)
-        with pytest.raises(RunFailed, match="does not generate with the weights"):
-            run(check._compare_movement(engine, check._last))
-    finally:
-        changed(model, 0, scale=0.0)
-        engine.check = None
-        load(engine, 13) if kind is DiskSync else None
-
-
-@real_vllm
-def test_an_answer_of_the_real_server_ends_with_what_ends_it(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
-    engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
-    usual = greedy(engine)
-    engine.end = EndOfTurn([usual[0][0]])
-    assert greedy(engine)[0] == usual[0][:1]
-    engine.end, engine.context = EndOfTurn([END]), 405
-    assert [len(answer) for answer in greedy(engine)][-2:] == [min(5, len(answer)) for answer in usual[-2:]]
 
 
 @real_vllm
@@ -1024,31 +812,3 @@ def test_a_seed_decides_what_the_real_server_samples_beside_whatever_else(
     assert [ids for place, ids in enumerate(shifted) if place % 4 < 3] == [
         ids for place, ids in enumerate(together) if place % 4 > 0
     ]
-
-
-@real_vllm
-def test_the_real_server_reads_all_weights_from_disk(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    engine = engine_of(real, DiskSync(model, tmp_path / "sync"))
-    try:
-        for number in (200, 201, 202):
-            changed(model, number)
-            load(engine, number)
-            assert difference(engine, model) < 1e-3
-            assert difference(engine, model, 0.7) < 1e-3
-            assert greedy(engine) == greedy_of(model) != greedy_of(plain)
-    finally:  # as the other tests want it
-        engine.fleet.servers[0].sync = DiskSync(plain, tmp_path / "plain")
-        load(engine, 203)
-    assert greedy(engine) == greedy_of(plain)
-
-
-@real_vllm
-def test_the_real_server_may_be_killed_and_started_anew(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
-    engine = engine_of(real, AdapterSync(changed(model, 300), tmp_path / "sync"))
-    load(engine, 300)
-    before = greedy(engine)
-    threading.Timer(0.1, lambda: (real.kill(), real.start())).start()  # type: ignore[func-returns-value]
-    answers(engine, prompts() * 20, max_tokens=1500)
-    assert greedy(engine) == before == greedy_of(model)
-    assert engine.restarts == 1

@@ -101,7 +101,7 @@ def start(tmp_path: Path, small_model: Path, server: SmallServer, preloaded_aitr
         run.process.wait()
 
 
-@pytest.mark.parametrize(("processes", "peft"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("processes", "peft"), [(1, False), pytest.param(2, True, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(
     processes: int, peft: bool, start: Start, server: SmallServer
 ) -> None:
@@ -118,6 +118,7 @@ def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(
     assert not list(run.folder.path.glob("sync"))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_for_good_ends_the_run_with_everything_saved(start: Start, server: SmallServer) -> None:
     run = start(processes=2, max_steps=500)
     run.folder.server.write_text(json.dumps({"why": "vLLM's server ended, and is not restarted again."}))
@@ -134,6 +135,7 @@ def test_a_server_that_is_gone_for_good_ends_the_run_with_everything_saved(start
     assert len(run.lines()) == result["steps"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_parent_is_gone_does_not_wait_for_its_server(start: Start, server: SmallServer) -> None:
     """Nor for that of a batch ahead."""
     run = start(processes=2, max_steps=500, rl_ahead=1)
@@ -149,7 +151,7 @@ def test_a_run_whose_parent_is_gone_does_not_wait_for_its_server(start: Start, s
     assert run.is_saved(result["steps"])
 
 
-@pytest.mark.parametrize("peft", [True, False])
+@pytest.mark.parametrize("peft", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_server_that_has_other_weights_is_noticed_before_a_step_is_made(
     peft: bool, start: Start, server: SmallServer
 ) -> None:

@@ -20,7 +20,6 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.comparison import compare_all
-from aitrain.runs.model_reference import read_model, run_options
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import read_rollouts
@@ -28,8 +27,7 @@ from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.training.episode_groups import finish_groups
 from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.ui.cases import case_rows
-from aitrain.ui.summary import held_out_curve, scores
+from aitrain.ui.summary import held_out_curve
 from tests.conftest import Run
 from tests.rollout.scripted import END, Letters, Scripted
 from tests.training.test_resume import EVERY_STEP, as_if_killed_after, assert_same
@@ -49,7 +47,10 @@ MIXED = {
 
 @pytest.mark.parametrize(
     "options",
-    [{"trl": {"steps_per_generation": 2}}, {"rl_sampling": "difficulty", "rl_prompts_per_step": 6, "batch_size": 8}],
+    [
+        {"trl": {"steps_per_generation": 2}},
+        pytest.param({"rl_sampling": "difficulty", "rl_prompts_per_step": 6, "batch_size": 8}, marks=pytest.mark.slow),
+    ],
     ids=["inside a generation window", "difficulty"],
 )
 def test_a_run_with_several_environments_resumes_exactly(
@@ -100,25 +101,15 @@ def assert_shares_and_scores_of_each(result: Result) -> None:
     assert list(made["environments"]) == ["Early", "talk", "Ranked"]
     assert made["environments"]["talk"]["requires"]["rl_score_range"] == "-1.0,1.0"
     assert sorted(path.name for path in folder.environment_source.iterdir()) == ["Early", "Ranked", "talk"]
-    card = (folder.model / "README.md").read_text(encoding="utf-8")
-    assert "sampled, talk" in card
-
+    assert "sampled, talk" in (folder.model / "README.md").read_text(encoding="utf-8")
     index = RolloutIndex(folder.rollouts)
     index.refresh()
-    (folder.path / "result.json").rename(folder.path / "later.json")
-    assert scores(folder, index)["sampled"]["before"] == written["scores"]["sampled"]["before"]
-    (folder.path / "later.json").rename(folder.path / "result.json")
     first = held_out_curve(folder, index)[0]
     assert first["environments"]["talk"] == pytest.approx(written["scores"]["sampled, talk"]["before"])
-    assert first["sampled"] == pytest.approx(written["scores"]["sampled"]["before"])
-    assert {row.environment for row in case_rows(index)} == {"Early", "talk", "Ranked"}
 
     (comparison,) = compare_all(read_scorings([folder.path]))
     assert comparison.main.change["mean"] == pytest.approx(written["scores"]["sampled"]["change"]["mean"])
     assert comparison.row("sampled, talk") is not None
-    options = run_options(read_model(str(folder.path)))
-    assert options["rl_env"] == [f"{name}={FILE}:{kind}" for name, kind in
-                                 (("Early", "Early"), ("talk", "Talk"), ("Ranked", "Ranked"))]  # fmt: skip
 
 
 def test_an_environment_that_always_fails_ends_the_run_although_the_others_are_scored(
@@ -146,6 +137,7 @@ def test_an_environment_that_always_fails_ends_the_run_although_the_others_are_s
     assert [note.partition(" of case")[0] for note in notes] == ["Ranked: score_group"]
 
 
+@pytest.mark.slow
 def test_two_ranks_play_several_environments_and_their_rollouts_are_scored_again(
     aitrain_grpo: Run, here: Path, preloaded_aitrain: Path
 ) -> None:

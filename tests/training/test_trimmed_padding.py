@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from safetensors.torch import load_file
 
 from aitrain import Result
 from aitrain.batch import PassLimit
-from aitrain.options.loss_types import LOSS_TYPES
-from aitrain.training import warm_up
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.micro_batches import PASSES, RankRows, in_passes, micro_batches, padding_share
 from aitrain.training.padding import RightAligned
@@ -34,7 +31,7 @@ from tests.training.loss_bench import (
 
 Train = Callable[..., Result]
 Rows = dict[str, torch.Tensor]
-ANY_ORDER = [name for name in LOSS_TYPES if name != "bnpo"]
+ANY_ORDER = ["grpo", "dr_grpo", "dapo", "luspo"]
 
 
 # -- which rows share a pass
@@ -62,22 +59,13 @@ def test_every_row_is_in_one_pass_that_is_within_the_limit(limit: PassLimit, pro
 
 
 @pytest.mark.parametrize("limit", [PassLimit(4), PassLimit(8), PassLimit(tokens=8192)], ids=str)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_less_than_a_seventh_of_the_tokens_is_padding(limit: PassLimit, seed: int) -> None:
     lengths = lognormal(64, seed)
     passes = plan_passes(lengths, limit)
 
     assert sum(padded_tokens(rows, lengths) for rows in passes) <= 1.15 * sum(lengths)
     assert 64 * max(lengths) > 2.5 * sum(lengths)
-
-
-def test_rows_of_equal_length_fill_their_passes() -> None:
-    def sizes(lengths: list[int], limit: PassLimit) -> list[int]:
-        return [len(rows) for rows in plan_passes(lengths, limit)]
-
-    assert sizes([50] * 6, PassLimit(4)) == [4, 2]
-    assert sizes([50] * 6, PassLimit(tokens=150)) == [3, 3]
-    assert sizes([200, 50, 50], PassLimit(tokens=100)) == [1, 2]
 
 
 # -- the gradient of a step
@@ -139,7 +127,6 @@ def gradients_in_passes(
 
 
 LAYOUTS = {
-    "one process": Layout(rows=8),
     "two processes": Layout(processes=2, rows=4),
     "three processes and two steps": Layout(processes=3, rows=4, pieces=2),
 }
@@ -174,19 +161,6 @@ def test_a_step_has_the_gradient_of_plain_trl_on_its_padded_rows(
         torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("columns", [1, LONGEST], ids=["sequence", "token"])
-def test_importance_weights_of_an_engine_go_with_their_rows(columns: int, tmp_path: Path) -> None:
-    layout = Layout(processes=2, rows=4)
-    batch = padded_batch(layout.batch, seed=5)
-    batch["importance_sampling_ratio"] = torch.arange(layout.batch * columns).view(-1, columns) / 10
-    args = arguments(tmp_path, layout, rl_loss_type="grpo")
-    args.use_vllm = True
-
-    (ours,), _ = gradients_in_passes(args, layout, batch, LIMITS[1])
-
-    torch.testing.assert_close(ours, gradient_of_plain_trl(args, rows_of(batch, slice(None))), rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, tmp_path: Path) -> None:
     layout, batch = Layout(rows=12), padded_batch(12, seed=3)
@@ -201,30 +175,6 @@ def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, t
     assert metrics.pop("padding")[0] < wanted.pop("padding")[0]
     for name in metrics:
         assert metrics[name] == pytest.approx(wanted[name], rel=1e-6), name
-
-
-def test_processes_gather_equal_numbers_of_values_though_their_passes_differ_in_rows(tmp_path: Path) -> None:
-    """TRL's metrics gather a value of each row; gloo ends a process that gets more than it has room for."""
-    layout, gathered = Layout(rows=6), list[int]()
-    trainer = LossTrainer(arguments(tmp_path, layout), layout, None)
-    trainer.pass_limit = PassLimit(4)
-
-    def gather(values: torch.Tensor) -> torch.Tensor:
-        gathered.append(len(values))
-        return values
-
-    trainer.accelerator.gather = gather
-    trainer.accelerator.pad_across_processes = lambda values, dim, pad_index: torch.nn.functional.pad(
-        values, (0, 9 - len(values)), value=pad_index
-    )
-    (step,) = in_passes([padded_batch(6, seed=2)], PassLimit(4), RankRows(1, 0, lambda rows, _: rows))
-    trainer._compute_loss(policy(), step)
-
-    assert len(step[PASSES]) > 1
-    assert set(gathered) == {9}
-    (low,), (high,) = (trainer._metrics["train"][f"clip_ratio/{name}"] for name in ("low_min", "high_max"))
-    assert 0 <= low <= 1, "what is padded is no value"
-    assert 0 <= high <= 1
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -258,33 +208,6 @@ def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
     assert step[PASSES].sum() == 8
 
 
-def test_right_aligned_rows_end_in_one_column_and_their_values_come_back() -> None:
-    ids = torch.tensor([[0, 1, 2, 3, 0], [4, 5, 6, 7, 8], [0, 0, 9, 0, 0]])
-    rows = RightAligned.of(ids, (ids > 0).long())
-
-    assert rows.ids.tolist()[0][-3:] == [1, 2, 3]
-    assert rows.ids.tolist()[2][-1] == 9
-    assert (rows.ids * rows.mask).sum() == ids.sum()
-    assert rows.moved_back(rows.ids[:, -3:] * rows.mask[:, -3:]).tolist() == [[2, 3, 0], [6, 7, 8], [9, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("limit", "shapes"),
-    [(PassLimit(3), (3, 10, 40)), (PassLimit(tokens=120), (3, 10, 30)), (PassLimit(tokens=20), (1, 10, 40))],
-    ids=str,
-)
-def test_the_warm_up_has_the_shapes_of_the_largest_pass(limit: PassLimit, shapes: tuple[int, int, int]) -> None:
-    arguments = SimpleNamespace(per_device_train_batch_size=16)
-    accelerator = SimpleNamespace(device=torch.device("cpu"))
-    trainer: Any = SimpleNamespace(
-        args=arguments, accelerator=accelerator, eos_token_ids=[0], use_vllm=False, pass_limit=limit
-    )
-
-    rows = warm_up._inputs(trainer, warm_up.LongestShapes(10, 40))
-
-    assert (*rows["prompt_ids"].shape, rows["completion_ids"].shape[1]) == shapes
-
-
 # -- in a training
 
 OPTIONS = {
@@ -308,10 +231,13 @@ class Letters:
     ("trimming", "options"),
     [
         ({"rl_trim_padding": True}, {"rl_loss_type": "dapo", "trl": {"num_iterations": 2}}),
-        ({"tokens_per_pass": 40}, {"peft": True, "lora_r": 4, "trl": {"generation_batch_size": 16}}),
+        pytest.param(
+            {"tokens_per_pass": 40}, {"peft": True, "lora_r": 4, "trl": {"generation_batch_size": 16}},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["all weights, two updates a batch", "an adapter, two steps a batch"],
-)
+)  # fmt: skip
 def test_a_training_ends_with_the_weights_that_it_has_with_padding(
     trimming: dict[str, Any], options: dict[str, Any], train: Train
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from trl import GRPOConfig
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
@@ -22,11 +21,6 @@ CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 def arguments(**options: object) -> dict[str, object]:
     config = TrainConfig(**options)  # type: ignore[arg-type]
     return grpo_arguments(config, plan_batch(config, 1), CPU)
-
-
-def test_every_argument_is_a_field_of_trls_configuration() -> None:
-    server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
-    assert arguments(**server).keys() <= GRPOConfig.__dataclass_fields__.keys()
 
 
 def test_defaults_are_aitrainings(tmp_path: Path) -> None:
@@ -69,17 +63,6 @@ def test_weights_that_deepspeed_shards_are_not_handed_to_a_server_as_files(
             refuse_sharded(made, TrainConfig(**options))
     for options in ({}, server | {"vllm_sync": "nccl"}, {"use_vllm": True}):
         refuse_sharded(made, TrainConfig(**options))
-
-
-def test_trls_configuration_says_how_weights_are_cut_into_parts(tmp_path: Path) -> None:
-    made = grpo_config(arguments(), TrainConfig(), tmp_path)
-    assert (bool(made.fsdp), made.deepspeed_plugin) == (False, None)
-
-
-def test_the_accumulation_follows_from_prompts_and_processes() -> None:
-    config = TrainConfig(rl_prompts_per_step=8, rl_num_generations=4, batch_size=4)
-    made = {n: grpo_arguments(config, plan_batch(config, n), CPU)["gradient_accumulation_steps"] for n in (1, 2, 8)}
-    assert made == {1: 8, 2: 4, 8: 1}
 
 
 def test_what_trl_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:

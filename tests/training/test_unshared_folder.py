@@ -63,6 +63,7 @@ def states(checkpoint: Path) -> dict[str, Any]:
     return {name: (checkpoint / name).read_bytes() for name in names}
 
 
+@pytest.mark.slow
 def test_a_run_without_a_shared_folder_is_resumed_exactly_and_nothing_of_it_is_missing(
     shared: Path, preloaded_aitrain: Path
 ) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,14 +45,14 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        {"rl_kl_coef": 0.1, "rl_loss_type": "dapo", "disable_gradient_checkpointing": True},
         {"peft": True, "lora_dropout": 0.1, "merge_adapter": False},
         {"trl": {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0}},
     ],
-    ids=["weights", "adapter", "adaptive entropy"],
+    ids=["adapter", "adaptive entropy"],
 )
 def test_a_run_ends_with_the_same_weights_and_metrics_with_and_without_it(
     options: dict[str, Any], train: Train, as_on_gpus: list[tuple[int, ...]]
@@ -93,12 +91,6 @@ def test_too_little_memory_shows_before_anything_is_sampled(
     assert "Lower batch_size" in str(failure.value)
 
 
-def test_on_the_cpu_there_is_none(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpo, "warm_up", lambda *_: pytest.fail("warmed up"))
-
-    assert train(Words(), max_steps=1).steps == 1
-
-
 def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_the_context() -> None:
     def longest(turns: int, episode: int | None = None, context: int | None = None) -> int:
         part = SimpleNamespace(environment=Words(), has_sessions=turns > 1, kind="episode")
@@ -114,17 +106,3 @@ def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_th
     assert longest(turns=4) == 400
     assert longest(turns=4, episode=250) == 250
     assert longest(turns=4, context=200) == 190
-
-
-def test_a_resumed_run_warms_up_and_ends_with_the_same_weights(
-    train: Train, as_on_gpus: list[tuple[int, ...]], tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3, "eval_cases": 0}
-    whole = train(Words(), warm_up=False, **options)
-    weights = shutil.copytree(whole.folder / "model", tmp_path / "whole")
-    as_on_gpus.clear()
-    resumed = train(Words(), resume_from_checkpoint=str(whole.folder / "checkpoints" / "checkpoint-1"), **options)
-
-    assert as_on_gpus[0] == (2, 12, 6)  # the warm-up, before the first new step
-    assert resumed.folder == whole.folder
-    assert difference(resumed.folder / "model", weights) == 0.0

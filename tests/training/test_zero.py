@@ -15,7 +15,6 @@ from transformers.integrations import deepspeed as integration
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.launch.model_shape import read_model_shape
-from aitrain.launch.preflight import check_packages
 from aitrain.launch.resource_estimate import DeviceMemory, estimate_disk, estimate_memory
 from aitrain.options.reading import resolve
 from aitrain.runs.checkpoint import refuse_other_parts
@@ -29,13 +28,6 @@ def deepspeed(**options: Any) -> TrainConfig:
 def table(config: TrainConfig) -> dict[str, Any]:
     made: Any = zero_arguments(config)["deepspeed"]
     return dict(made)
-
-
-def test_a_stage_makes_a_configuration_that_follows_the_options() -> None:
-    made = table(deepspeed(zero_stage=3))
-
-    assert made["zero_optimization"]["stage"] == 3
-    assert made["gradient_clipping"] == made["train_batch_size"] == made["bf16"]["enabled"] == "auto"
 
 
 def test_the_entries_of_a_file_are_kept(tmp_path: Path) -> None:
@@ -65,7 +57,6 @@ def test_a_file_is_read_in_the_folder_of_the_command(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"zero_stage": 3}, "zero_stage: ddp has no such setting"),
         ({"allow_pickle": True}, "--distributed-backend deepspeed"),
         ({"deepspeed_config": {"steps_per_print": 1}}, "deepspeed_config: ddp has no such setting"),
     ],
@@ -79,8 +70,6 @@ def test_settings_of_deepspeed_are_refused_without_it(options: dict[str, Any], w
     ("given", "words"),
     [
         ({"optimizer": {"type": "AdamW"}}, "optimizer follows from options: use --optimizer"),
-        ({"train_batch_size": 8}, "train_batch_size follows from options: use --batch-size"),
-        ({"bf16": {"enabled": True}}, "use --mixed-precision bf16"),
         ({"zero_optimization": {"stage": 1}}, "ZeRO stage 1 is not supported"),
     ],
 )
@@ -103,13 +92,6 @@ def test_what_contradicts_zero_is_refused() -> None:
     assert resolve(TrainConfig, None, {"distributed_backend": "deepspeed", "zero_stage": "3"}).zero == 3
     with pytest.raises(ConfigError, match="quantized weights cannot be sharded with ZeRO-3"):
         deepspeed(zero_stage=3, peft=True, quantization="int4")
-
-
-def test_without_deepspeed_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.launch.preflight.installed", lambda name: None)
-    with pytest.raises(ConfigError, match=r"aitrain\[deepspeed\]"):
-        check_packages(deepspeed())
-    check_packages(TrainConfig())
 
 
 def test_deepspeed_that_is_not_active_is_refused() -> None:

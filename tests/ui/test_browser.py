@@ -16,7 +16,6 @@ from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, append_lines
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.server import PageServer
-from tests.test_old_run import OLD_RUN
 from tests.ui.conftest import record, said, write_run
 from tests.ui.made_runs import make_on_two_machines
 
@@ -431,16 +430,6 @@ def test_the_source_of_the_environment_is_shown_with_its_own_file_open(sums: Tab
     assert sums.texts("#environment summary") == ["arithmetic.py"]
     assert "class Arithmetic" in sums.texts("#environment details[open] .text")[0]
     assert "Environment" in sums.texts("nav a")
-
-
-def test_a_run_of_the_earlier_format_is_shown(tmp_path: Path, visit: Callable[..., Tab]) -> None:
-    folder = shutil.copytree(OLD_RUN, tmp_path / "old_run")
-    ReportWriter(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
-    tab = visit(file_of(folder))
-    assert tab.texts(".scores.sampled .big b") == ["0.542", "0.789"]
-    tab.page.locator("#rollouts .episode").first.click()
-    tab.page.wait_for_selector("#rollouts .transcript")
-    assert "Model, turn 2" in " ".join(tab.texts("#rollouts .message .speaker"))
 
 
 def test_a_run_without_its_source_says_so(tmp_path: Path, visit: Callable[..., Tab]) -> None:

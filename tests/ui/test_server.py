@@ -26,7 +26,6 @@ from aitrain.ui import episodes
 from aitrain.ui.page import SERVED_SCRIPTS, STYLES
 from aitrain.ui.run_registry import OpenRun, RunRegistry, places
 from aitrain.ui.server import MAX_WAITING, PageServer
-from tests.test_old_run import OLD_RUN
 from tests.ui.conftest import record, said, write_run
 from tests.ui.made_runs import make_sweep
 
@@ -90,18 +89,6 @@ def test_all_runs_of_a_folder_are_listed_and_shown(server: PageServer) -> None:
     assert page["total"] == 16
     assert [file["name"] for file in get(server, "source", run="sums")] == ["arithmetic.py"]
     assert get(server, "episode", run="sums", n=page["rows"][0]["n"])["said"][0]["role"] == "assistant"
-
-
-def test_a_run_of_the_earlier_format_is_served_like_any_other(serve: Serve) -> None:
-    server = serve(OLD_RUN)
-    shown = ready(server, "old_run")
-    assert (shown["episodes"]["all"], shown["episodes"]["held_out"], shown["curves"]["step"]) == (30, 18, [1, 2, 3])
-    assert get(server, "cases", run="old_run")["count"] == 6
-    page = get(server, "episodes", run="old_run", failure="raised")
-    assert [row["turns"] for row in page["rows"]] == [2, 2]
-    failed = get(server, "episode", run="old_run", n=page["rows"][0]["n"])
-    assert "no tree today" in failed["error"]["message"]
-    assert get(server, "source", run="old_run") == []
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])

@@ -251,16 +251,6 @@ def test_tools_run_again_in_a_replay_and_malformed_calls_do_not() -> None:
     assert [(one.after, one.problem) for one in found] == [(0.7, "")] * 4
 
 
-def test_old_records_are_reported_as_such() -> None:
-    old = RolloutRecord.from_json({"prompt": "1?", "completion": "1", "score": 1.0, "row": 1, "turns": 1})
-    several = RolloutRecord.from_json({"prompt": "1?", "completion": "1", "score": 1.0, "row": 1, "turns": 3})
-    known = [Case(n, f"{n}?", {"prompt": f"{n}?", "answer": str(n)}, n) for n in range(2)]
-    assert [(one.after, one.problem) for one in rescored(Exact(), [old], of=known)] == [(1.0, "")]
-    assert rescored(Exact(), [old], of=rows())[0].problem.startswith("an old record without its row")
-    assert rescored(Exact(), [several], of=known)[0].problem == "an old record holds the last answer only"
-    assert rescored(Hints(), [old], of=known)[0].problem == "an old record holds the last answer only"
-
-
 def test_an_episode_without_an_answer_is_not_scored() -> None:
     record = replace(saved(Exact(), number_of)[0], messages=[{"role": "user", "content": "0?"}])
     assert rescored(Exact(), [record])[0].problem == "it has no answer"

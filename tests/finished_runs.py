@@ -1,0 +1,258 @@
+"""Runs that many tests read: each is made once in a session of tests, by whichever worker asks for it first.
+
+Nobody changes their folders: a test that goes on with a run, or damages it, copies it first.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Generator
+from contextlib import redirect_stderr
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filelock import FileLock
+
+from tests.environments.vowels import Vowels
+
+if TYPE_CHECKING:
+    from aitrain import Result
+
+SHORT: dict[str, Any] = {"max_steps": 3, "rl_max_new_tokens": 6, "rl_kl_coef": 0.0, "lr": 1e-3, "batch_size": 2}
+EVERY_STEP: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+PLAIN: dict[str, Any] = {**SHORT, **EVERY_STEP, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 1}
+LORA: dict[str, Any] = {
+    **SHORT, **EVERY_STEP, "peft": True, "lora_r": 4, "lora_dropout": 0.3, "rl_kl_coef": 0.1, "eval_strategy": "steps",
+    "eval_steps": 2, "trl": {"steps_per_generation": 8, "num_iterations": 2},
+}  # fmt: skip
+TALK: dict[str, Any] = {
+    **SHORT, **EVERY_STEP, "max_steps": 4, "rl_kl_coef": 0.1, "eval_strategy": "steps", "eval_steps": 2,
+    "trl": {"num_iterations": 2},
+}  # fmt: skip
+TOOLS: dict[str, Any] = {**SHORT, "max_steps": 1, "rl_max_new_tokens": 100, "save_strategy": "no"}
+FAILING: dict[str, Any] = {
+    **SHORT, "max_steps": 1, "rl_prompts_per_step": 12, "batch_size": 8, "rl_max_failed": 1.0, "save_strategy": "no",
+}  # fmt: skip
+
+
+class Talk:
+    """Three turns, in two of which the environment says something that its seed chose; some have no score."""
+
+    def __init__(self, chat: bool = True, turns: int = 3) -> None:
+        self.chat, self.turns = chat, turns
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        asked = [f"say {number}:" for number in range(16)]
+        return [{"prompt": [{"role": "user", "content": text}] if self.chat else text} for text in asked]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return self.build_dataset()[:3]
+
+    def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float | None]:
+        said = yield None
+        for turn in range(self.turns - 1):
+            said += yield f" more, {seed % 10}, {turn}? "
+        return None if len(said) % 4 == 0 else sum(letter < "n" for letter in said) / max(1, len(said))
+
+
+class Vault(Talk):
+    """A number is behind a tool; every episode counts its own calls."""
+
+    episode = None  # type: ignore[assignment]
+
+    def start(self, case_idx: int) -> Vault:
+        mine = Vault()
+        mine.number, mine.calls = case_idx, 0
+        return mine
+
+    def get_tools(self) -> list[Any]:
+        return [self.open]
+
+    def open(self, code: int) -> dict[str, int]:
+        """Open the vault.
+
+        Args:
+            code: The code.
+        """
+        self.calls += 1
+        return {"number": self.number + code, "calls": self.calls}
+
+    def step(self, reply: str) -> str | None:
+        self.reply = reply
+        return None
+
+    def score(self) -> float:
+        return float(getattr(self, "reply", None) == f"it is {self.number + 100}")
+
+
+def open_the_vault(_: int, given: str) -> str:
+    """First a wrong call, then a right one, then what it said."""
+    answers = given.split("<|im_start|>tool\n")[1:]
+    if not answers:
+        return '<tool_call>\n{"name": "open", "arguments": {}}\n</tool_call><|im_end|>'
+    if len(answers) == 1:
+        return '<tool_call>\n{"name": "open", "arguments": {"code": 100}}\n</tool_call><|im_end|>'
+    return f"it is {json.loads(answers[-1].partition('<|im_end|>')[0])['number']}<|im_end|>"
+
+
+class Sick(Talk):
+    """Falls ill at a place that the case decides."""
+
+    episode = None  # type: ignore[assignment]
+    places = ("start", "step", "score", "close", "get_tools", "said", "none")
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return [{**row, "case_idx": 3} for row in super().build_eval_dataset()]
+
+    def start(self, case_idx: int) -> Sick:
+        mine = Sick()
+        mine.place = self.places[case_idx % len(self.places)]
+        mine.fail("start")
+        return mine
+
+    def fail(self, here: str) -> None:
+        if self.place == here:
+            raise RuntimeError(f"ill at {here}")
+
+    def get_tools(self) -> list[Any]:
+        if hasattr(self, "place"):
+            self.fail("get_tools")
+        return []
+
+    def step(self, reply: str) -> Any:
+        self.fail("step")
+        return 5 if self.place == "said" else None
+
+    def score(self) -> float | None:
+        self.fail("score")
+        return None if self.place == "none" else 0.5
+
+    def close(self) -> None:
+        self.fail("close")
+
+
+class Stops(Vowels):
+    """Asks the run to stop in its n-th score, with one signal or two."""
+
+    def __init__(self, at: int = 0, *signals: signal.Signals) -> None:
+        super().__init__()
+        self.left, self.signals = at, signals
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        self.left -= 1
+        for number in self.signals if self.left == 0 else ():
+            signal.raise_signal(number)
+        return super().score_episode(None, None, completion, case_idx)
+
+
+class Words:
+    """Prompts of different lengths, so that batches are padded; scores vowels."""
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {number}" + "a" * (number % 5)} for number in range(30)]
+
+    def score_episode(self, completion: str) -> float:
+        return sum(letter in "aeiou" for letter in completion) / max(1, len(completion))
+
+
+class FinishedRuns:
+    """`finished("plain")`: the result of a run, which is made if no test has asked for it yet."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model = folder, model
+        self._made: dict[str, Callable[[], object]] = {
+            "plain": lambda: self._train("plain", Stops(), **PLAIN),
+            "lora": lambda: self._train("lora", Vowels(), **LORA),
+            "talk": lambda: self._train("talk", Talk(), **TALK),
+            "tools": lambda: self._train("tools", Vault(), **TOOLS),
+            "failing": lambda: self._train("failing", Sick(), **FAILING),
+            "stopped": self._stop,
+            "resumed": self._resume,
+            "eval": self._evaluate,
+        }
+
+    def __call__(self, name: str) -> Result:
+        from aitrain import Result
+
+        self.make(name)
+        return Result.read(self.folder / name)
+
+    def make(self, name: str) -> Path:
+        """The run's folder."""
+        done = self.folder / f"{name}.said"
+        with FileLock(self.folder / f"{name}.lock"):
+            if not done.exists():
+                with redirect_stderr(io.StringIO()) as said, pytest.MonkeyPatch.context() as patch:
+                    quick(patch)
+                    self._made[name]()
+                done.write_text(said.getvalue())
+        return self.folder / name
+
+    def said(self, name: str) -> str:
+        """What the run said to stderr."""
+        self.make(name)
+        return (self.folder / f"{name}.said").read_text()
+
+    def copy(self, name: str, folder: Path) -> Path:
+        """A copy of its folder, which a test may change."""
+        return Path(shutil.copytree(self.make(name), folder))
+
+    def _train(self, name: str, environment: Any, **options: Any) -> Result:
+        import aitrain
+
+        place = {"model": str(self.model), "output_dir": str(self.folder), "project_name": name}
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "tools":
+                from aitrain.engines.hf import HFEngine
+                from tests.training.scripted_policy import scripted
+
+                patch.setattr(HFEngine, "sample", scripted(open_the_vault))
+            return aitrain.train(aitrain.TrainConfig(**place, **options), environment=environment)
+
+    def _stop(self) -> None:
+        """Six scores before training, eight in each step, six after it: the signal comes in the second step."""
+        self._train("stopped", Stops(6 + 8 + 6 + 1, signal.SIGINT), **PLAIN)
+
+    def _resume(self) -> None:
+        self.copy("stopped", self.folder / "resumed")
+        self._train("resumed", Stops(), resume_from_checkpoint="auto", **PLAIN)
+
+    def _evaluate(self) -> None:
+        from aitrain.environment.runner import start_runner
+        from aitrain.jobs import evaluate
+        from aitrain.options.evaluate import EvalConfig
+        from aitrain.runs.run_folder import RunFolder
+        from aitrain.training.run_context import RunContext
+
+        config = EvalConfig(
+            model=str(self.model), output_dir=str(self.folder), project_name="eval", rl_max_new_tokens=5,
+            eval_cases=12, concurrency=4, eval_samples=3,
+        )  # fmt: skip
+        context = RunContext(config, RunFolder.create(config), start_runner(Words(), config), lambda _: None)
+        evaluate.run(context)
+        context.folder.write_status("stopped", seconds=context.progress.seconds)
+
+
+def quick(patch: pytest.MonkeyPatch) -> None:
+    """Two thirds of a short run in this process would go to its heap, which is frozen already (tests/conftest.py),
+    and on drawing reward.png."""
+    from aitrain.engines import scopes
+    from aitrain.ui import card, report_writer
+
+    patch.setattr(scopes, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int))
+    patch.setattr(card, "draw_curve", lambda *_: None)
+    patch.setattr(report_writer, "draw_curve", lambda *_: None)
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of a session see."""
+    own = factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "finished"
+    folder.mkdir(exist_ok=True)
+    return folder
