@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-gpu bench-vllm gpu docs tiny-model vllm adapters machines ray deepspeed release install
+.PHONY: demo test test-all lint bench bench-gpu bench-vllm gpu docs tiny-model vllm adapters machines ray deepspeed release install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -12,8 +12,14 @@ demo: install
 # tested by one worker from its beginning to its end, as it may have made something for all of its tests.
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
 
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# What a user would miss first; `make test-all` runs the tests that are marked slow as well.
 test: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-all: install
+	$(PYTEST)
 
 lint: install
 	$(BIN)/ruff check .

@@ -598,6 +598,7 @@ class PlaysOnTheClass(Rows):
         return float(self.current == case_idx and reply == str(case_idx))
 
 
+@pytest.mark.slow
 def test_episodes_that_share_what_cannot_be_copied_are_played_one_after_another() -> None:
     found, told = played(PlaysOnTheClass(), "thread")
 

@@ -38,6 +38,7 @@ def test_the_demo_learns_to_add(seed: int, tmp_path: Path, preloaded_aitrain: Pa
     assert "█" in shown
 
 
+@pytest.mark.slow
 def test_a_wheel_brings_the_model_and_the_environments(tmp_path: Path) -> None:
     """Its dependencies are this interpreter's: a .pth file adds them without the checkout."""
     run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)], tmp_path)

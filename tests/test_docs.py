@@ -24,6 +24,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(python|bash)(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+FIRST_READ = ("README.md", "tutorial.md")
+"""Pages whose examples the fast suite runs."""
+
+
 def run_block(language: str, info: str, text: str, folder: Path, *paths: Path) -> None:
     """Do what the block's info string says."""
     if language == "bash":
@@ -47,7 +51,9 @@ def execute(command: list[str], folder: Path, *paths: Path) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=[] if page.name in FIRST_READ else pytest.mark.slow, id=page.name) for page in PAGES
+])  # fmt: skip
 def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path, preloaded_aitrain: Path) -> None:
     missing = set()
     for language, info, text in BLOCK.findall(page.read_text(encoding="utf-8")):

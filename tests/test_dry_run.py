@@ -196,6 +196,7 @@ FILES = {
 
 
 @pytest.mark.parametrize(("env", "options", "code", "words"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.slow
 def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
     env: str, options: dict[str, Any], code: int, words: str, dry: DryRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_rows_that_cannot_be_sent_to_another_process_are_refused(dry: DryRunner)
     assert "rows of build_dataset cannot be sent to the other processes" in end.message
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_with_other_cases_is_refused_as_the_run_does(dry: DryRunner) -> None:
     aitrain.train(dry.config(save_strategy="steps", save_steps=1, project_name="mine"))
     again: dict[str, Any] = {"resume_from_checkpoint": "auto", "project_name": "mine", "max_steps": 2}
@@ -288,6 +290,7 @@ def test_what_the_environment_requires_counts_in_a_dry_run(dry: DryRunner) -> No
         ("input()", "EOFError"),
     ],
 )
+@pytest.mark.slow
 def test_an_environment_that_cannot_score_any_answer_is_refused_as_the_run_does(
     value: str, words: str, dry: DryRunner
 ) -> None:
@@ -384,6 +387,7 @@ def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo
     assert listing(here) == ["env.py"]
 
 
+@pytest.mark.slow
 def test_the_plan_command_loads_the_environment_as_well(here: Path) -> None:
     write(here, {"env.py": "import not_there\n" + ENV})
     command = [sys.executable, "-m", "aitrain", "plan", "--model", "tiny", "--rl-env", "env.py"]
@@ -415,6 +419,7 @@ def test_options_only_is_for_dry_runs(aitrain_grpo: Run, here: Path) -> None:
         ("input()", 3, "EOFError"),
     ],
 )
+@pytest.mark.slow
 def test_an_environment_that_ends_or_hangs_its_process_is_refused(
     line: str, code: int, words: str, dry: DryRunner
 ) -> None:
@@ -435,6 +440,7 @@ def test_what_the_environment_started_ends_with_the_dry_run(dry: DryRunner) -> N
     assert has_ended(int(Path("pid").read_text()))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_dry_run_and_its_process(here: Path) -> None:
     hanging = replaced("self.city = city", "open('pid', 'w').write(str(os.getpid())); import time; time.sleep(600)")
     write(here, {"env.py": hanging})

@@ -182,6 +182,7 @@ def test_a_wrong_request_is_refused_and_the_episode_goes_on(fields: dict[str, An
         (lambda client: client.get("/models", headers={"Authorization": "Bearer \u00e9".encode()}), 401),
     ],
 )
+@pytest.mark.slow
 def test_what_is_no_request_for_an_answer_is_refused_in_openais_format(send: Any, status: int) -> None:
     def body(endpoint: Any, ask: Ask) -> int:
         with client_of(endpoint) as client:

@@ -286,6 +286,7 @@ def test_original_rows_become_rows_of_xtuner(tmp_path: Path) -> None:
     assert [made_row["extra_info"]["split"] for made_row in read(tmp_path / "new" / "out" / "test.jsonl")] == ["test"]
 
 
+@pytest.mark.slow
 def test_a_clone_from_the_hub_gives_the_same_rows(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     (tmp_path / "clone" / "main").mkdir(parents=True)
@@ -312,6 +313,7 @@ def test_a_clone_from_the_hub_gives_the_same_rows(tmp_path: Path) -> None:
         ("\udcff", "line 2: not a JSON object"),
     ],
 )
+@pytest.mark.slow
 def test_a_bad_row_is_an_error_with_its_line_and_nothing_is_written(
     tmp_path: Path, second_line: str, message: str
 ) -> None:

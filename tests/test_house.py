@@ -62,6 +62,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
     ids=" ".join,
 )  # fmt: skip
+@pytest.mark.slow
 def test_light_commands_load_nothing_heavy(arguments: list[str], preloaded_aitrain: Path) -> None:
     """In the process of the command; one that it starts to load the environment with TRL is forked."""
     python = str(preloaded_aitrain / "preloaded-python")
@@ -84,6 +85,7 @@ def test_light_commands_load_nothing_heavy(arguments: list[str], preloaded_aitra
      ["serve", "--help"], ["sweep", "--help"]],
     ids=" ".join,
 )  # fmt: skip
+@pytest.mark.slow
 def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: list[str]) -> None:
     code = (
         f"import sys; sys.argv[1:] = {arguments!r}\n"
@@ -104,6 +106,7 @@ def test_the_version_is_the_package_version() -> None:
     assert f'version = "{aitrain.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
+@pytest.mark.slow
 def test_every_library_that_is_imported_is_a_declared_dependency() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
@@ -169,21 +172,6 @@ def test_every_public_name_of_the_package_has_a_docstring() -> None:
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{file.relative_to(ROOT)}: {node.name} does not say what it is"
-
-
-@pytest.mark.parametrize(
-    "command", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]], ids=" ".join
-)
-def test_the_linters_pass(command: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_layers_of_pyproject_hold() -> None:
-    run = "from importlinter.cli import lint_imports_command; lint_imports_command()"
-    command = [sys.executable, "-c", run, "--no-cache"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_warning_from_our_own_code_fails_a_test() -> None:

@@ -89,6 +89,7 @@ def sentences(tree: ast.AST) -> Iterator[str]:
             yield each.value
 
 
+@pytest.mark.slow
 def test_no_message_of_a_run_keeps_a_flag() -> None:
     files = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py") if file.name not in OTHER_COMMANDS]
     texts = {text for file in [*files, PACKAGE / "batch.py"] for text in sentences(ast.parse(file.read_text()))}

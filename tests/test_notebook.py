@@ -53,6 +53,7 @@ def html_of(cell: Any) -> str:
     return "".join(output.data["text/html"] for output in cell.outputs if "data" in output)
 
 
+@pytest.mark.slow
 def test_the_display_shows_progress_and_the_curve_in_one_output(cells: dict[str, Any]) -> None:
     outputs = [output for output in cells["config = TrainConfig("].outputs if output.output_type == "display_data"]
     assert len(outputs) == 1

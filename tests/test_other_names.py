@@ -150,6 +150,7 @@ _UNSLOTH = """
 
 
 @pytest.mark.parametrize("name", sorted({*TRL_NAMES, *_AITRAINING.split(), *_UNSLOTH.split()} - {*OPTIONS}))
+@pytest.mark.slow
 def test_every_name_of_trl_aitraining_and_unsloth_is_an_option_or_gets_advice(name: str) -> None:
     for given in (name, "--" + name.replace("_", "-")):
         _, _, advice = unknown_option(given, OPTIONS).partition(". ")
@@ -194,6 +195,7 @@ def test_nothing_is_suggested_for_a_name_that_is_near_to_none(name: str) -> None
     assert unknown_option(name, OPTIONS) == f"unknown option {name}."
 
 
+@pytest.mark.slow
 def test_nothing_is_suggested_for_random_names() -> None:
     letters = random.Random(0)
     for _ in range(2000):

@@ -75,6 +75,7 @@ def test_a_command_or_a_flag_that_does_not_exist_is_found() -> None:
     assert wrong("aitrain starts one; aitrain compare A B --fail-if-worse 0.02") == []
 
 
+@pytest.mark.slow
 def test_every_command_that_is_named_exists_with_its_flags() -> None:
     found = {}
     for file in (*SOURCES, *TEXTS):

@@ -23,6 +23,7 @@ def _built_once() -> Iterator[None]:
 
 @few
 @given(st.one_of(properties.mappings, properties.likely_mappings))
+@pytest.mark.slow
 def test_any_mapping_is_taken_as_it_is_or_refused_by_name(mapping: dict[Any, Any]) -> None:
     properties.holds_for_a_file_of_options(mapping)
 
@@ -37,6 +38,7 @@ def test_any_mapping_is_taken_as_it_is_or_refused_by_name(mapping: dict[Any, Any
 @example("lr: !!python/object:os.system x")
 @example("trl: {1: 2, true: 3}")
 @example("\ufeffmodel: tiny")
+@pytest.mark.slow
 def test_any_text_is_a_file_of_options_or_refused(text: str) -> None:
     properties.holds_for_a_file(text)
 
@@ -57,6 +59,7 @@ def test_any_text_is_a_file_of_options_or_refused(text: str) -> None:
 @example("resume_from_checkpoint", "x" * 5000)
 @example("max_steps", "1" + "0" * 300)
 @example("rl_prompts_per_step", "1" + "0" * 300)
+@pytest.mark.slow
 def test_any_text_behind_a_flag_is_taken_or_refused_by_name(name: str, value: str) -> None:
     properties.holds_for_a_flag(name, value)
 
@@ -68,5 +71,6 @@ def test_any_text_behind_a_flag_is_taken_or_refused_by_name(name: str, value: st
 @example({"2020-01-01": "1e5", "null": "~"}, True)
 @example({"\ud800": 1}, True)
 @example({"a": "\x00\x85\u2028\ufeff"}, True)
+@pytest.mark.slow
 def test_any_json_is_a_config_of_an_environment_or_refused(value: Any, as_text: bool) -> None:
     properties.holds_for_an_environments_config(value, as_text)

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RIGHT = """
 from collections.abc import Generator
 from typing import Any
+
+import pytest
 
 import aitrain
 
@@ -98,6 +102,7 @@ follow_imports = "skip"  # no part of an environment's types, and most of the ti
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_takes_every_form_of_an_environment_and_finds_what_is_wrong(tmp_path: Path) -> None:
     for name, text in {"pyproject.toml": CONFIG, "right.py": RIGHT, "wrong.py": WRONG}.items():
         (tmp_path / name).write_text(text)

@@ -43,6 +43,7 @@ def test_a_recipe_says_what_there_is_to_know_and_its_options_are_valid(recipe: R
 
 
 @pytest.mark.parametrize("recipe", ALL, ids=by_name)
+@pytest.mark.slow
 def test_the_twin_of_a_recipe_trains_with_the_tiny_model(recipe: Recipe, here: Path, preloaded_aitrain: Path) -> None:
     if recipe.needs and find_spec(recipe.needs.replace("-", "_")) is None:
         pytest.skip(f"{recipe.needs} is not installed")

@@ -168,6 +168,7 @@ WITH_A_MODEL = {
 
 
 @pytest.mark.parametrize("refused", WITH_A_MODEL.values(), ids=WITH_A_MODEL)
+@pytest.mark.slow
 def test_what_needs_a_tokenizer_or_a_model_to_see_is_refused_the_same_way(
     refused: Refused, small_model: Path, aitrain_grpo: Run
 ) -> None:
@@ -302,6 +303,7 @@ IN_PROCESS: dict[str, tuple[Any, dict[str, Any], type[AitrainError], list[str]]]
 
 
 @pytest.mark.parametrize(("environment", "options", "kind", "words"), IN_PROCESS.values(), ids=IN_PROCESS)
+@pytest.mark.slow
 def test_what_only_the_run_can_see_is_refused_before_the_first_step(
     environment: Any, options: dict[str, Any], kind: type[AitrainError], words: list[str], here: Path, small_model: Path
 ) -> None:
@@ -326,6 +328,7 @@ def short(model: Path, **options: Any) -> TrainConfig:
     ids=["text", "nan", "out of range", "raises"],
 )  # fmt: skip
 @pytest.mark.usefixtures("here")
+@pytest.mark.slow
 def test_a_failed_score_is_told_with_its_case(
     value: Any, told: str, small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +340,7 @@ def test_a_failed_score_is_told_with_its_case(
 
 @pytest.mark.parametrize(("value", "words"), [(math.nan, "failed on every episode"), (None, "a `return` missing")])
 @pytest.mark.usefixtures("here")
+@pytest.mark.slow
 def test_a_run_in_which_nothing_was_scored_is_no_success(value: Any, words: str, small_model: Path) -> None:
     with pytest.raises(EnvironmentFailed, match=words):
         aitrain.train(short(small_model, eval_cases=0), environment=scoring(value))
@@ -376,6 +380,7 @@ def model_with(small_model: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.slow
 def test_chat_prompts_without_a_chat_template_are_refused_with_both_ways_out(model_with: Callable[..., Path]) -> None:
     model = model_with(chat_template=None)
 
@@ -398,6 +403,7 @@ def test_a_chat_template_that_refuses_the_messages_is_told_with_the_prompt(model
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.slow
 def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token(model_with: Callable[..., Path]) -> None:
     from aitrain.training.model import load_tokenizer
 

@@ -18,6 +18,7 @@ SHORT = ("misspelt method, parameter and name", "scores outside of the range")
 
 
 @pytest.mark.parametrize("name", SHORT)
+@pytest.mark.slow
 def test_a_broken_run_is_repaired_with_at_most_five_commands(name: str, here: Path, aitrain_grpo: Run) -> None:
     def run(arguments: Sequence[str], folder: Path) -> str:
         return aitrain_grpo(*arguments[1:]).stdout

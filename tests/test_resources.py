@@ -249,6 +249,7 @@ def test_measured_steps_are_those_of_whole_rollouts(here: Path, monkeypatch: pyt
     assert "rounded up to whole rollouts" in "\n".join(plan_lines(wanted))
 
 
+@pytest.mark.slow
 def test_measured_steps_tell_how_long_the_run_takes(here: Path, aitrain_grpo: Run, preloaded_aitrain: Path) -> None:
     named = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--project-name", "mine"]
     command = [str(preloaded_aitrain / "aitrain"), "plan", *named, "--epochs", "2", "--measure", "2"]
@@ -264,6 +265,7 @@ def test_measured_steps_tell_how_long_the_run_takes(here: Path, aitrain_grpo: Ru
     assert "for 3 steps, without scoring held-out cases, as in runs/mine" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak(preloaded_aitrain: Path) -> None:
     python = str(preloaded_aitrain / "preloaded-python")
     command = [python, "-P", "-m", "benchmarks.memory", "--pairs", "1", "--shape", "wide", "--way", "full"]

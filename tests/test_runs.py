@@ -197,6 +197,7 @@ def test_every_run_is_one_line_that_fits(count: int, tmp_path: Path) -> None:
     assert numbers == sorted(numbers)
 
 
+@pytest.mark.slow
 def test_no_runs_are_no_error_and_a_folder_that_is_not_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     nothing, empty, absent = (aitrain_runs(*given, cwd=tmp_path) for given in ([], ["empty"], ["absent"]))

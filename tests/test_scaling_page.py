@@ -32,6 +32,7 @@ KNOWN = {
 """Billions of weights, as the models' cards have them."""
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_that_make_docs_writes() -> None:
     for page in write_scaling_tables.TABLES:
         assert write_scaling_tables.with_tables(page) == page.read_text(encoding="utf-8"), page.name

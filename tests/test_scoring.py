@@ -606,6 +606,7 @@ def test_the_first_thread_that_hangs_is_told_once() -> None:
     assert "its thread was abandoned and keeps running" in str(notes[1])
 
 
+@pytest.mark.slow
 def test_64_threads_that_hang_end_the_run_with_the_line_and_the_advice_to_use_processes() -> None:
     never = threading.Event()
     environment = type("Hangs", (), {"score_episode": staticmethod(lambda text: never.wait())})()  # the line

@@ -186,6 +186,7 @@ def is_free(port: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_ctrl_c_ends_the_server_with_it(started: Callable[..., subprocess.Popen[str]], number: signal.Signals) -> None:
     port = free_port()
     process = started(port, VLLM_API_KEY="a key that clients must send")

@@ -168,6 +168,7 @@ def test_json_holds_the_run_and_whole_records(run: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--step", "1"], ["--failed"], ["--case", "h1"]], ids=" ".join)
+@pytest.mark.slow
 def test_nothing_that_was_said_is_a_command_to_the_terminal(run: Path, arguments: list[str]) -> None:
     plain = shown("mine", *arguments)
     assert plain.replace("\n", "").isprintable()
@@ -207,11 +208,13 @@ def test_without_a_pager_all_is_printed(run: Path, pager: str) -> None:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_what_is_not_there_is_said(run: Path, arguments: list[str], message: str) -> None:
     done = show(*arguments)
     assert (done.returncode, done.stderr) == (2, f"aitrain: {message}\n")
 
 
+@pytest.mark.slow
 def test_a_run_that_has_nothing_yet_is_shown_as_it_is(here: Path) -> None:
     write(here / "runs" / "new", {"config.yaml": "model: tiny\n"})
     text = shown("new")

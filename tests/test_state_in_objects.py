@@ -270,6 +270,7 @@ def environment_of(folder: Path, lines: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.slow
 def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +282,7 @@ def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
 
 
 @pytest.mark.parametrize("name", STATELESS)
+@pytest.mark.slow
 def test_common_patterns_without_state_run_at_the_same_time(name: str, tmp_path: Path, meter: Meter) -> None:
     kind = environment_of(tmp_path, [f"return {STATELESS[name]}"])
 
@@ -324,6 +326,7 @@ def test_the_working_directory_that_a_call_sets_is_its_own() -> None:
     assert scored(Moves())[0] == serially(Moves())
 
 
+@pytest.mark.slow
 def test_a_mutable_default_is_shared_by_all_calls() -> None:
     class Keeps(Rows):
         def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:

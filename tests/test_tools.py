@@ -332,6 +332,7 @@ MEGABYTE = 1_000_000
     ],
     ids=lambda text: text[:40],
 )
+@pytest.mark.slow
 def test_a_megabyte_is_read_and_answered_in_a_moment(text: str) -> None:
     tools, start = Tools.of(Hotels()), time.process_time()
 

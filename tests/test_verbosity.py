@@ -48,6 +48,7 @@ def test_a_quiet_run_that_fails_says_why(aitrain_grpo: Run, here: Path) -> None:
     assert done.stderr.startswith("aitrain: The environment failed on all 2 held-out cases")
 
 
+@pytest.mark.slow
 def test_a_verbose_run_says_what_is_printed_and_a_plain_one_does_not(aitrain_grpo: Run) -> None:
     loud, plain = aitrain_grpo(*SHORT, "--verbose"), aitrain_grpo(*SHORT)
     assert loud.returncode == plain.returncode == 0

@@ -293,6 +293,7 @@ def stranger() -> Iterator[int]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_port_that_somebody_took_meanwhile_is_left_to_them(
     stranger: int, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +304,7 @@ def test_a_port_that_somebody_took_meanwhile_is_left_to_them(
         assert server.poll() is None
 
 
+@pytest.mark.slow
 def test_when_every_port_is_taken_that_is_said(
     stranger: int, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +338,7 @@ def server_pid(server: VLLMServer) -> int:
     return int(Path(f"/proc/{above}/task/{above}/children").read_text().split()[0])
 
 
+@pytest.mark.slow
 def test_one_that_ignores_sigterm_is_killed_with_what_left_its_group(
     plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +365,7 @@ def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_supervisor(plan:
 
 
 @pytest.mark.parametrize("what", ["healthy", "stubborn"])
+@pytest.mark.slow
 def test_nothing_is_left_when_somebody_kills_the_supervisor(
     what: str, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +393,7 @@ def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
     return make
 
 
+@pytest.mark.slow
 def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
     plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,6 +458,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_starting_again(
     assert told == ["vLLM's server ended (signal 9): restart 1 of 3."]
 
 
+@pytest.mark.slow
 def test_several_servers_start_together_and_one_that_dies_is_restarted_while_the_others_serve(
     plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
+@pytest.mark.slow
 def test_no_file_of_shared_memory_is_left_even_by_a_parent_that_is_killed(tmp_path: Path) -> None:
     made: list[Path] = []
 
@@ -135,6 +136,7 @@ def test_no_file_of_shared_memory_is_left_even_by_a_parent_that_is_killed(tmp_pa
 
 
 @pytest.mark.parametrize(("rank", "hang"), [(0, "c_call"), (1, "holds_the_gil")])
+@pytest.mark.slow
 def test_of_two_processes_the_one_that_hangs_is_named_and_not_the_one_that_waits(
     rank: int, hang: str, tmp_path: Path
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_process_that_hangs_before_it_says_anything_is_ended_too(tmp_path: Pat
 
 
 @pytest.mark.parametrize("what", ["steps", "slow_call", "writes_slowly"])
+@pytest.mark.slow
 def test_a_process_that_is_slow_and_gets_on_is_no_false_alarm(what: str, tmp_path: Path) -> None:
     """Steps, a call to the environment within its own deadline, and a save whose bytes arrive."""
     end, _ = run(tmp_path, what)

@@ -144,6 +144,7 @@ def test_a_server_that_died_is_a_failure_of_the_server_for_each_episode(server: 
     assert [one.failure.kind for one in sessions if one.failure] == ["server"] * 3
 
 
+@pytest.mark.slow
 def test_many_episodes_at_once_keep_to_their_sessions(server: Server) -> None:
     made = environment(server)
     built = rows(made)

@@ -742,6 +742,7 @@ def test_a_forked_process_has_a_loop_of_its_own() -> None:
 # -- interruptions
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_thread_that_waits(make_pool: Any, over: threading.Event) -> None:
     pool = make_pool(2)
 

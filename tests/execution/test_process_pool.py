@@ -535,6 +535,7 @@ def test_close_leaves_no_process() -> None:
     pool.close()
 
 
+@pytest.mark.slow
 def test_nothing_leaks_over_many_leases(processes: ProcessPool) -> None:
     def descriptors(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/fd"))

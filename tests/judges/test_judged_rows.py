@@ -167,6 +167,7 @@ def test_a_judge_that_obeys_the_answer_is_found_and_one_that_quotes_is_not(model
 # -- a training
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_rows_with_a_rubric_a_ranking_and_failures(
     here: Path, aitrain_grpo: Run, model: JudgeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_students_quantiles_are_as_tabulated(freedom: int, quantile: float) -> N
 
 @pytest.mark.parametrize("count", [8, 64])
 @pytest.mark.parametrize("population", POPULATIONS, ids=lambda population: population.name)
+@pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_say_and_are_no_wider_than_others(
     population: Population, count: int
 ) -> None:

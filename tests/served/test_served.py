@@ -317,6 +317,7 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
             end(runner, later)
 
 
+@pytest.mark.slow
 def test_a_server_that_returns_with_another_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_session, "RETRY_SECONDS", 0.02)
     server = Running(Waits())
@@ -348,6 +349,7 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone(monkeypatch
         end(runner, sessions)
 
 
+@pytest.mark.slow
 def test_episodes_leave_a_server_that_refuses_them() -> None:
     """It plays the fewest episodes, as each of them ends at once."""
     first, second = Running(Waits()), Running(Waits())

@@ -78,6 +78,7 @@ def test_a_training_on_a_server_is_that_on_the_environment_itself(
         assert not any(TOKEN.encode() in Path(folder, name).read_bytes() for name in names)
 
 
+@pytest.mark.slow
 def test_a_server_of_an_environment_that_cannot_listen_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AITRAIN_ENV_TOKEN", raising=False)
     (here / "guess.py").write_text(ENVIRONMENT)

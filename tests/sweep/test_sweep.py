@@ -34,6 +34,7 @@ def trials_of(folder: Path) -> list[dict[str, object]]:
 # -- killed and resumed
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_and_resumed_ends_as_one_that_was_not_and_finds_the_planted_value(
     tmp_path: Path,
 ) -> None:

@@ -265,6 +265,7 @@ def test_a_stop_while_the_vllm_server_starts_ends_the_run(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("end", ["kill -KILL $$", "exit 0"])
+@pytest.mark.slow
 def test_a_run_ends_with_its_training_process_and_a_daemon_that_holds_its_output_as_well(
     end: str, tmp_path: Path
 ) -> None:

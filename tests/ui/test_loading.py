@@ -66,6 +66,7 @@ def test_the_line_needs_no_library() -> None:
         (["eval", "no/such/model"], ["loading aitrain", "checking the options"]),
     ],
 )
+@pytest.mark.slow
 def test_a_command_says_what_it_does_before_it_has_anything_to_show(
     command: list[str], words: list[str], tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
@@ -17,6 +18,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_agent_checks_starts_follows_and_reads_a_run(tmp_path: Path, preloaded_aitrain: Path) -> None:
     asyncio.run(asyncio.wait_for(work_through_a_run(str(preloaded_aitrain / "aitrain"), tmp_path), 240))
 

@@ -120,6 +120,7 @@ def test_without_matplotlib_there_is_a_report_and_no_picture(real_run: Path, mon
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.slow
 def test_a_run_that_ends_early_leaves_a_report(number: signal.Signals, here: Path, preloaded_aitrain: Path) -> None:
     command = [
         str(preloaded_aitrain / "aitrain"),

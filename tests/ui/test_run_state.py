@@ -93,6 +93,7 @@ HARM: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("harm", HARM)
+@pytest.mark.slow
 def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_nobody_waiting(
     harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

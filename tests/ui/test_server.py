@@ -66,6 +66,7 @@ def server(real_runs: Path, serve: Serve) -> PageServer:
     return serve(real_runs)
 
 
+@pytest.mark.slow
 def test_the_page_and_its_parts_are_served_under_a_strict_policy(server: PageServer) -> None:
     status, headers, page = ask(server, "/")
     assert status == 200

@@ -41,6 +41,7 @@ def load(file: Path, name: str) -> Any:
     return getattr(module, name)()
 
 
+@pytest.mark.slow
 def test_the_tests_of_all_templates_pass(written: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(written)]
     done = subprocess.run(command, cwd=written, capture_output=True, text=True, check=False)
@@ -61,6 +62,7 @@ def test_what_is_written_is_tidy_and_names_the_environment_throughout(written: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_the_checks_find_no_fault_in_a_template(written: Path, kind: str) -> None:
     config = TrainConfig(rl_env=str(written / f"of_{kind}.py"))
     opened, config = open_environment(config)
@@ -72,6 +74,7 @@ def test_the_checks_find_no_fault_in_a_template(written: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_template_trains_on_the_tiny_model_as_it_is(
     written: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,12 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_newcomer_gets_from_an_empty_folder_to_a_trained_model_with_one_edit(preloaded_aitrain: Path) -> None:
     """By commands that are forked from a process which has imported torch."""
     command = [str(ROOT / ".ci" / "newcomer"), str(preloaded_aitrain)]

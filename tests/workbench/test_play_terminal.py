@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import write
 from tests.workbench.terminal import start
 
@@ -68,6 +70,7 @@ def test_breakpoint_and_input_in_the_environment_have_the_terminal(here: Path) -
     assert "score 1.000" in terminal.shown
 
 
+@pytest.mark.slow
 def test_a_model_plays_with_the_engine_of_a_run(here: Path) -> None:
     terminal = start(here, ["env", "play", "envs.arithmetic", "--model", "tiny", "--max-new-tokens", "8"])
     assert terminal.end() == 0

@@ -174,6 +174,7 @@ def test_an_environment_that_is_connected_already_is_left_alone() -> None:
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip().upper(), flush=True)"
 
 
+@pytest.mark.slow
 def test_another_program_that_the_environment_talks_to_hears_nothing() -> None:
     class Piped(Sums):
         def __init__(self) -> None:
@@ -290,6 +291,7 @@ def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) 
     assert has_ended(int(Path("pid").read_text()))
 
 
+@pytest.mark.slow
 def test_an_environment_that_holds_the_interpreter_is_ended_as_well() -> None:
     class Holding(Sums):
         def score_episode(self, text: str, answer: str) -> float:

@@ -68,6 +68,7 @@ def nasty(tmp_path: Path) -> str:
     [("envs.arithmetic",), ("envs.guess_number",), ("envs.hotel_booking", "-E", "cases=20", "-E", "held_out=5")],
     ids=lambda arguments: arguments[0],
 )
+@pytest.mark.slow
 def test_the_bundled_environments_pass(environment: tuple[str, ...]) -> None:
     done = check(*environment, "--json")
     report = json.loads(done.stdout)
@@ -77,6 +78,7 @@ def test_the_bundled_environments_pass(environment: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("judge", ["exact", "lenient"])
+@pytest.mark.slow
 def test_rows_of_gsm8k_pass_by_both_judges(judge: str, tmp_path: Path) -> None:
     questions = [(n, n + 2, f"Tom has {n} apples and gets 2. How many has he now?") for n in range(30, 54)]
     rows = [
@@ -120,12 +122,14 @@ def test_a_finding_says_what_where_why_and_how_to_mend_it_and_the_exit_code_is_3
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
+@pytest.mark.slow
 def test_a_wrong_command_is_refused_with_exit_code_2(arguments: list[str], message: str) -> None:
     done = check(*arguments)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_values_of_E_are_json_if_they_parse_else_text() -> None:
     done = check("envs.arithmetic", "-E", "cases=7", "-E", "held_out=3", "--only", "dataset")
     assert done.stdout.startswith("Arithmetic: 7 cases, 3 held out")
@@ -142,6 +146,7 @@ def test_values_of_E_are_json_if_they_parse_else_text() -> None:
         ("regex", r"no sign of life for 5 seconds.*in score_episode: re.match", "timed out: no answer within 0.3 s"),
     ],
 )
+@pytest.mark.slow
 def test_a_process_that_dies_or_hangs_is_a_finding_and_the_checks_go_on_in_processes(
     nasty: str, how: str, said: str, then: str
 ) -> None:
@@ -155,6 +160,7 @@ def test_a_process_that_dies_or_hangs_is_a_finding_and_the_checks_go_on_in_proce
     assert any(then in finding["what"] for finding in found)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended_and_reported(nasty: str, here: Path) -> None:
     request = {"options": {"rl_env": nasty, "rl_env_config": {"how": "hang"}}, "only": []}
     (error,) = list(messages_of("aitrain.workbench.worker", request, patience=3.0))
@@ -163,6 +169,7 @@ def test_a_process_that_hangs_is_ended_and_reported(nasty: str, here: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_a_command_that_is_stopped_ends_its_process_and_says_so(number: signal.Signals, nasty: str, here: Path) -> None:
     command = [sys.executable, "-m", "aitrain", "env", "check", nasty, "-E", "how=hang", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
@@ -175,6 +182,7 @@ def test_a_command_that_is_stopped_ends_its_process_and_says_so(number: signal.S
         os.kill(int(Path("pid").read_text()), 0)
 
 
+@pytest.mark.slow
 def test_what_the_environment_prints_is_no_part_of_the_report(nasty: str) -> None:
     done = check(nasty, "-E", "how=quiet", "--json")
     assert json.loads(done.stdout)["exit_code"] == 0

@@ -115,6 +115,7 @@ def test_slow_episodes_are_played_few_at_a_time_as_they_may_share_a_processor() 
 
 
 @pytest.mark.parametrize("name", ["repeatable-dataset", "two-ranks"])
+@pytest.mark.slow
 def test_what_a_fresh_process_cannot_tell_is_not_called_ok(name: str, tmp_path: Path) -> None:
     text = "def no_second_time(): raise SystemExit('the licence allows one process')\n" + inspect.getsource(Sums)
     (tmp_path / "once.py").write_text(f"import time\nfrom typing import Any\n{text}")

@@ -147,6 +147,7 @@ def close_files() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("fault", "check", "related"), [(a, c, d) for a, _, c, d in FAULTS], ids=[f[0] for f in FAULTS]
 )
+@pytest.mark.slow
 def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, check: str, related: str) -> None:
     serious = [finding for finding in found(fault, check in IN_PROCESSES) if finding.level != "info"]
     assert check in {finding.check for finding in serious}, serious
@@ -161,6 +162,7 @@ def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, 
 @pytest.mark.parametrize(
     ("twin", "check"), list(dict.fromkeys((b, c) for _, b, c, _ in FAULTS)), ids=lambda value: str(value)
 )
+@pytest.mark.slow
 def test_a_healthy_twin_passes(twin: str, check: str) -> None:
     assert [finding for finding in found(twin, check in IN_PROCESSES) if finding.level != "info"] == []
 

@@ -47,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("command", "output"), CONSOLE.findall(PAGE.read_text(encoding="utf-8")), ids=lambda v: v[:50])
+@pytest.mark.slow
 def test_an_output_of_the_page_is_what_the_command_prints(command: str, output: str, folder: Path) -> None:
     assert words(output_of(command, folder)) == words(output)
 
