@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from aitrain import Result, RunFailed, activity, notebook
 from aitrain.activity import SLOT, Activity
 from aitrain.engines.hf import HFEngine
+from aitrain.engines.local_vllm import counting_tokens
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.jobs import grpo
@@ -210,6 +211,14 @@ def test_a_server_that_accepts_the_weights_and_never_answers(monkeypatch: pytest
         with Watchdog(0.2, 1, lambda rank: activity.read(own.memory, rank), on_stall):
             assert ended.wait(30.0)
         assert stalls == ["starting, weight sync"]
+
+
+def test_a_token_of_a_colocated_engine_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))
+    step = counting_tokens(list)
+    before = activity.total()
+    assert step() == []
+    assert activity.total() == before + 1
 
 
 @pytest.mark.parametrize("has_adapter", [False, True], ids=["weights", "adapter"])

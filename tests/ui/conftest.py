@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.server import PageServer
+from tests.finished_runs import shared_folder
 
 SHORT = [
     "--rl-prompts-per-step=4", "--rl-num-generations=4", "--batch-size=16", "--rl-max-new-tokens=8", "--lr=4e-4",
@@ -22,29 +23,32 @@ SHORT = [
 ]  # fmt: skip
 
 
-def train(aitrain: Path, folder: Path, *flags: str, environment: str = "envs.arithmetic") -> Path:
-    """A real run on the tiny model; returns its folder."""
-    command = [str(aitrain / "aitrain"), "grpo", "--model=tiny", f"--rl-env={environment}", *SHORT, *flags]
+def train(aitrain: Path, folder: Path, *flags: str) -> None:
+    """A real run on the tiny model, in the folder."""
+    command = [str(aitrain / "aitrain"), "grpo", "--model=tiny", "--rl-env=envs.arithmetic", *SHORT, *flags]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = (folder / "runs").glob("*")
-    return made
 
 
 @pytest.fixture(scope="session")
-def real_run(tmp_path_factory: pytest.TempPathFactory, preloaded_aitrain: Path) -> Path:
-    """The folder of a run of eight steps; nobody may change it."""
-    return train(preloaded_aitrain, tmp_path_factory.mktemp("real"), "--max-steps=8", "--project-name=sums")
-
-
-@pytest.fixture(scope="session")
-def real_runs(real_run: Path, tmp_path_factory: pytest.TempPathFactory, preloaded_aitrain: Path) -> Path:
-    """A folder of two runs that differ by one option."""
-    folder = tmp_path_factory.mktemp("two")
-    train(preloaded_aitrain, folder, "--max-steps=4", "--project-name=other", "--seed=7")
-    shutil.copytree(real_run, folder / "runs" / "sums")
+def real_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two runs that differ by one option, made once for all workers; nobody may change it."""
+    folder = shared_folder(tmp_path_factory) / "page"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            made, aitrain = folder.with_name("page-begun"), request.getfixturevalue("preloaded_aitrain")
+            made.mkdir()
+            train(aitrain, made, "--max-steps=8", "--project-name=sums")
+            train(aitrain, made, "--max-steps=4", "--project-name=other", "--seed=7")
+            made.rename(folder)
     return folder / "runs"
+
+
+@pytest.fixture(scope="session")
+def real_run(real_runs: Path) -> Path:
+    """The folder of a run of eight steps; nobody may change it."""
+    return real_runs / "sums"
 
 
 def record(**differences: Any) -> dict[str, Any]:
