@@ -66,6 +66,7 @@ def test_the_display_shows_progress_and_the_curve_in_one_output(cells: dict[str,
     assert "held-out" in outputs[0].data["text/plain"]
 
 
+@pytest.mark.slow
 def test_libraries_and_environments_write_nothing_into_the_notebook(cells: dict[str, Any]) -> None:
     assert [output for cell in cells.values() for output in cell.outputs if output.output_type == "stream"] == []
 

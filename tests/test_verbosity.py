@@ -28,6 +28,7 @@ def _environment(here: Path) -> None:
     write(here, {"talks.py": TALKS})
 
 
+@pytest.mark.slow
 def test_a_quiet_run_says_one_line_and_writes_what_the_screen_would_show(aitrain_grpo: Run, here: Path) -> None:
     done = aitrain_grpo(*SHORT, "--quiet")
     assert done.returncode == 0

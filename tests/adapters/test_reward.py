@@ -311,6 +311,7 @@ def test_a_rule_reads_the_marked_answer_and_nothing_else(rule: str, reply: str, 
     assert play(env, cases_of(env)[2], [reply])[1].score == score
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_file_of_the_functions(here: Path, aitrain_grpo: Run) -> None:
     config = json.dumps({"data": "rows.jsonl", "score_range": "0,1"})
     done = aitrain_grpo(

@@ -34,7 +34,9 @@ LONG = 30.0
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """What a test leaves behind would be in the way of the next."""
+    """What a test leaves behind would be in the way of the next; a call of another file's test may hang still."""
+    FOREIGN.clear()
+    FOREIGN.update(threading.enumerate())
     yield
     assert eventually(lambda: not threads())
 
@@ -47,8 +49,13 @@ def over() -> Iterator[threading.Event]:
     event.set()
 
 
+FOREIGN: set[threading.Thread] = set()
+"""Threads that were there before the test."""
+
+
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if re.fullmatch(r"environment-\d+", thread.name)]
+    own = [thread for thread in threading.enumerate() if thread not in FOREIGN]
+    return [thread.name for thread in own if re.fullmatch(r"environment-\d+", thread.name)]
 
 
 def one(pool: DeadlinePool, job: Callable[[], Any]) -> Outcome:

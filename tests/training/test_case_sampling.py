@@ -344,6 +344,7 @@ LONG = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_l
     ],
     ids=["refill, inside a window", "difficulty"],
 )
+@pytest.mark.slow
 def test_a_resumed_run_samples_the_same_cases(options: dict[str, Any], train: Train) -> None:
     options = {**LONG, **options}
     whole = train(Letters7(), project_name="whole", **options)

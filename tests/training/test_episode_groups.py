@@ -234,6 +234,7 @@ def test_two_ranks_score_groups_that_straddle_them_and_close_their_environments(
     assert sum(line["stopped/no_room"] for line in lines) * 40 == pytest.approx(len(dropped))
 
 
+@pytest.mark.slow
 def test_an_environment_that_speaks_first_and_gets_the_calls_trains(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> No
     assert computed(result.folder) == result_of(result)["scores"]
 
 
+@pytest.mark.slow
 def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> None:
     recorded = result_of(sampled_run)["scores"]
     rollouts = RolloutIndex(sampled_run.folder / "rollouts")

@@ -109,6 +109,7 @@ def test_a_refusal_with_a_secret_in_its_reason_does_not_show_it(
     assert not any(text in said for text in PLAIN)
 
 
+@pytest.mark.slow
 def test_a_notebooks_run_masks_what_it_writes_and_shows(
     small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

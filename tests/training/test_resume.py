@@ -129,6 +129,7 @@ def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(finished:
     ],
     ids=["inside a window, an adapter, the best step", "the end of an epoch, many turns"],
 )
+@pytest.mark.slow
 def test_a_finished_run_that_goes_on_ends_like_one_that_had_all_steps_from_its_start(
     environment: type[Any], options: dict[str, Any], train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

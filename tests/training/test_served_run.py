@@ -102,6 +102,7 @@ def start(tmp_path: Path, small_model: Path, server: SmallServer, preloaded_aitr
 
 
 @pytest.mark.parametrize(("processes", "peft"), [(1, False), pytest.param(2, True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(
     processes: int, peft: bool, start: Start, server: SmallServer
 ) -> None:

@@ -53,6 +53,7 @@ MIXED = {
     ],
     ids=["inside a generation window", "difficulty"],
 )
+@pytest.mark.slow
 def test_a_run_with_several_environments_resumes_exactly(
     options: dict[str, Any], train: Callable[..., Result], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def sums(request: pytest.FixtureRequest, real_runs: Path, visit: Callable[..., T
     return tab
 
 
+@pytest.mark.slow
 def test_the_scores_of_the_result_are_shown_with_what_a_reader_should_know(
     tmp_path: Path, visit: Callable[..., Tab]
 ) -> None:
@@ -138,6 +139,7 @@ def test_the_scores_of_the_result_are_shown_with_what_a_reader_should_know(
     assert tab.texts("table.cases td.case") == ["3 (case_idx a)"]
 
 
+@pytest.mark.slow
 def test_each_row_of_scores_says_what_it_is_and_only_a_change_that_is_detectable_is_bold(
     tmp_path: Path, visit: Callable[..., Tab], serve: Serve
 ) -> None:
@@ -164,6 +166,7 @@ def test_each_row_of_scores_says_what_it_is_and_only_a_change_that_is_detectable
     table.page.wait_for_selector("table.runs .pill.unchanged")
 
 
+@pytest.mark.slow
 def test_scores_are_shown_with_their_intervals(sums: Tab, real_runs: Path) -> None:
     result = json.loads((real_runs / "sums" / "result.json").read_text())
     big = sums.texts(".scores.sampled .big b")
@@ -173,6 +176,7 @@ def test_scores_are_shown_with_their_intervals(sums: Tab, real_runs: Path) -> No
     assert sums.texts(".pill") == ["finished"]
 
 
+@pytest.mark.slow
 def test_curves_are_drawn(sums: Tab) -> None:
     names = sums.page.eval_on_selector_all("[data-chart]", "all => all.map((one) => one.dataset.chart)")
     assert {"reward", "held-out", "length", "entropy", "kl", "time", "loss"} <= set(names)
@@ -186,6 +190,7 @@ def test_curves_are_drawn(sums: Tab) -> None:
     assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_value_under_the_pointer_is_read_out(sums: Tab) -> None:
     over = sums.page.locator("[data-chart=reward] .u-over")
     over.scroll_into_view_if_needed()
@@ -226,6 +231,7 @@ def test_rollouts_are_filtered(sums: Tab) -> None:
     assert set(sums.texts("#rollouts .episode .number.score")) <= {"1.000"}
 
 
+@pytest.mark.slow
 def test_rollouts_are_searched(sums: Tab, real_runs: Path) -> None:
     rollouts = RolloutIndex(real_runs / "sums" / "rollouts")
     rollouts.refresh()
@@ -239,6 +245,7 @@ def test_rollouts_are_searched(sums: Tab, real_runs: Path) -> None:
     assert int(sums.texts("#rollouts [role=status]")[0].split()[0]) >= 4
 
 
+@pytest.mark.slow
 def test_a_transcript_is_opened_with_the_keyboard(sums: Tab) -> None:
     first = sums.page.locator("#rollouts .episode").first
     first.focus()
@@ -251,6 +258,7 @@ def test_a_transcript_is_opened_with_the_keyboard(sums: Tab) -> None:
     assert not sums.page.locator("#rollouts .transcript").is_visible()
 
 
+@pytest.mark.slow
 def test_two_groups_are_put_side_by_side(sums: Tab) -> None:
     buttons = sums.page.locator(".group button:has-text('Compare')")
     buttons.nth(1).click()
@@ -261,6 +269,7 @@ def test_two_groups_are_put_side_by_side(sums: Tab) -> None:
     sums.page.wait_for_selector("dialog", state="detached")
 
 
+@pytest.mark.slow
 def test_a_case_is_shown_before_and_after(sums: Tab) -> None:
     sums.page.locator("table.cases tbody button").first.click()
     sums.page.wait_for_selector("dialog .column:nth-child(2) .message.model")
@@ -268,6 +277,7 @@ def test_a_case_is_shown_before_and_after(sums: Tab) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_colours_follow_the_system_and_the_switch(scheme: str, real_runs: Path, visit: Callable[..., Tab]) -> None:
     tab = visit(file_of(real_runs / "sums"), color_scheme=scheme)
     background = "getComputedStyle(document.body).backgroundColor"
@@ -278,6 +288,7 @@ def test_colours_follow_the_system_and_the_switch(scheme: str, real_runs: Path, 
     assert tab.page.evaluate(background) != before
 
 
+@pytest.mark.slow
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(sums: Tab) -> None:
     sums.page.set_viewport_size({"width": 375, "height": 700})
     sums.page.locator("#rollouts .episode").first.click()
@@ -288,6 +299,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(sums: Tab) -> None:
 # -- view alone
 
 
+@pytest.mark.slow
 def test_two_runs_are_put_side_by_side(real_runs: Path, visit: Callable[..., Tab], serve: Serve) -> None:
     tab = visit(serve(real_runs).address + "&run=sums&with=other")
     tab.page.wait_for_selector("table.cases th.other")
@@ -318,6 +330,7 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Callable[...,
     tab.wait("document.querySelector('#rollouts .episode .answer').textContent === 'newest'")
 
 
+@pytest.mark.slow
 def test_the_machines_of_a_run_are_named_and_each_has_its_curves(
     tmp_path: Path, visit: Callable[..., Tab], serve: Serve
 ) -> None:
@@ -328,6 +341,7 @@ def test_the_machines_of_a_run_are_named_and_each_has_its_curves(
     assert "2 machines: gpu0 (1 rank), gpu1 (1 rank)" in tab.texts(".live")[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_later_is_shown_as_soon_as_it_does(tmp_path: Path, browser: Any, serve: Serve) -> None:
     page = browser.new_page()
     page.goto(serve(tmp_path).address)
@@ -415,6 +429,7 @@ def test_the_row_and_the_tools_of_a_case_open_in_its_transcript(
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_turns_of_different_weights_say_which(tmp_path: Path, visit: Callable[..., Tab]) -> None:
     messages = [{"role": role, "content": "?"} for role in ("user", "assistant", "user", "assistant")]
     turns = [{"tokens": 2, "weight_version": version} for version in (3, 4)]
@@ -426,17 +441,20 @@ def test_turns_of_different_weights_say_which(tmp_path: Path, visit: Callable[..
     assert "weight version" not in tab.texts("#rollouts .fact dt")
 
 
+@pytest.mark.slow
 def test_the_source_of_the_environment_is_shown_with_its_own_file_open(sums: Tab) -> None:
     assert sums.texts("#environment summary") == ["arithmetic.py"]
     assert "class Arithmetic" in sums.texts("#environment details[open] .text")[0]
     assert "Environment" in sums.texts("nav a")
 
 
+@pytest.mark.slow
 def test_a_run_without_its_source_says_so(tmp_path: Path, visit: Callable[..., Tab]) -> None:
     tab = visit(reported(tmp_path, [record()]))
     assert tab.texts("#environment .note") == ["This run has not kept the source of its environment."]
 
 
+@pytest.mark.slow
 def test_markup_cannot_be_made_by_a_script_either(real_runs: Path, visit: Callable[..., Tab], serve: Serve) -> None:
     """Should a mistake of ours ever write HTML, the policy stops it."""
     for address in (file_of(real_runs / "sums"), serve(real_runs / "sums").address):
@@ -446,6 +464,7 @@ def test_markup_cannot_be_made_by_a_script_either(real_runs: Path, visit: Callab
         tab.wrongs.clear()  # which the browser reports
 
 
+@pytest.mark.slow
 def test_characters_that_hide_or_turn_text_are_made_visible(tmp_path: Path, visit: Callable[..., Tab]) -> None:
     text = "abc\u202edcba\u202c \u200bzero\x00\x1b[31mred\ufeff \u2066x\u2069 \U000e0041 \x85 end"
     tab = visit(reported(tmp_path / "run", [said(text)]))
@@ -457,6 +476,7 @@ def test_characters_that_hide_or_turn_text_are_made_visible(tmp_path: Path, visi
     assert "abcU+202Edcba" in shown
 
 
+@pytest.mark.slow
 def test_right_to_left_text_keeps_its_direction_to_itself(tmp_path: Path, visit: Callable[..., Tab]) -> None:
     tab = visit(reported(tmp_path / "run", [said("שלום עולם"), said("plain")]))
     for row in tab.page.locator("#rollouts .episode").all():
@@ -468,6 +488,7 @@ def test_right_to_left_text_keeps_its_direction_to_itself(tmp_path: Path, visit:
 
 
 @pytest.mark.parametrize("where", ["report", "view"])
+@pytest.mark.slow
 def test_a_line_of_a_megabyte_and_ten_thousand_turns_leave_the_page_usable(
     where: str, tmp_path: Path, visit: Callable[..., Tab], serve: Serve
 ) -> None:
@@ -493,6 +514,7 @@ def test_a_line_of_a_megabyte_and_ten_thousand_turns_leave_the_page_usable(
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_invalid_utf_8_and_damaged_lines_are_shown_as_far_as_they_go(
     tmp_path: Path, visit: Callable[..., Tab], serve: Serve
 ) -> None:

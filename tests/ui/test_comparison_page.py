@@ -99,6 +99,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.slow
 def test_cases_are_found_opened_and_read_side_by_side(browser: Any, tmp_path: Path, width: int) -> None:
     comparisons = compare_all(read_scorings(scorings(tmp_path)))
     (tmp_path / "page.html").write_text(page_of_comparisons(comparisons))

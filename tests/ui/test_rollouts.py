@@ -26,6 +26,7 @@ def read(folder: Path) -> RolloutIndex:
     return rollouts
 
 
+@pytest.mark.slow
 def test_every_episode_of_a_real_run_is_read_where_it_lies(real_run: Path) -> None:
     rollouts = read(real_run)
     records = list(read_rollouts(real_run / "rollouts" / "rank0.jsonl"))

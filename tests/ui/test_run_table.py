@@ -43,6 +43,7 @@ def names(tab: Tab) -> list[str]:
     return tab.texts(".runs tbody th a")
 
 
+@pytest.mark.slow
 def test_each_run_is_a_row_with_its_scores_and_state(table: Tab) -> None:
     def cells(run: str) -> dict[str, str]:
         lines = table.page.locator(f"[data-run={run}] td[data-label]")
@@ -79,6 +80,7 @@ def test_the_table_is_sorted_by_any_column_and_found_again_by_its_address(table:
     assert names(table) == ["lr-sweep", "better", "eval-sums", "live", "failed"]
 
 
+@pytest.mark.slow
 def test_the_table_is_filtered_by_text_status_and_kind(table: Tab) -> None:
     table.page.keyboard.press("/")
     table.page.keyboard.type("ARITH tiny")
@@ -95,6 +97,7 @@ def test_the_table_is_filtered_by_text_status_and_kind(table: Tab) -> None:
     assert table.texts(".empty") == ["No run is like that."]
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_sweep_are_listed_under_it(table: Tab) -> None:
     table.page.click("[data-run=lr-sweep] .unfold")
     place = names(table).index("lr-sweep")
@@ -107,6 +110,7 @@ def test_the_trials_of_a_sweep_are_listed_under_it(table: Tab) -> None:
     table.page.wait_for_selector("h1:has-text('lr-sweep')")
 
 
+@pytest.mark.slow
 def test_two_runs_are_chosen_and_compared(table: Tab) -> None:
     for run in ("failed", "better", "eval-sums"):  # a third one replaces the first
         table.page.check(f"[data-run={run}] input")
@@ -129,6 +133,7 @@ def test_two_runs_are_chosen_and_compared(table: Tab) -> None:
     table.page.wait_for_selector("h1:has-text('eval-sums compared with better')")
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_later_joins_the_table_and_the_focus_stays(
     tmp_path: Path, visit: Visit, serve: Serve
 ) -> None:
@@ -145,6 +150,7 @@ def test_a_run_that_begins_later_joins_the_table_and_the_focus_stays(
     assert tab.page.locator(".runs img, .runs script").count() == 0
 
 
+@pytest.mark.slow
 def test_many_runs_are_shown_a_hundred_at_a_time(tmp_path: Path, visit: Visit, serve: Serve) -> None:
     for number in range(120):
         (tmp_path / f"run-{number}").mkdir()
@@ -164,6 +170,7 @@ def open_run(runs: Path, run: str, visit: Visit, serve: Serve, **settings: Any) 
     return tab
 
 
+@pytest.mark.slow
 def test_the_page_of_a_failed_run_begins_with_the_reason(runs: Path, visit: Visit, serve: Serve) -> None:
     ReportWriter(RunFolder(runs / "failed")).write(lambda event: pytest.fail(str(event)))
     for tab in (open_run(runs, "failed", visit, serve), visit(file_of(runs / "failed"))):
@@ -178,6 +185,7 @@ def test_the_page_of_a_failed_run_begins_with_the_reason(runs: Path, visit: Visi
         assert tab.texts("#reason .log .text") == ["loading\ntorch.OutOfMemoryError: <b>out</b> of memory"]
 
 
+@pytest.mark.slow
 def test_a_live_page_has_progress_time_left_and_the_newest_score(tmp_path: Path, visit: Visit, serve: Serve) -> None:
     run = make_live(tmp_path / "live")
     tab = visit(serve(run.path).address)  # a run that was named is opened at once
@@ -196,6 +204,7 @@ def test_a_live_page_has_progress_time_left_and_the_newest_score(tmp_path: Path,
     assert tab.page.locator("[role=progressbar]").count() == 0
 
 
+@pytest.mark.slow
 def test_regressions_are_one_click_away(runs: Path, visit: Visit, serve: Serve) -> None:
     ReportWriter(RunFolder(runs / "better")).write(lambda event: pytest.fail(str(event)))
     for tab in (open_run(runs, "better", visit, serve), visit(file_of(runs / "better"))):
@@ -207,6 +216,7 @@ def test_regressions_are_one_click_away(runs: Path, visit: Visit, serve: Serve) 
         assert tab.texts(".newest") == ["0.750 held-out score after training, better than before"]
 
 
+@pytest.mark.slow
 def test_identical_answers_are_one_row_with_labelled_columns(runs: Path, visit: Visit, serve: Serve) -> None:
     tab = open_run(runs, "better", visit, serve)
     assert tab.texts("#rollouts .episode-labels span") == [
@@ -223,6 +233,7 @@ def test_identical_answers_are_one_row_with_labelled_columns(runs: Path, visit: 
     assert spoken == "score 1.000, advantage +0.50, done, 2 turns, 2 tokens: 2"
 
 
+@pytest.mark.slow
 def test_the_row_the_tools_and_the_rendered_prompt_stand_beside_a_transcript(
     runs: Path, visit: Visit, serve: Serve
 ) -> None:
@@ -238,6 +249,7 @@ def test_the_row_the_tools_and_the_rendered_prompt_stand_beside_a_transcript(
         assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"]
 
 
+@pytest.mark.slow
 def test_the_use_of_the_machine_is_drawn(runs: Path, visit: Visit, serve: Serve) -> None:
     tab = open_run(runs, "better", visit, serve)
     charts = tab.page.locator("#machine [data-chart]").evaluate_all("all => all.map((one) => one.dataset.chart)")
@@ -248,6 +260,7 @@ def test_the_use_of_the_machine_is_drawn(runs: Path, visit: Visit, serve: Serve)
     assert "Machine" not in open_run(runs, "failed", visit, serve).texts("nav a")
 
 
+@pytest.mark.slow
 def test_an_eval_has_scores_without_a_before_and_cases_without_a_change(runs: Path, visit: Visit, serve: Serve) -> None:
     ReportWriter(RunFolder(runs / "eval-sums")).write(lambda event: pytest.fail(str(event)))
     for tab in (open_run(runs, "eval-sums", visit, serve), visit(file_of(runs / "eval-sums"))):
@@ -264,6 +277,7 @@ def test_an_eval_has_scores_without_a_before_and_cases_without_a_change(runs: Pa
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_nothing_is_cut_off_on_a_phone(scheme: str, runs: Path, visit: Visit, serve: Serve) -> None:
     server = serve(runs)
     cut = """[...document.querySelectorAll('.scroll, td, th, h1, .hint, nav, .bdi')].filter((one) =>
@@ -281,6 +295,7 @@ def test_nothing_is_cut_off_on_a_phone(scheme: str, runs: Path, visit: Visit, se
     assert tab.page.evaluate(labels) == '"Score"'
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_the_content_first_and_a_missing_run_is_told(
     runs: Path, visit: Visit, serve: Serve
 ) -> None:
@@ -292,6 +307,7 @@ def test_the_keyboard_reaches_the_content_first_and_a_missing_run_is_told(
     assert tab.page.evaluate("document.activeElement.id") == "main"
 
 
+@pytest.mark.slow
 def test_a_single_file_of_rollouts_is_opened_at_once(tmp_path: Path, visit: Visit, serve: Serve) -> None:
     run = write_run(tmp_path / "run", [said("only this")])
     tab = visit(serve(run / "rollouts" / "rank0.jsonl").address)

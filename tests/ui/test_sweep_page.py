@@ -96,6 +96,7 @@ def test_the_page_links_to_where_the_trials_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium")
+@pytest.mark.slow
 def test_in_a_browser_lines_and_rows_light_up_together_and_nothing_is_cut_off(
     tmp_path: Path,
     visit: Callable[..., Tab],  # noqa: F811
