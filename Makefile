@@ -14,7 +14,7 @@ WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? c
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# What a user would miss first; `make test-all` runs the tests that are marked slow as well.
+# The fast suite. `make test-all` runs the tests marked slow as well.
 test: install
 	$(PYTEST) -m "not slow"
 

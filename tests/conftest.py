@@ -27,7 +27,7 @@ os.environ.pop("CI", None)  # a terminal in CI is not drawn over; tests of what 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-SLOW_FILES = (
+LONGEST_FILES = (
     "test_docs.py", "test_faults.py", "test_processes.py", "test_demo.py", "test_failures.py", "test_parity.py",
     "test_resume.py", "test_rollout.py", "test_browser.py", "test_grpo.py", "test_benchmarks.py", "test_refusals.py",
     "test_house.py", "test_ahead.py", "test_early_stop.py", "test_dry_run.py", "test_newcomer.py", "test_run_table.py",
@@ -43,7 +43,7 @@ SLOW_FILES = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files for `--dist loadfile --no-loadscope-reorder`; the order within a file stays."""
-    rank = {name: place for place, name in enumerate(SLOW_FILES)}
+    rank = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
@@ -125,8 +125,8 @@ def aitrain_grpo(here: Path, preloaded_aitrain: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a two-layer model of random weights and a tokenizer with a token for each byte; the same folder
-    for all workers, as runs that they share name it."""
+    """A folder with a two-layer model of random weights and a tokenizer with a token for each byte. All
+    workers have the same folder, because the config of a shared run names it."""
     import torch
 
     from tests.tiny_model import build_model, build_tokenizer
@@ -143,7 +143,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRuns:
-    """Runs that are made once: `finished("plain")` is the result of one; nobody may change its folder."""
+    """Runs that all tests share: `finished("plain")` is the result of one. Their folders are read-only."""
     return FinishedRuns(shared_folder(tmp_path_factory), small_model)
 
 

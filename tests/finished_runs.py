@@ -1,6 +1,6 @@
-"""Runs that many tests read: each is made once in a session of tests, by whichever worker asks for it first.
+"""Runs that many tests read: each is made once in a session of tests, by the first worker that asks for it.
 
-Nobody changes their folders: a test that goes on with a run, or damages it, copies it first.
+Their folders are read-only: a test that resumes or damages a run copies it first.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def open_the_vault(_: int, given: str) -> str:
 
 
 class Sick(Talk):
-    """Falls ill at a place that the case decides."""
+    """Raises, or returns something wrong, in the method that the case chooses."""
 
     episode = None  # type: ignore[assignment]
     places = ("start", "step", "score", "close", "get_tools", "said", "none")
@@ -188,6 +188,7 @@ class FinishedRuns:
         done = self.folder / f"{name}.said"
         with FileLock(self.folder / f"{name}.lock"):
             if not done.exists():
+                shutil.rmtree(self.folder / name, ignore_errors=True)  # of a worker that failed
                 with redirect_stderr(io.StringIO()) as said, pytest.MonkeyPatch.context() as patch:
                     quick(patch)
                     self._made[name]()

@@ -24,7 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(python|bash)(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-FIRST_READ = ("README.md", "tutorial.md")
+FAST_PAGES = ("README.md", "tutorial.md")
 """Pages whose examples the fast suite runs."""
 
 
@@ -52,7 +52,7 @@ def execute(command: list[str], folder: Path, *paths: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [
-    pytest.param(page, marks=[] if page.name in FIRST_READ else pytest.mark.slow, id=page.name) for page in PAGES
+    pytest.param(page, marks=[] if page.name in FAST_PAGES else pytest.mark.slow, id=page.name) for page in PAGES
 ])  # fmt: skip
 def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path, preloaded_aitrain: Path) -> None:
     missing = set()

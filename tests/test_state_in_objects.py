@@ -197,6 +197,7 @@ STATEFUL = {
     "random.seed": ("random.seed(n)", "random.random()"),
     "numpy.random.seed": ("np.random.seed(n)", "float(np.random.rand())"),
     "torch.manual_seed": ("torch.manual_seed(n)", "float(torch.rand(1))"),
+    "torch.default_generator": ("torch.default_generator.manual_seed(n)", "float(torch.rand(1))"),
     "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
 """What a call writes, and what it reads after a wait."""

@@ -10,7 +10,6 @@ import ast
 import dis
 import functools
 import linecache
-import os
 import sys
 import threading
 import time
@@ -51,9 +50,6 @@ _CHANGING_METHODS = {
 }  # fmt: skip
 """Methods of Python's containers that leave them as they are when the value is the same."""
 
-_TORCH_RANDOM = os.path.join("torch", "random.py")
-"""Where torch's generator is seeded, by Python functions."""
-
 _TRACE_LOCK = threading.Lock()
 
 
@@ -79,7 +75,7 @@ class CallTracer:
         self._looks: dict[tuple[CodeType, int, str], int] = {}
         self._stored: tuple[StateChange, Any] | None = None  # an assignment that the next instruction will have made
         self._events, self._seconds, self._place = 0, 0.0, ""
-        self._seeds_torch = False
+        self._seeds_torch = False  # whether a function that was called names torch's generator
 
     def begin_alone(self) -> None:
         """Compare from now on; no other call may run."""
@@ -115,8 +111,8 @@ class CallTracer:
             if self._events > MAX_EVENTS:
                 set_trace(None)
             return self._trace if self.watch.is_users(frame) and self.watch.unseen_lines(code) else None
+        self._seeds_torch |= "default_generator" in code.co_names  # as torch.manual_seed does
         if not self.watch.is_users(frame):
-            self._seeds_torch |= code.co_filename.endswith(_TORCH_RANDOM)
             return None
         if (
             self.watch.reached(frame.f_globals)
@@ -171,7 +167,7 @@ class CallTracer:
         start = time.perf_counter()
         try:
             if self._snapshot.is_changed(at_end):
-                # while this call runs alone, an engine's thread may seed torch
+                # an engine's thread may seed torch while this call runs
                 is_noted = self.watch.note(self._snapshot, self._place, seeds_torch=self._seeds_torch)
                 if is_noted and not self.watch.by_episode:
                     self.is_over = True  # the verdict is known

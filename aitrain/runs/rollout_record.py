@@ -116,7 +116,7 @@ class RolloutRecord:
     def from_json(cls, values: JsonObject) -> RolloutRecord:
         """Read a record; values that are missing or of a wrong type get their defaults."""
         get = values.get
-        asked, messages, completion = get("prompt"), get("messages"), as_text(get("completion"))
+        asked = get("prompt")
         prompt: Prompt = as_objects(asked) if isinstance(asked, list) else as_text(asked)
         return cls(
             schema=as_int(get("schema")) or 0,
@@ -133,8 +133,8 @@ class RolloutRecord:
             prompt=prompt,
             rendered_prompt=as_text(get("rendered_prompt")),
             tools=as_objects(get("tools")),
-            messages=as_objects(messages) if isinstance(messages, list) else _conversation(prompt, completion),
-            completion=completion,
+            messages=as_objects(get("messages")),
+            completion=as_text(get("completion")),
             turns=tuple(map(RecordedTurn.from_json, as_objects(get("turns")))),
             tokens=as_int(get("tokens")) or 0,
             score=as_float(get("score")),
@@ -147,7 +147,7 @@ class RolloutRecord:
         )
 
     def to_json(self) -> JsonObject:
-        """The record as a JSON object of the present format."""
+        """The record as a JSON object."""
         scoring = {"eval_phase": self.eval_phase or None, "sample": self.sample}
         training = {"group": self.group, "advantage": self.advantage, "discarded": self.discarded}
         error = self.error
@@ -200,11 +200,6 @@ def _column(value: object) -> object:
     column = to_jsonable(value)
     length = len(json.dumps(column, ensure_ascii=False))
     return column if length <= LONGEST_COLUMN else f"(left out: {length:,} characters)"
-
-
-def _conversation(prompt: Prompt, completion: str) -> list[JsonObject]:
-    asked: list[JsonObject] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [*asked, {"role": "assistant", "content": completion}]
 
 
 def _error(value: object) -> RecordedError | None:

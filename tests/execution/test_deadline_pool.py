@@ -32,6 +32,10 @@ LONG = 30.0
 """A deadline that nothing here should come near."""
 
 
+FOREIGN: set[threading.Thread] = set()
+"""Threads that were there before the test."""
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """What a test leaves behind would be in the way of the next; a call of another file's test may hang still."""
@@ -47,10 +51,6 @@ def over() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-
-
-FOREIGN: set[threading.Thread] = set()
-"""Threads that were there before the test."""
 
 
 def threads() -> list[str]:

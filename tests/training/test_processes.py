@@ -49,7 +49,7 @@ class Command:
         return [record for record in records if "eval_phase" not in record]
 
     def wait_until(self, is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
-        """Wait for an event of a run that goes on; the limit is a safety net."""
+        """Wait until something is so, while the process runs; fails after 240 s."""
         deadline = time.monotonic() + 240
         while not is_so():
             assert process.poll() is None, process.communicate()

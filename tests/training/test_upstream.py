@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import ast
+import atexit
+import functools
 import importlib.util
 import inspect
+import random
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import GenerationConfig, GenerationMixin, Trainer, TrainerCallback
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, Trainer, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
+from transformers.generation.streamers import BaseStreamer
 from transformers.integrations import deepspeed as deepspeed_integration
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
@@ -29,8 +37,16 @@ from trl.kernels import chunked_logprob
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
+from typer import _completion_shared
+from typer._click import Command, Context
+from typer._click.exceptions import NoArgsIsHelpError
+from typer._click.shell_completion import CompletionItem, add_completion_class
+from typer._completion_classes import BashComplete, FishComplete, ZshComplete
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from aitrain.cli.main import app
 from aitrain.launch.resource_estimate import TILE
+from tests.training.upstream_uses import uses
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +59,10 @@ DOCUMENTED = {
 CALLBACK_EVENTS = {
     "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
 }  # fmt: skip
+NOT_INSIDE = {"_exit", "_asdict", "_call"}
+"""`os._exit` and `_asdict` of named tuples, which Python documents, and a slot of a class of ours."""
+OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
+"""Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
 
 
 PARAMETERS: list[tuple[Callable[..., Any], str]] = [
@@ -410,3 +430,126 @@ def test_vllm_loads_weights_like_a_checkpoint_into_a_running_engine() -> None:
     assert re.search(r"def reload_weights\(\s*self,\s*weights_iterator", runner)
     assert "def get_model(self)" in runner
     assert "def step(self)" in (package / "v1" / "engine" / "llm_engine.py").read_text(encoding="utf-8")
+
+
+def test_every_use_of_inside_api_is_named_in_this_file() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    missing = {name: places for name, places in uses().items() if not re.search(rf"\b{name}\b", text)}
+    assert not missing, "write a contract test for each of them"
+
+
+def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
+    assert uses().keys() >= {
+        "_last_lr", "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_logits_processor", "_generate",
+        "_buffered_inputs",
+    }  # fmt: skip
+
+
+def test_a_group_of_typer_has_its_commands_by_name() -> None:
+    assert set(typer.main.get_group(app).commands) >= {"grpo", "demo"}
+
+
+def test_the_gradients_norm_is_asked_for_once_a_step_right_before_the_optimizers(
+    small_model: Path, tmp_path: Path
+) -> None:
+    """And what has no gradient then is left alone by the optimizer, decay and all."""
+    calls: list[str] = []
+
+    class Calls(GRPOTrainer):  # type: ignore[misc]
+        def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+            calls.append("loss")
+            loss: torch.Tensor = super().training_step(*arguments, **keywords)
+            assert loss.ndim == 0
+            return loss
+
+        def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+            calls.append("norm")
+            norm = super()._get_grad_norm(model, grad_norm)
+            assert any(parameter.grad is not None for parameter in model.parameters())
+            assert torch.isfinite(torch.as_tensor(norm))
+            model.zero_grad(set_to_none=True)
+            self.weights = [parameter.detach().clone() for parameter in model.parameters()]
+            self.optimizer.optimizer.register_step_post_hook(lambda *_: calls.append("step"))
+            return norm
+
+    reward = lambda prompts, **_: [float(index % 4) for index in range(len(prompts))]  # noqa: E731
+    trainer = train_plainly(Calls, small_model, tmp_path, reward, max_steps=1, weight_decay=0.1)
+    assert calls == ["loss", "norm", "step"]
+    assert all(map(torch.equal, trainer.weights, trainer.model.parameters()))
+    assert not trainer.optimizer.state
+
+
+def test_typer_completes_through_the_classes_and_functions_that_we_extend() -> None:
+    for kind in (BashComplete, FishComplete, ZshComplete):
+        assert isinstance(kind.name, str)
+        assert list(inspect.signature(kind.get_completion_args).parameters) == ["self"]
+        assert list(inspect.signature(kind.format_completion).parameters) == ["self", "item"]
+    assert CompletionItem("value", help="text").help == "text"
+    assert list(inspect.signature(add_completion_class).parameters) == ["cls", "name"]
+    parameters = inspect.signature(_completion_shared.get_completion_script).parameters
+    assert set(parameters) == {"prog_name", "complete_var", "shell"}
+    assert list(inspect.signature(_completion_shared.install).parameters) == ["shell", "prog_name", "complete_var"]
+    assert not inspect.signature(_completion_shared._get_shell_name).parameters
+
+
+def test_typers_commands_parse_their_arguments_in_a_method() -> None:
+    assert list(inspect.signature(TyperCommand.parse_args).parameters) == ["self", "ctx", "args"]
+
+
+def test_generate_gives_a_streamer_the_prompts_and_then_each_new_token(small_model: Path) -> None:
+    class Stream(BaseStreamer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.got: list[Any] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.got.append(tuple(value.shape))
+
+        def end(self) -> None:
+            self.got.append("end")
+
+    stream, model = Stream(), AutoModelForCausalLM.from_pretrained(small_model)
+    model.generate(torch.tensor([[5, 6, 7]]), min_new_tokens=2, max_new_tokens=2, streamer=stream)
+    assert stream.got == [(1, 3), (1,), (1,), "end"]
+
+
+def test_typers_groups_look_commands_up_in_a_method_and_its_errors_say_which_option() -> None:
+    assert list(inspect.signature(TyperGroup.resolve_command).parameters) == ["self", "ctx", "args"]
+    assert list(inspect.signature(TyperGroup.get_help_option).parameters) == ["self", "ctx"]
+    assert issubclass(NoArgsIsHelpError, typer.TyperException)
+    assert issubclass(typer.Context, Context)
+    assert issubclass(TyperGroup, Command)
+
+
+def test_an_option_of_typer_converts_its_value_in_a_method_and_says_when_there_may_be_none() -> None:
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def run(seed: int | None = None) -> None: ...
+
+    command = typer.main.get_command(app)
+    (option,) = (parameter for parameter in command.params if parameter.name == "seed")
+    assert isinstance(option, TyperOption)
+    assert list(inspect.signature(TyperOption.process_value).parameters) == ["self", "ctx", "value"]
+    assert (option.required, option.multiple, option.callback) == (False, False, None)
+    assert option.process_value(Context(command), "3") == 3
+
+
+def test_registered_exit_functions_can_be_run_before_a_process_is_left_without_its_shutdown() -> None:
+    assert callable(atexit._run_exitfuncs)
+    code = "import atexit, os; atexit.register(print, 'once', flush=True); atexit._run_exitfuncs(); os._exit(3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("once\n", 3)
+
+
+def test_what_multiprocessing_does_at_exit_is_one_function_that_can_be_unregistered() -> None:
+    code = "import atexit, multiprocessing.util as util; atexit.unregister(util._exit_function); print('gone')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("gone\n", 0)
+
+
+def test_python_shows_frames_cached_functions_the_shared_generator_and_a_semaphores_count() -> None:
+    assert sys._getframe(0).f_code.co_name == "test_" + inspect.stack()[0].function.removeprefix("test_")
+    assert threading.get_ident() in sys._current_frames()
+    assert isinstance(functools.cache(len), functools._lru_cache_wrapper)
+    assert random._inst.random.__self__ is random.random.__self__  # type: ignore[attr-defined]
+    assert threading.Semaphore(2)._value == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -33,11 +34,12 @@ def train(aitrain: Path, folder: Path, *flags: str) -> None:
 
 @pytest.fixture(scope="session")
 def real_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two runs that differ by one option, made once for all workers; nobody may change it."""
+    """A folder of two runs that differ by one option, made once for all workers. Read-only."""
     folder = shared_folder(tmp_path_factory) / "page"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             made, aitrain = folder.with_name("page-begun"), request.getfixturevalue("preloaded_aitrain")
+            shutil.rmtree(made, ignore_errors=True)  # of a worker that failed
             made.mkdir()
             train(aitrain, made, "--max-steps=8", "--project-name=sums")
             train(aitrain, made, "--max-steps=4", "--project-name=other", "--seed=7")
@@ -47,7 +49,7 @@ def real_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def real_run(real_runs: Path) -> Path:
-    """The folder of a run of eight steps; nobody may change it."""
+    """The folder of a run of eight steps. Read-only."""
     return real_runs / "sums"
 
 
