@@ -171,9 +171,6 @@ class Ended:
 SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"
 """Environment variable by which the parent passes the address of the run's own vLLM server to training processes."""
 
-OWN_FOLDER_VARIABLE = "AITRAIN_OWN_FOLDER"
-"""Environment variable that is set in training processes of a machine that does not see the run folder of node 0."""
-
 Event: TypeAlias = (
     RunStarted
     | Started

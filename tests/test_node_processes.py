@@ -61,9 +61,9 @@ class Following(FollowingProcesses):
 class Machines:
     """Two machines that have met."""
 
-    def __init__(self, folder: Path, links: tuple[NodeLink, NodeLink], is_shared: bool = True) -> None:
+    def __init__(self, folder: Path, links: tuple[NodeLink, NodeLink]) -> None:
         self.folder, self.links, self.heard = RunFolder(folder), links, list[Event]()
-        shared = SharedFolder(folder, is_shared, "", None)
+        shared = SharedFolder(folder, None)
         self.first = Leading(self._plan(0), self.folder, self.heard.append, link=links[0])
         self.second = Following(self._plan(1), self.folder, lambda _: None, link=links[1], shared=shared)
         self.ends: list[Failed | Ended | BaseException | None] = [None, None]
@@ -142,7 +142,6 @@ def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: M
     assert [first[name] for name in names] == ["0", "0", "2", "1", "127.0.0.1", port, "lo"]
     assert [second[name] for name in names] == ["1", "0", "2", "1", "127.0.0.1", port, "lo"]
     assert SERVER_VARIABLE not in second
-    assert "AITRAIN_OWN_FOLDER" not in second
     assert [node["host"] for node in json.loads(first["AITRAIN_NODES"])] == [os.uname().nodename] * 2
 
 
@@ -154,14 +153,6 @@ def test_the_other_machine_gets_the_address_and_the_key_of_node_0s_server(
     machines.second._begun.put({"port": 1, "world": 2, "server": server})
     machines.run(says(END), f"echo ${SERVER_VARIABLE} $VLLM_API_KEY > {shlex.quote(str(machines.folder.path))}/got")
     assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n"
-
-
-def test_a_machine_without_the_folder_says_so_to_its_processes(machines: Machines) -> None:
-    machines.second.shared = SharedFolder(machines.folder.path, False, "", machines.folder.path / "checkpoint-4")
-    show = f"echo $AITRAIN_OWN_FOLDER > {shlex.quote(str(machines.folder.path))}/own"
-    machines.run(says(END), show)
-    assert (machines.folder.path / "own").read_text() == "1\n"
-    assert FollowingProcesses._command(machines.second)[-1] == str(machines.folder.path / "checkpoint-4")
 
 
 def test_an_error_of_a_rank_elsewhere_ends_the_run_with_the_name_of_its_machine(machines: Machines) -> None:

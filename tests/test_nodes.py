@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.cli.node_run import follow, report_refusal
+from aitrain.cli.node_run import report_refusal
 from aitrain.cli.running import start
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, RunFailed
@@ -325,7 +324,7 @@ def test_a_machine_whose_checks_refuse_the_command_tells_the_other_one(
         if rank == 1:
             gather_nodes(of(0, port), FACTS, tmp_path, 20.0)
         else:
-            find_folder(join_node_0(of(1, port), FACTS, tmp_path, 20.0), tmp_path)
+            find_folder(join_node_0(of(1, port), FACTS, tmp_path, 20.0))
 
     waiting = beside(wait)
     own = {"nnodes": 2, "node_rank": rank, "master_addr": "127.0.0.1", "master_port": port}
@@ -426,23 +425,24 @@ def test_a_node_0_that_does_not_answer_is_named(tmp_path: Path, port: int) -> No
 # -- the run folder
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_whether_the_run_folder_is_shared_is_seen(
-    is_shared: bool, links: tuple[NodeLink, NodeLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    if not is_shared:
-        monkeypatch.setattr(nodes.Path, "exists", lambda self: False)
-    finding = beside(lambda: find_folder(links[1], tmp_path / "own"))
-    unseen = show_folder(links[0], folder, "model: tiny\n", folder / "checkpoints" / "checkpoint-4", epoch=3)
-    found = finding.result()
+def test_the_run_folder_that_all_machines_see_is_agreed_on(links: tuple[NodeLink, NodeLink], tmp_path: Path) -> None:
+    finding = beside(lambda: find_folder(links[1]))
+    show_folder(links[0], tmp_path, tmp_path / "checkpoints" / "checkpoint-4", epoch=3)
 
-    assert [peer.node for peer in unseen] == ([] if is_shared else [1])
-    assert (found.is_shared, found.path, found.config_text) == (is_shared, folder, "model: tiny\n")
-    assert found.epoch == (3 if is_shared else 0)
-    assert found.checkpoint == folder / "checkpoints" / "checkpoint-4"
-    assert list(folder.iterdir()) == []
+    assert finding.result() == SharedFolder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_that_one_machine_does_not_see_is_refused_on_both(
+    links: tuple[NodeLink, NodeLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes.Path, "exists", lambda self: False)
+    monkeypatch.setattr(nodes, "SEES_WITHIN", 0.0)
+    finding = beside(lambda: find_folder(links[1]))
+    with pytest.raises(ConfigError, match=r"output_dir: node 1 \(.*\) does not see"):
+        show_folder(links[0], tmp_path, None)
+    with pytest.raises(ConfigError, match="output_dir: this machine does not see"):
+        finding.result()
 
 
 def test_a_machine_that_is_gone_before_the_folder_is_agreed_on_is_named(
@@ -450,20 +450,7 @@ def test_a_machine_that_is_gone_before_the_folder_is_agreed_on_is_named(
 ) -> None:
     links[1].close()
     with pytest.raises(RunFailed, match=r"node 1 \(.*, 127.0.0.1\) is gone"):
-        show_folder(links[0], tmp_path, "", None)
-
-
-def test_a_machine_that_cannot_write_its_own_folder_tells_node_0(
-    links: tuple[NodeLink, NodeLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    shared = SharedFolder(tmp_path / "file" / "run", False, "model: tiny\n", None)
-    monkeypatch.setattr("aitrain.cli.node_run.find_folder", lambda *_: shared)
-    with pytest.raises(ConfigError, match=r"output_dir: .* cannot be written: Not a directory\nMake room there"):
-        follow(SimpleNamespace(config=TrainConfig()), of(1, 1), links[1])  # type: ignore[arg-type]
-    told = links[0].peers[0].receive(10)
-    assert (told["kind"], told["exit_code"]) == ("failed", 2)
-    assert "cannot be written" in told["message"]
+        show_folder(links[0], tmp_path, None)
 
 
 # -- the connection

@@ -6,15 +6,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from aitrain.errors import AitrainError, ConfigError
-from aitrain.events import Announce, Failed, Note
+from aitrain.errors import AitrainError
+from aitrain.events import Failed
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses
-from aitrain.launch.nodes import facts, find_folder, gather_nodes, join_node_0, show_folder
+from aitrain.launch.nodes import facts, find_folder, gather_nodes, join_node_0
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.slurm import Nodes, find_nodes
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import RunFolder, write_text
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.next_steps import continuing
 
@@ -48,42 +48,17 @@ def report_refusal(config: TrainConfig, error: AitrainError) -> None:
             join_node_0(nodes, {"refused": why}, folder, REFUSAL_SECONDS)
 
 
-def share(plan: RunPlan, link: NodeLink, folder: RunFolder, announce: Announce) -> None:
-    """Tell the other machines the run folder, and note which of them do not see it.
-
-    Raises:
-        AitrainError: one is gone.
-    """
-    text = folder.config.read_text(encoding="utf-8")
-    for peer in show_folder(link, folder.path, text, plan.checkpoint, folder.epoch):
-        announce(
-            Note(
-                f"{peer.name} does not see {folder.path}: its rollouts and its part of checkpoints are sent to this"
-                " machine.",
-                "info",
-            )
-        )
-
-
 def follow(plan: RunPlan, nodes: Nodes, link: NodeLink) -> int:
     """Run the processes of another machine than node 0; returns the exit code.
 
     Raises:
         AitrainError: the run failed.
     """
-    shared = find_folder(link, Path(plan.config.output_dir).expanduser())
+    shared = find_folder(link)
     if shared is None:
         _say(nodes, "the run has finished: nothing is left to do")
         return 0
     folder = RunFolder(shared.path, epoch=shared.epoch)
-    if not shared.is_shared:
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            write_text(folder.config, shared.config_text)
-        except OSError as full:
-            why = f"output_dir: {folder.path} cannot be written: {full.strerror}"
-            link.tell("failed", message=why, exit_code=ConfigError.exit_code, status="failed")
-            raise ConfigError(f"{why}\nMake room there, or let all machines share the folder.") from None
     _say(nodes, f"connected; the output is that of node 0 ({link.peers[0].address}), the run folder {folder.path}")
     end = FollowingProcesses(plan, folder, lambda event: None, link=link, shared=shared).run()
     if isinstance(end, Failed):

@@ -197,11 +197,11 @@ def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | 
 def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> RunProcesses:
     if link is None:
         return launcher_of(plan)(plan, folder, announce)
-    from aitrain.cli.node_run import share
     from aitrain.launch.node_processes import LeadingProcesses
+    from aitrain.launch.nodes import show_folder
 
     try:
-        share(plan, link, folder, announce)
+        show_folder(link, folder.path, plan.checkpoint, folder.epoch)
     except BaseException:
         folder.discard()
         raise

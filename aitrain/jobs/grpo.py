@@ -188,7 +188,7 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
                 f"model/ has the weights of the last step, {last}."
             )
             return None
-        trainer.take_weights(context.unshared.send_checkpoint(checkpoint))
+        trainer.take_weights(checkpoint)
         _save(context, prepared)
     context.note(
         f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step.", "info"
@@ -202,7 +202,7 @@ def _restore_finite_weights(context: RunContext, trainer: EpisodeTrainer) -> Non
     broadcast_object_list(found)
     checkpoint = found[0]
     if checkpoint is not None:
-        trainer.take_weights(context.unshared.send_checkpoint(context.folder.checkpoints / checkpoint.name))
+        trainer.take_weights(context.folder.checkpoints / checkpoint.name)
         context.note(f"model/ has the weights of {checkpoint.name}.")
     trainer.state.global_step = 0 if checkpoint is None else step_of(checkpoint)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from aitrain.activity import Part, RolloutProgress, SharedMemory, Snapshot, read, write
 from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import OWN_FOLDER_VARIABLE, Ended, Event, Failed, Note, Started, decode, encode
+from aitrain.events import Ended, Event, Failed, Note, Started, decode, encode
 from aitrain.launch.local_processes import Ranks, how_it_ended, reserved_port, worker_command
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.node_link import Message, NodeLink, Peer
@@ -251,10 +251,6 @@ class FollowingProcesses(LinkedProcesses):
 
     def _command(self) -> list[str]:
         return worker_command(self.plan, self.folder, self.shared.checkpoint)
-
-    def _environment(self) -> dict[str, str]:
-        own = {} if self.shared.is_shared else {OWN_FOLDER_VARIABLE: "1"}
-        return {**super()._environment(), **own}
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

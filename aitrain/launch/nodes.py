@@ -285,21 +285,23 @@ def silence(ddp_timeout: float) -> float:
 # -- the run folder
 
 
-def show_folder(link: NodeLink, folder: Path, config_text: str, checkpoint: Path | None, epoch: int = 0) -> list[Peer]:
-    """On node 0: tell the others the run folder, and return those that do not see it.
+def show_folder(link: NodeLink, folder: Path, checkpoint: Path | None, epoch: int = 0) -> None:
+    """On node 0: tell the others the run folder, which all of them must see.
 
     Raises:
+        ConfigError: one does not see it.
         RunFailed: one is gone.
     """
     proof = folder / f".seen-{secrets.token_hex(8)}"
     proof.touch()
     name = checkpoint.name if checkpoint else None
-    path = str(folder.resolve())
-    link.tell("folder", path=path, proof=proof.name, config=config_text, checkpoint=name, epoch=epoch)
+    link.tell("folder", path=str(folder.resolve()), proof=proof.name, checkpoint=name, epoch=epoch)
     try:
-        return [peer for peer in link.peers if not _answer(peer, "sees").get("sees")]
+        unseen = [peer.name for peer in link.peers if not _answer(peer, "sees").get("sees")]
     finally:
         proof.unlink(missing_ok=True)
+    if unseen:
+        raise not_shared(folder, " and ".join(unseen), "do not see" if len(unseen) > 1 else "does not see")
 
 
 @dataclass(frozen=True)
@@ -307,33 +309,39 @@ class SharedFolder:
     """The run folder on another machine than node 0."""
 
     path: Path
-    is_shared: bool
-    config_text: str
     checkpoint: Path | None
     epoch: int = 0
-    """That of the run folder, if it is node 0's."""
 
 
-def find_folder(link: NodeLink, output_dir: Path) -> SharedFolder | None:
-    """On another machine: the run folder, and whether it is node 0's; tells node 0. None if the run had finished.
+def find_folder(link: NodeLink) -> SharedFolder | None:
+    """On another machine: the run folder of node 0; None if the run had finished.
 
     Raises:
+        ConfigError: this machine does not see it; node 0 is told.
         RunFailed: node 0 is gone.
     """
     said = _answer(link.peers[0], "folder", "done")
     if said["kind"] == "done":
         return None
     path, deadline = Path(said["path"]), time.monotonic() + SEES_WITHIN
-    while not (is_shared := (path / said["proof"]).exists()) and time.monotonic() < deadline:
+    while not (sees := (path / said["proof"]).exists()) and time.monotonic() < deadline:
         for folder in (path.parent, path):
             with suppress(OSError):
                 os.listdir(folder)  # makes NFS look again
         time.sleep(0.2)
-    link.tell("sees", sees=is_shared)
-    if not is_shared and not os.access(path.parent, os.W_OK):
-        path = output_dir.absolute() / path.name
+    link.tell("sees", sees=sees)
+    if not sees:
+        raise not_shared(path, "this machine", "does not see")
     checkpoint = path / "checkpoints" / said["checkpoint"] if said["checkpoint"] else None
-    return SharedFolder(path, is_shared, said["config"], checkpoint, said["epoch"] if is_shared else 0)
+    return SharedFolder(path, checkpoint, said["epoch"])
+
+
+def not_shared(folder: Path, whom: str, verb: str) -> ConfigError:
+    """The error on each machine if the run folder of node 0 is not on a file system that all of them share."""
+    return ConfigError(
+        f"output_dir: {whom} {verb} {folder} of node 0\n"
+        "Let --output-dir be a folder on a file system that all machines share."
+    )
 
 
 def _answer(peer: Peer, *kinds: str) -> Message:

@@ -54,7 +54,7 @@ from aitrain.training.model import (
 )
 from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run, keep_sources
-from aitrain.training.run_context import RunContext, with_checkpoint_here
+from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.server_engine import ServedRun, server_engine_factory
 from aitrain.training.sharding import check_can_shard, load_once_per_machine
@@ -86,7 +86,6 @@ class Prepared:
     """A trainer with its callbacks, and the other parts that a job needs."""
 
     context: RunContext
-    """With the checkpoint on this machine, if it has a folder of its own."""
     inputs: TrainerInputs
     trainer: EpisodeTrainer
     split: DatasetSplit
@@ -127,7 +126,6 @@ def prepare(context: RunContext, check_cases: Callable[[dict[str, Datasets]], ob
     precision = choose_precision(context.config)
     processes = init_processes(context.config, precision)
     prepared = prepare_cases(context, precision, processes, partial(context.note, level="info"))
-    context = with_checkpoint_here(context)
     check_cases(prepared.built)
     context.stop.check()
     context.enter(f"loading {context.config.model}")
@@ -242,7 +240,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     facts = describe_run(context.runner)
     manifest = run_manifest(context, inputs.cases, facts, PartialState().num_processes)
     eval_state = resumed_eval_state(context, manifest)
-    recorder, tracking = RunRecorder(context.folder, context.checkpoint, context.unshared), Tracking(context)
+    recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
 
     def write(records: list[RolloutRecord]) -> None:

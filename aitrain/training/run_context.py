@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,7 +20,6 @@ from aitrain.events import Announce, Note, NoteLevel, Phase
 from aitrain.options.train import TrainConfig
 from aitrain.runs.heartbeat import Progress
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training.unshared_folder import UnsharedFolder
 
 
 @dataclass
@@ -88,8 +87,6 @@ class RunContext:
     """The checkpoint to resume from, None for a new run."""
     progress: Progress = field(default_factory=Progress)
     """Progress for status.json."""
-    unshared: UnsharedFolder = field(default_factory=UnsharedFolder)
-    """The ranks that do not see the folder of rank 0."""
 
     def note(self, text: str, level: NoteLevel = "warning") -> None:
         """Show the user a note, which stays on the screen."""
@@ -99,11 +96,3 @@ class RunContext:
         """Begin a phase of the run, for the screen and for the watchdog on every rank."""
         activity.own.enter(phase, moves_files=moves_files)
         self.announce(Phase(phase))
-
-
-def with_checkpoint_here(context: RunContext) -> RunContext:
-    """The context with a checkpoint that this machine has: rank 0's is sent to machines with a folder of their own.
-    Every rank must call this, when the process group is started."""
-    unshared = UnsharedFolder.find()
-    checkpoint = context.checkpoint and unshared.send_checkpoint(context.checkpoint)
-    return replace(context, checkpoint=checkpoint, unshared=unshared)

@@ -10,16 +10,14 @@ from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, append_lines, append_text, json_lines, read_lines, sync, write_text
-from aitrain.training.unshared_folder import UnsharedFolder
 
 
 class RunRecorder:
     """Appends records to the run folder. In a resumed run, the first new record deletes those after the checkpoint, so
     that a run that is killed earlier keeps them."""
 
-    def __init__(self, folder: RunFolder, checkpoint: Path | None, unshared: UnsharedFolder | None = None) -> None:
+    def __init__(self, folder: RunFolder, checkpoint: Path | None) -> None:
         self.folder = folder
-        self.unshared = unshared or UnsharedFolder()
         self.resumed_from = None if checkpoint is None else read_manifest(checkpoint)
 
     def begin(self) -> None:
@@ -41,8 +39,7 @@ class RunRecorder:
         """Append one line per episode to this process's own file. Every process must call this."""
         self.begin()
         self.folder.rollouts.mkdir(exist_ok=True)
-        for rank, text in self.unshared.collect_text(json_lines(record.to_json() for record in records)).items():
-            append_text(self._rollouts_of(rank), text)
+        append_text(self._own_rollouts, json_lines(record.to_json() for record in records))
 
     def add_metrics(self, line: MetricsLine) -> None:
         """Append one line of metrics; a scoring stands before the line of its step, also if it was made up for later.
@@ -57,11 +54,11 @@ class RunRecorder:
     def sync(self) -> None:
         """Make this process's records survive a power cut: a checkpoint must not be newer than its records."""
         state = PartialState()
-        ranks = {state.process_index, *(self.unshared.ranks if state.is_main_process else ())}
-        files = [*map(self._rollouts_of, ranks), *([self.folder.metrics] if state.is_main_process else [])]
+        files = [self._own_rollouts, *([self.folder.metrics] if state.is_main_process else [])]
         for file in files:
             if file.exists():
                 sync(file)
 
-    def _rollouts_of(self, rank: int) -> Path:
-        return self.folder.rollouts / f"rank{rank}.jsonl"
+    @property
+    def _own_rollouts(self) -> Path:
+        return self.folder.rollouts / f"rank{PartialState().process_index}.jsonl"

@@ -87,14 +87,12 @@ class CheckpointWriter:
         size = save_size(trainer)
         with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder, size):
             self.folder.check_owner()
-            self.recorder.unshared.clean(staging)
             if accelerator.is_main_process:
                 shutil.rmtree(staging, ignore_errors=True)
                 staging.mkdir(parents=True)
             accelerator.wait_for_everyone()
             self._fill(trainer, staging, write)
             accelerator.wait_for_everyone()
-            self.recorder.unshared.collect_files(staging)
             if accelerator.is_main_process:
                 self._finish(trainer, staging)
         accelerator.wait_for_everyone()

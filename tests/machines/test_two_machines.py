@@ -163,24 +163,17 @@ def test_a_machine_that_is_asked_to_stop_ends_the_run_on_all_of_them(
     assert pair.left() == []
 
 
-def test_a_run_without_a_shared_folder_is_stopped_and_resumed_and_nothing_of_it_is_missing(
-    start: Start, options: list[str], local: Path, tmp_path: Path
+def test_a_machine_that_does_not_see_the_run_folder_is_named_on_both(
+    start: Start, options: list[str], tmp_path: Path
 ) -> None:
     runs, apart = tmp_path / "runs", tmp_path / "apart"
     runs.mkdir()
     apart.mkdir()
-    pair, token = start(second=NamespaceMachine("nodeB", mounts={runs: apart})), {"AITRAIN_TOKEN": "both know it"}
-    commands = train(pair, *options, **token)
-    wait_for_checkpoint(pair, commands, runs / "run")
-    commands[1].send(signal.SIGTERM)
-    (first, error), (second, other) = (command.end() for command in commands)
-
-    assert (first, second) == (130, 130), (error, other)
-    assert f"{LOST} does not see" in error
-    assert pair.left() == []
-    assert_resumes(pair, local, runs / "run", **token)
-    assert not [*apart.glob("run/rollouts/*"), *apart.glob("run/checkpoints/*")]
-    assert not any("both know it" in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    pair = start(second=NamespaceMachine("nodeB", mounts={runs: apart}))
+    ends = [command.end() for command in train(pair, *options, AITRAIN_TOKEN="both know it")]
+    assert [code for code, _ in ends] == [2, 2], ends
+    assert all("does not see" in error and "--output-dir" in error for _, error in ends), ends
+    assert not [*runs.iterdir(), *apart.iterdir()]
 
 
 def test_machines_that_differ_are_refused_before_anything_starts(
