@@ -127,7 +127,7 @@ def test_with_trimmed_padding_a_process_sorts_its_completions_into_passes_of_up_
         ({"rl_trim_padding": True, "rl_entropy_coef": 0.1}, "rl_trim_padding: --rl-entropy-coef would train diff"),
         ({"rl_trim_padding": True, "trl": {"top_entropy_quantile": 0.5}}, "--trl top_entropy_quantile would train"),
         ({"rl_trim_padding": True, "trl": {"steps_per_generation": 2}}, "steps_per_generation counts forward passes"),
-        ({"rl_trim_padding": True, "distributed_backend": "deepspeed"}, "rl_trim_padding: DeepSpeed needs the same"),
+        ({"rl_trim_padding": True, "trl": {"deepspeed": "ds.json"}}, "rl_trim_padding: DeepSpeed needs the same"),
     ],
 )  # fmt: skip
 def test_trimmed_padding_is_refused_where_it_would_train_something_else(options: dict[str, Any], message: str) -> None:

@@ -37,7 +37,7 @@ COMMANDS = {
     # the command line
     "unknown flag": Refused("--rl-num-generatons 4", 2, ["--rl-num-generatons", "Did you mean --rl-num-generations?"]),
     "flag of aitraining": Refused("--token x", 2, ["--token", "HF_TOKEN"]),
-    "backend of aitraining": Refused("--distributed-backend horovod", 2, ["ddp", "fsdp2", "deepspeed"]),
+    "backend of aitraining": Refused("--distributed-backend horovod", 2, ["ddp", "fsdp2"]),
     "word too many": Refused("--use-vllm true", 2, ["true", "aitrain grpo --help"]),
     "value missing": Refused("--lr", 2, ["--lr"]),
     "value out of bounds": Refused("--lr -1", 2, ["lr: must be above 0, not -1"]),

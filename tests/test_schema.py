@@ -62,9 +62,6 @@ WITH: dict[str, dict[str, Any]] = {
     "vllm_data_parallel_size": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_args": {"use_vllm": True, "vllm_mode": "server"},
     "tokens_per_pass": {"rl_prompts_per_step": 2},
-    "zero_stage": {"distributed_backend": "deepspeed"},
-    "deepspeed_config": {"distributed_backend": "deepspeed"},
-    "allow_pickle": {"distributed_backend": "deepspeed"},
     "max_failures": {"launcher": "ray"},
     "rl_refill_limit": {"rl_sampling": "refill"},
 }

@@ -106,7 +106,7 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         """All weights; with LoRA, the sum of base and adapter. TRL would merge and unmerge the adapter in the base,
         which changes a bfloat16 base by 2 percent in a hundred syncs."""
         model = self.accelerator.unwrap_model(self.model)
-        if self._dist.is_fsdp or (isinstance(model, PeftModel) and not _is_sharded(self)):
+        if self._dist.is_fsdp or isinstance(model, PeftModel):
             yield from ((name, whole(weight)) for name, weight in merged_weights(model))
         else:
             yield from super()._iter_named_params()
@@ -126,10 +126,6 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         self.llm.reset_prefix_cache()
 
 
-def _is_sharded(generation: VLLMGeneration) -> bool:
-    return bool(generation._dist.is_fsdp) or generation.accelerator.state.deepspeed_plugin is not None
-
-
 class ColocatedEngine(BatchingEngine):
     """Generates with TRL's vLLM, which gets the policy's weights when their version has changed.
 
@@ -147,7 +143,7 @@ class ColocatedEngine(BatchingEngine):
         """Ranks generate together if they share vLLM, as TRL hands completions out by position, or the weights."""
         accelerator = generation.accelerator
         has_one_engine = generation.mode == "server" or generation.tensor_parallel_size > 1
-        is_shared = accelerator.num_processes > 1 and (has_one_engine or _is_sharded(generation))
+        is_shared = accelerator.num_processes > 1 and (has_one_engine or generation._dist.is_fsdp)
         super().__init__(end, context, clock, partial(largest_over_ranks, accelerator) if is_shared else None)
         self.sampling, self._generation = sampling, generation
 

@@ -38,7 +38,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
 from aitrain.redaction import without_secrets
 
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed")
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft")
 """Packages whose versions must be equal."""
 PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
 """Options that may differ between machines; the others' values of the last three are not used."""

@@ -38,7 +38,6 @@ from aitrain.runs.checkpoint import (
     read_manifest,
     refuse_changes,
     refuse_other_backend,
-    refuse_other_parts,
 )
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
@@ -270,10 +269,8 @@ def check_packages(config: TrainConfig) -> None:
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
         option = "launcher" if config.launcher == "ray" else "rl_env_workers"
         raise ConfigError(f'{option}: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
-    if config.zero is not None and installed("deepspeed") is None:
-        raise ConfigError(
-            'distributed_backend: DeepSpeed is not installed\nInstall it with: pip install "aitrain[deepspeed]"'
-        )
+    if "deepspeed" in config.trl and installed("deepspeed") is None:
+        raise ConfigError("--trl deepspeed: DeepSpeed is not installed\nInstall it with: pip install deepspeed")
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f'log: {tracker} is not installed\nInstall it with: pip install "aitrain[{tracker}]"')
@@ -390,7 +387,10 @@ def _find_checkpoint(config: TrainConfig, notify: Callable[[str], None]) -> Path
 def _check_resumable(config: TrainConfig, checkpoint: Path, processes: int) -> None:
     """Check that the options are those of the checkpoint."""
     refuse_other_backend(checkpoint, config.distributed_backend)
-    if config.zero is not None:
-        refuse_other_parts(checkpoint, config.zero, processes)
+    if "deepspeed" in config.trl:
+        raise ConfigError(
+            "--trl deepspeed: DeepSpeed's checkpoints are pickles, which are not loaded\n"
+            "Use --distributed-backend fsdp2 for runs that resume, or start a new run from a saved model."
+        )
     if not config.resume_anyway:
         refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, processes))

@@ -70,7 +70,7 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         "optimizer": sizes.optimizer // sizes.state_parts,
     }
     phases = {
-        "generation": sizes.generation + (0 if config.use_vllm else sizes.gathered_to_generate),
+        "generation": sizes.generation + (0 if config.use_vllm else sizes.gathered),
         "training pass": sizes.gradients + sizes.training_pass + sizes.gathered,
     }
     if sizes.on_gpu:
@@ -97,8 +97,6 @@ class _Sizes:
     def width(self) -> int:
         """Bytes of a weight, as training/model.py chooses them."""
         config = self.config
-        if self.is_mixed and config.zero is not None:
-            return 2  # DeepSpeed converts the model; its optimizer has float32 copies
         if config.dtype == "auto":
             return 2 if self.on_gpu and config.may_halve_base else 4
         if self.is_mixed and config.distributed_backend == "fsdp2" and not config.peft:
@@ -126,9 +124,7 @@ class _Sizes:
     @property
     def weight_parts(self) -> int:
         """Processes that the weights are sharded over."""
-        config = self.config
-        is_sharded = {"ddp": False, "fsdp2": True, "deepspeed": config.zero == 3}[config.distributed_backend]
-        return self.batch.processes if is_sharded else 1
+        return self.batch.processes if self.config.distributed_backend == "fsdp2" else 1
 
     @property
     def state_parts(self) -> int:
@@ -145,12 +141,6 @@ class _Sizes:
         layers = inside if keeps_all else min(inside, 2 * inside // self.shape.layers)
         trained = 0 if self.config.peft else 4 * 2 * inside // self.shape.layers  # gradients, before they are sharded
         return (self.shape.weights - inside + layers) * self.computed + trained
-
-    @property
-    def gathered_to_generate(self) -> int:
-        """Likewise while transformers generates: with ZeRO-3, TRL gathers the whole model unless its setting is off."""
-        whole = self.config.zero == 3 and self.config.trl.get("ds3_gather_for_generation", True)
-        return self.weights if whole and self.weight_parts > 1 else self.gathered
 
     @cached_property
     def adapter(self) -> int:
@@ -171,10 +161,8 @@ class _Sizes:
 
     @property
     def optimizer(self) -> int:
-        """State of the optimizer; Adam keeps two numbers for each trained weight, DeepSpeed the weight in float32."""
+        """State of the optimizer; Adam keeps two numbers for each trained weight."""
         name, trained = self.config.optimizer, self.adapter or self.shape.weights
-        if self.config.zero is not None:
-            return (4 if name == "sgd" else 12) * trained
         width = 4 if self.config.peft else self.width
         if "8bit" in name or "4bit" in name:
             return 2 * trained
@@ -309,8 +297,6 @@ def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> D
     trained = sizes.adapter * 4 if config.peft else sizes.weights
     merged = shape.weights * sizes.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else trained + sizes.optimizer
-    if one and config.zero == 2:  # DeepSpeed saves the weights as well
-        one += trained
     reference = sizes.weights if one and config.trl.get("sync_ref_model") else 0
     if config.save_total_limit is not None:
         kept = config.save_total_limit + 1

@@ -119,10 +119,6 @@ class TrainConfig(
                 f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
             ),
             (
-                self.quantization is not None and self.zero == 3,
-                "quantization: quantized weights cannot be sharded with ZeRO-3\nUse --zero-stage 2, or leave it out.",
-            ),
-            (
                 self.quantization is not None
                 and self.use_vllm
                 and not (self.vllm_mode == "server" and self.vllm_sync in ("auto", "adapter")),
@@ -172,7 +168,7 @@ class TrainConfig(
                 "Use --rl-updates-per-rollout.",
             ),
             (
-                self.trims_padding and self.zero is not None,
+                self.trims_padding and "deepspeed" in self.trl,
                 f"{name}: DeepSpeed needs the same number of forward passes in every step\n"
                 "Use --distributed-backend fsdp2, or leave it out.",
             ),

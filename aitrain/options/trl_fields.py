@@ -22,7 +22,6 @@ OPTION_OF_FIELD = {
     **OPTION_OF,
     "beta": "rl_kl_coef",
     "bf16": "mixed_precision",
-    "deepspeed": "distributed_backend",
     "epsilon": "rl_clip_range",
     "fp16": "mixed_precision",
     "fsdp": "distributed_backend",

@@ -23,7 +23,6 @@ PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 """The range that vLLM accepts."""
-ZeROStage = Annotated[int, Field(ge=2, le=3)]
 ZeroOrOne = Annotated[int, Field(ge=0, le=1)]
 TwoOrMore = Annotated[int, Field(ge=2)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -60,13 +59,6 @@ def read_json_object(value: object) -> object:
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"must be a JSON object like {_EXAMPLE}, not {_json_kind(value)}{where}")
     return _writable(value)
-
-
-def _read_json_file(value: object) -> object:
-    """The JSON object of a named file; one that is given itself is returned unchanged."""
-    if isinstance(value, str) and not value.endswith(".json"):
-        raise ValueError(f"must be the name of a .json file, not {shown(value)}")
-    return read_json_object(f"@{value}" if isinstance(value, str) else value)
 
 
 def _parsed(text: str, where: str) -> object:
@@ -224,11 +216,6 @@ JsonObjectOption = Annotated[
     dict[str, object],
     BeforeValidator(read_json_object),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"^(@.|\s*\{)"}]}),
-]
-JsonFile = Annotated[
-    dict[str, object],
-    BeforeValidator(_read_json_file),
-    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"\.json$"}]}),
 ]
 Table = Annotated[dict[str, object], BeforeValidator(_read_table), WithJsonSchema({"type": ["object", "null"]})]
 Names = Annotated[

@@ -330,37 +330,15 @@ def _shown(name: str, value: object) -> str:
 
 
 def refuse_other_backend(checkpoint: Path, backend: str) -> None:
-    """Refuse a checkpoint that this backend cannot read: DeepSpeed reads its own only, fsdp2 alone reads sharded ones.
+    """Refuse a sharded checkpoint, which fsdp2 alone reads.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the backend is another one.
     """
-    needed = str(read_manifest(checkpoint).config.get("distributed_backend", "ddp"))
-    if (checkpoint / SHARDS).is_dir():
-        needed = "fsdp2"
-    elif "deepspeed" not in (needed, backend):
-        return
-    if needed != backend:
+    if (checkpoint / SHARDS).is_dir() and backend != "fsdp2":
         raise ConfigError(
-            f"resume_from_checkpoint: {checkpoint} was written with --distributed-backend {needed}, and {backend}"
-            f" cannot read it\nContinue with --distributed-backend {needed}."
-        )
-
-
-def refuse_other_parts(checkpoint: Path, stage: int, processes: int) -> None:
-    """Refuse a checkpoint of DeepSpeed that another ZeRO stage or another number of processes wrote.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    names = [path.name for path in checkpoint.glob("global_step*/*.pt")]
-    parts = sum(name.endswith("_optim_states.pt") for name in names)
-    written = 3 if any(name.startswith("zero_") and name.endswith("_model_states.pt") for name in names) else 2
-    if (written, parts) != (stage, processes):
-        raise ConfigError(
-            f"resume_from_checkpoint: {checkpoint} was written by {parts} processes with ZeRO-{written}, and DeepSpeed"
-            f" cannot read it with {processes} and ZeRO-{stage}\n"
-            f"Continue with --num-processes {parts} --zero-stage {written}."
+            f"resume_from_checkpoint: {checkpoint} was written with --distributed-backend fsdp2, and {backend}"
+            " cannot read it\nContinue with --distributed-backend fsdp2."
         )
 
 

@@ -26,7 +26,7 @@ from aitrain.training.provenance import describe_run
 from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import TrainerInputs
 from aitrain.training.trainer_checkpoint import resumed_eval_state
-from aitrain.training.trl_arguments import check_optimizer, explain_refusals, sharding
+from aitrain.training.trl_arguments import check_optimizer, explain_refusals
 
 
 def check_run(context: RunContext, processes: int, check_cases: Callable[[dict[str, Datasets]], None]) -> None:
@@ -61,8 +61,8 @@ def _check_run(context: RunContext, processes: int, check_cases: Callable[[dict[
     check_cases(prepared.built)
     context.enter("preparing the trainer")
     inputs, parts = fit_to_model(context, prepared, model_without_weights(config, precision.dtype))
-    if way := sharding(inputs.arguments):
-        context.announce(NotChecked(f"TRL's trainer with {way}, which needs all processes"))
+    if inputs.arguments.fsdp:
+        context.announce(NotChecked("TRL's trainer with FSDP2, which needs all processes"))
     else:
         _check_trainer(inputs)
     facts = describe_run(context.runner)

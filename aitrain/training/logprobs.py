@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import torch
 from accelerate.utils import gather_object
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from trl.trainer import utils as trl_utils
 
@@ -114,7 +113,7 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     @property
     def is_sharded(self) -> bool:
         """Whether the weights are sharded, so that no process can run the model before training starts."""
-        return bool(self.is_fsdp_enabled or is_deepspeed_zero3_enabled())
+        return bool(self.is_fsdp_enabled)
 
     # -- an engine's log-probabilities compared with the trainer's
 

@@ -321,7 +321,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel)
         ConfigError: the tokenizer has more tokens than the model has embeddings.
     """
     weight = model.get_input_embeddings().weight
-    known = getattr(weight, "ds_shape", weight.shape)[0]  # ZeRO-3: the whole weight's, of which a process has a part
+    known = weight.shape[0]
     if len(tokenizer) > known:
         raise ConfigError(
             f"model: the tokenizer has {len(tokenizer)} tokens, the model only {known}.\n"

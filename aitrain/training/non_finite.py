@@ -10,7 +10,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain.engines.sharded_tensors import own_part
 from aitrain.errors import ConfigError, DivergedError
-from aitrain.training import zero
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Consecutive skipped steps after which the run ends."""
@@ -78,7 +77,7 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
         Raises:
             DivergedError: a weight is not finite.
         """
-        trained = (zero.own_part(parameter) for parameter in model.parameters() if parameter.requires_grad)
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
         if not self._everywhere(all_finite(trained, self.accelerator.device)):
             raise DivergedError(
                 f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"
@@ -109,5 +108,5 @@ def check_weights_finite(model: torch.nn.Module, name: str) -> None:
     """
     for title, parameter in model.named_parameters():
         is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
-        if is_plain and not all_finite([zero.own_part(parameter)], parameter.device):
+        if is_plain and not all_finite([parameter], parameter.device):
             raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nDownload the model again.")

@@ -75,9 +75,8 @@ from aitrain.training.trl_arguments import (
     fit_warmup,
     grpo_arguments,
     grpo_config,
-    refuse_sharded,
+    refuse_zero_3,
 )
-from aitrain.training.zero import start_deepspeed
 from aitrain.training.zero_variance import StopOnZeroVariance
 
 
@@ -176,9 +175,7 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     batch = plan_batch(config, processes)
     check_can_shard(config, "cpu" if precision.use_cpu else "cuda")
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
-    refuse_sharded(arguments, config)
-    if config.zero is not None:
-        start_deepspeed(config, precision.use_cpu)
+    refuse_zero_3(arguments)
     check_hub_token(config)
     return arguments, batch
 

@@ -27,7 +27,6 @@ from transformers.trainer_callback import TrainerState
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import gathered
 from aitrain.runs.checkpoint import SHARDS
-from aitrain.training import zero
 from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.sharded_state import (
@@ -47,30 +46,22 @@ class ResumableTrainer(OptimizingTrainer):
     def _prepare_for_training(self, *arguments: Any, **keywords: Any) -> Any:
         """Does not shard the model a second time."""
         if not self.is_fsdp_enabled:
-            prepared = super()._prepare_for_training(*arguments, **keywords)
-            if self.is_deepspeed_enabled:
-                zero.skip_non_finite(self.model_wrapped)
-            return prepared
+            return super()._prepare_for_training(*arguments, **keywords)
         with replaced(self.accelerator, {"prepare": lambda model, optimizer: (model, optimizer)}):
             return super()._prepare_for_training(*arguments, **keywords)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
         this."""
-        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        if not self.is_fsdp_enabled:
             super().save_model(output_dir, _internal_call)
             return
         folder = str(output_dir or self.args.output_dir)
-        if self.is_deepspeed_enabled:
-            self._save_gathered(folder, zero.gathered(self.model, self.args.should_save))
-            return
         weights = own_weights(self.model)
         if _internal_call and self.writes_shards:
             write_shards(weights, Path(folder) / SHARDS)
             return
-        self._save_gathered(folder, gathered(weights.items(), self.args.should_save))
-
-    def _save_gathered(self, folder: str, tensors: dict[str, torch.Tensor]) -> None:
+        tensors = gathered(weights.items(), self.args.should_save)
         if self.args.should_save:
             self._save(folder, state_dict=tensors)
 
@@ -90,9 +81,7 @@ class ResumableTrainer(OptimizingTrainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.is_deepspeed_enabled:
-            zero.load_weights(self.model, Path(resume_from_checkpoint))
-        elif self.is_fsdp_enabled or not isinstance(self.model, PeftModel):
+        if self.is_fsdp_enabled or not isinstance(self.model, PeftModel):
             load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)

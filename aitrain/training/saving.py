@@ -12,7 +12,6 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.training.merging import merged
 from aitrain.training.model import load_model
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.zero import loaded_whole
 
 
 def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
@@ -33,9 +32,8 @@ def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfi
     Loads the base a second time, on the CPU: the weights in use stay unchanged, and a quantized base is merged in full
     precision. Only one process may call this.
     """
-    with loaded_whole():
-        base = load_model(config.model_copy(update={"quantization": None}), dtype)
-        whole = merged(PeftModel.from_pretrained(base, str(folder.model), use_safetensors=True))
+    base = load_model(config.model_copy(update={"quantization": None}), dtype)
+    whole = merged(PeftModel.from_pretrained(base, str(folder.model), use_safetensors=True))
     partial = folder.path / f"{STAGING}merged"
     with savable_generation_config(whole):
         whole.save_pretrained(partial)

@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
-from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
@@ -66,7 +65,6 @@ from aitrain.training.resumable_trainer import ResumableTrainer
 from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.sharding import check_sharded, prepare_reference, shard_now
 from aitrain.training.stopwatch import Stopwatch
-from aitrain.training.zero import check_active
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
 UNKNOWN = [{"role": "user", "content": ""}]
@@ -131,13 +129,12 @@ class EpisodeTrainer(ResumableTrainer):
                 callbacks=[*hooks.callbacks, *inputs.callbacks],
                 rollout_func=self.roll_out,
             )
-        if inputs.peft_config is not None and not is_deepspeed_zero3_enabled():
-            keep_adapter_float32(self.model)  # DeepSpeed has sharded weights, which must all have one type
+        if inputs.peft_config is not None:
+            keep_adapter_float32(self.model)
         if self.is_fsdp_enabled:
             shard_now(self)
         check_sharded(inputs.runner.config, self.model)
-        check_active(inputs.runner.config, self.accelerator)
-        if self.is_deepspeed_enabled and not self.is_sharded:
+        if self.is_deepspeed_enabled:
             self.model.to(self.accelerator.device)  # DeepSpeed does so in `train`, after held-out cases were scored
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
@@ -160,7 +157,7 @@ class EpisodeTrainer(ResumableTrainer):
             self.add_callback(callback)
         self.algorithm = inputs.algorithm
         self.context = inputs.limits.context
-        self.aligns_rows = self.is_deepspeed_enabled or self.depends_on_left_padding()
+        self.aligns_rows = self.depends_on_left_padding()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: as many rows of `case_numbers` as this process has completions; they are only counted."""

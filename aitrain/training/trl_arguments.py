@@ -17,7 +17,6 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision, model_without_weights
 from aitrain.training.sharding import fsdp_arguments
-from aitrain.training.zero import zero_arguments
 
 
 def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
@@ -74,8 +73,6 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         }
     if config.distributed_backend == "fsdp2":
         arguments |= fsdp_arguments(config, model_without_weights(config, precision.dtype).num_parameters())
-    if config.zero is not None:
-        arguments |= zero_arguments(config)
     return arguments
 
 
@@ -91,29 +88,18 @@ def _own_settings(config: TrainConfig, batch: BatchPlan) -> dict[str, object]:
     return {name: value for name, value in settings.items() if name not in config.trl}
 
 
-def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
-    """Refuse weights that are sharded by DeepSpeed where one process must write all of them for a vLLM server.
+def refuse_zero_3(arguments: GRPOConfig) -> None:
+    """Refuse weights that are sharded by DeepSpeed.
 
     Raises:
-        ConfigError: the weights are sharded.
+        ConfigError: they are.
     """
-    way, sync = sharding(arguments), config.weight_sync
-    if way and way != FSDP and sync in ("adapter", "disk"):
-        raise ConfigError(
-            f"vllm_sync: with {way} the weights are sharded, so that no process can write all of them for the server"
-            f" ({sync})\nUse --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
-        )
-
-
-def sharding(arguments: GRPOConfig) -> str:
-    """What shards the weights; empty if nothing does."""
     plugin = arguments.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3:
-        return "DeepSpeed ZeRO-3"
-    return FSDP if arguments.fsdp else ""
-
-
-FSDP = "FSDP2"
+        raise ConfigError(
+            "--trl deepspeed: ZeRO stage 3 shards the weights, which aitrain does with FSDP2 only\n"
+            "Use stage 1 or 2, or --distributed-backend fsdp2 in place of DeepSpeed."
+        )
 
 
 LONG_COMPLETION = 1024
@@ -162,10 +148,10 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
             "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
             "Omit it, or add --mixed-precision no; --use-vllm generates faster."
         )
-    if made.sync_ref_model and (way := sharding(made)):
+    if made.sync_ref_model and made.fsdp:
         raise ConfigError(
-            f"--trl sync_ref_model: with {way} checkpoints lack the reference model, so no run could resume exactly\n"
-            f"Omit it, or train without {way}."
+            "--trl sync_ref_model: with FSDP2 checkpoints lack the reference model, so no run could resume exactly\n"
+            "Omit it, or train without FSDP2."
         )
     return made
 

@@ -38,7 +38,6 @@ from aitrain.runs.run_folder import RunFolder  # noqa: E402
 from aitrain.training.distributed import shutdown_group  # noqa: E402
 from aitrain.training.run_context import RunContext  # noqa: E402
 from aitrain.training.trainer import EpisodeTrainer  # noqa: E402
-from aitrain.training.zero import own_part as own_part_of_zero  # noqa: E402
 from aitrain.ui import card, report_writer  # noqa: E402
 from tests.training.scripted_run import Scripted, ScriptedTalk, scripted_sample  # noqa: E402
 
@@ -70,11 +69,6 @@ class Caller(ScriptedTalk):
 class NotANumber(ScriptedTalk):
     """In the second step the loss of the second process is NaN."""
 
-
-BACKENDS: dict[str, dict[str, Any]] = {
-    f"zero{stage}": {"distributed_backend": "deepspeed", "zero_stage": stage} for stage in (2, 3)
-}
-"""Options of names that are not a value of --distributed-backend."""
 
 JOBS: dict[str, dict[str, Any]] = {
     "talk": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2},
@@ -146,7 +140,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             output_dir=str(out),
             project_name=name,
             resume_anyway=True,
-            **BACKENDS.get(backend, {"distributed_backend": backend}),
+            distributed_backend=backend,
             **options,
         )
         folder = RunFolder(out / name)
@@ -188,7 +182,7 @@ def note(notes: list[str], event: Event) -> None:
 def held(trainer: EpisodeTrainer) -> dict[str, int]:
     """Weights of the model, and how many of them this process holds."""
     parameters = list(trainer.model.parameters())
-    own = (own_part(own_part_of_zero(parameter)) for parameter in parameters)
+    own = (own_part(parameter) for parameter in parameters)
     return {"all": sum(getattr(p, "ds_numel", p.numel()) for p in parameters), "own": sum(p.numel() for p in own)}
 
 

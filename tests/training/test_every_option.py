@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -41,7 +40,7 @@ from aitrain.options.option import options_of
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training import hub, model, preparation, rollout_setup, zero
+from aitrain.training import hub, model, preparation, rollout_setup
 from aitrain.training.algorithm import Algorithm
 from aitrain.training.batch_source import BatchSource, batch_source
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
@@ -410,18 +409,6 @@ def source(config: TrainConfig) -> object:
     return type(made), getattr(made, "loads_between_turns", None)
 
 
-def loads_anything(config: TrainConfig) -> object:
-    """Whether DeepSpeed's own function reads its checkpoints."""
-    engine = type("TorchCheckpointEngine", (), {"load": None})
-    joined = SimpleNamespace(ops=SimpleNamespace(__compatible_ops__={}), init_distributed=lambda *_, **__: None)
-    modules = {"deepspeed": joined, zero.CHECKPOINT_ENGINE: SimpleNamespace(TorchCheckpointEngine=engine)}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in modules.items():
-            patch.setitem(sys.modules, name, module)
-        zero.start_deepspeed(config, use_cpu=True)
-    return vars(engine)["load"] is None
-
-
 EFFECTS = {
     "model": seen(weights, "tiny"),
     "dtype": seen(weights, "bfloat16", peft=True),
@@ -546,9 +533,6 @@ EFFECTS = {
     "mixed_precision": seen(precision, "bf16"),
     "disable_gradient_checkpointing": seen(arguments, True),
     "distributed_backend": seen(arguments, "fsdp2", model="tiny"),
-    "zero_stage": seen(arguments, 3, distributed_backend="deepspeed"),
-    "deepspeed_config": seen(arguments, {"steps_per_print": 3}, distributed_backend="deepspeed"),
-    "allow_pickle": seen(loads_anything, True, distributed_backend="deepspeed"),
     "warm_up": seen(warmed_up, False),
     "ddp_timeout": seen(arguments, 60),
     "launcher": seen(on_ray, "ray", **ENV, num_processes=2),

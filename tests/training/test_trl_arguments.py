@@ -13,7 +13,7 @@ import torch
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.training.model import Precision, choose_precision, load_model
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
+from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_zero_3
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 
@@ -52,17 +52,11 @@ def test_vllm_is_passed_on_only_when_it_is_used() -> None:
     assert server["vllm_server_base_url"] == "http://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize(("fsdp", "stage", "way"), [(True, 0, None), (False, 3, "DeepSpeed ZeRO-3"), (False, 2, None)])
-def test_weights_that_deepspeed_shards_are_not_handed_to_a_server_as_files(
-    fsdp: bool, stage: int, way: str | None
-) -> None:
-    made: Any = SimpleNamespace(fsdp=fsdp, deepspeed_plugin=SimpleNamespace(zero_stage=stage) if stage else None)
-    server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
-    for options in (server, server | {"peft": True}):
-        with pytest.raises(ConfigError, match=f"vllm_sync: with {way} ") if way else nullcontext():
-            refuse_sharded(made, TrainConfig(**options))
-    for options in ({}, server | {"vllm_sync": "nccl"}, {"use_vllm": True}):
-        refuse_sharded(made, TrainConfig(**options))
+@pytest.mark.parametrize("stage", [None, 1, 2, 3])
+def test_weights_that_deepspeed_shards_are_refused(stage: int | None) -> None:
+    made: Any = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage) if stage else None)
+    with pytest.raises(ConfigError, match="--distributed-backend fsdp2") if stage == 3 else nullcontext():
+        refuse_zero_3(made)
 
 
 def test_what_trl_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
 from transformers.generation.streamers import BaseStreamer
-from transformers.integrations import deepspeed as deepspeed_integration
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
@@ -186,7 +185,6 @@ SOURCES: list[tuple[Any, list[str]]] = [
     (Trainer._run_epoch, ['"sync_each_batch"']),
     (AcceleratorState.__init__, ["self.distributed_type = DistributedType.FSDP"]),
     (transformers_fsdp.is_fsdp_enabled, ["ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"]),
-    (deepspeed_integration.is_deepspeed_zero3_enabled, ["_hf_deepspeed_config_weak_ref is not None"]),
     (trl_utils.add_fused_lm_head, ["log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token"]),
 ]  # fmt: skip
 
