@@ -2,10 +2,11 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all lint bench bench-gpu bench-vllm gpu docs tiny-model vllm adapters machines ray deepspeed release install
 
-demo: install
+demo: $(VENV)/.installed
 	$(BIN)/aitrain demo
 
 # One worker more than there are cores, at most four: many tests wait for the processes that they started. A file is
@@ -101,13 +102,18 @@ deepspeed: install
 release: install
 	.ci/release "$(VERSION)" $(if $(TAG),--tag)
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed-tests
 
 # torch alone and first: what comes after finds it there, and pip fetches no second build of several gigabytes. A checkout is
 # compiled here, because containers often keep Python from doing so, and each process would compile it again.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(PIP_INSTALL) torch
+	$(PIP_INSTALL) -e .
 	$(BIN)/python -m compileall -q aitrain benchmarks
+	touch $@
+
+# What the demo does not need: the tools of tests and linters.
+$(VENV)/.installed-tests: $(VENV)/.installed
+	$(PIP_INSTALL) -e ".[test]"
 	touch $@
