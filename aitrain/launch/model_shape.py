@@ -57,7 +57,7 @@ def read_model_shape(model: str) -> ModelShape | None:
         return None
     config = read_object(folder / "config.json")
     sizes = _sizes(config.get("text_config") or config)
-    tensors = dict(_tensors(folder))
+    tensors = _tensors(folder)
     if sizes is None or not tensors:
         return None
     return ModelShape(sum(map(math.prod, tensors.values())), **sizes, linears=tuple(_linears(tensors)))
@@ -115,22 +115,24 @@ def _sizes(config: Mapping[str, object]) -> dict[str, int] | None:
     return {size: value or usual[size] for size, value in found.items()}
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor; stops at a file that is missing or damaged."""
+def _tensors(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor by its name; empty if a file is missing or damaged."""
     index = read_object(folder / "model.safetensors.index.json").get("weight_map")
     files = sorted(set(index.values())) if isinstance(index, dict) else ["model.safetensors"]
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:  # a file begins with eight bytes, the length of the JSON that follows
             with (folder / str(file)).open("rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
                 header = json.loads(opened.read(length)) if length <= HEADER else None
         except (OSError, ValueError):
-            return
+            return {}
         if not isinstance(header, dict):
-            return
+            return {}
         for name, tensor in header.items():
             if isinstance(tensor, dict) and isinstance(tensor.get("shape"), list):
-                yield name, tuple(tensor["shape"])
+                shapes[name] = tuple(tensor["shape"])
+    return shapes
 
 
 def _linears(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Linear]:
