@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,10 +20,16 @@ import yaml
 from aitrain.cli.env import ENV_COMMANDS
 from aitrain.cli.lazy_group import load_command
 from aitrain.cli.main import COMMANDS, main
+from aitrain.environment.adapters import ADAPTERS
+from aitrain.environment.judges.rules import RULES
+from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.options import loss_types, presets
 from aitrain.options.documentation import options_page
 from aitrain.options.other_names import SAME_AS
+from aitrain.options.sweep import SweepConfig
 from aitrain.options.train import TrainConfig
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.workbench.check.registry import CHECKS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -132,6 +139,22 @@ def test_files_and_names_of_the_package_that_a_page_names_exist(page: Path) -> N
             assert found, f"there is no {file}"
             wanted = {name.strip() for name in names.split(",")} - {""}
             assert not wanted or wanted <= set(names_in(ast.parse(text_of(found[0])).body)), (file, wanted)
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("run-folder.md", [field.name for field in fields(RolloutRecord)]),
+        ("sweep.md", list(SweepConfig.model_fields)),
+        ("env-workbench.md", [*(check.name for check in CHECKS), *(f"aitrain env {name}" for name in ENV_COMMANDS)]),
+        ("adapters.md", list(ADAPTERS)),
+        ("judges.md", list(RULES)),
+        ("environments.md", [f"failed/{kind}" for kind in FAILURE_KINDS]),
+    ],
+)
+def test_a_page_names_all_that_it_is_the_reference_of(page: str, names: list[str]) -> None:
+    text = text_of(DOCS / page)
+    assert [name for name in names if not re.search(rf"`{name}\b", text)] == []
 
 
 def test_architecture_has_a_row_for_each_room_in_the_order_of_the_layers() -> None:
