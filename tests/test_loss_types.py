@@ -134,7 +134,7 @@ def test_the_plan_shows_the_settings_that_hold() -> None:
 
 
 def test_the_table_of_the_page_is_fresh() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "losses.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text(encoding="utf-8")
     assert as_markdown() in page, "put aitrain.options.loss_types.as_markdown() into the page"
 
 

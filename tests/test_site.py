@@ -1,52 +1,76 @@
-"""The site: made pages are current, every page is in the navigation, and the commands of docs/moving.md are valid."""
+"""The documentation: what it links to and names exists, and made pages are what their generators write."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
-from aitrain.cli.main import main
+from aitrain.cli.env import ENV_COMMANDS
+from aitrain.cli.lazy_group import load_command
+from aitrain.cli.main import COMMANDS, main
+from aitrain.environment.adapters import ADAPTERS
+from aitrain.environment.judges.rules import RULES
+from aitrain.execution.failure import FAILURE_KINDS
+from aitrain.options import loss_types, presets
+from aitrain.options.documentation import options_page
 from aitrain.options.other_names import SAME_AS
+from aitrain.options.sweep import SweepConfig
+from aitrain.options.train import TrainConfig
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.workbench.check.registry import CHECKS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-MOVING = (DOCS / "moving.md").read_text(encoding="utf-8")
-COMMANDS = [text for _, text in re.findall(r"^```(sh)\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL)]
-ENVIRONMENT = "class HotelEnv:\n    def build_dataset(self): ...\n    def score_episode(self): ...\n"
-LONGEST_SENTENCE, MEAN_SENTENCE = 35, 20
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 sys.path.insert(0, str(DOCS))
+import draw_data_flow  # noqa: E402
 import draw_report  # noqa: E402
-import write_first_session  # noqa: E402
 import write_reference  # noqa: E402
+import write_scaling_tables  # noqa: E402
 
 
-def test_the_made_pages_are_those_that_make_docs_writes() -> None:
-    for file, text in write_reference.FILES.items():
-        assert file.read_text(encoding="utf-8") == text(), f"{file.name}: run `make docs`"
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
-def test_every_page_is_in_the_navigation_once_and_says_what_it_is_about() -> None:
-    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+# -- links
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings get on the site."""
+    titles = re.findall(r"^#+ (.+)$", CODE.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_a_page_and_a_heading(page: Path) -> None:
+    for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", CODE.sub("", text_of(page))):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{file}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation_once_and_linked_from_the_home_page() -> None:
+    site = yaml.safe_load(text_of(ROOT / "mkdocs.yml"))
     named = [page for entry in site["nav"] for _, page in write_reference.pages_of(entry)]
     assert sorted(named) == sorted(page.name for page in DOCS.glob("*.md"))
-    for page in named:
-        assert write_reference.description(page) or page == "changelog.md", page
-
-
-def test_the_home_page_leads_to_every_page_but_those_of_single_adapters() -> None:
-    home = (DOCS / "index.md").read_text(encoding="utf-8")
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", home))
-    all_pages = {page.name for page in DOCS.glob("*.md") if page.name != "index.md"}
-    assert {page for page in all_pages - linked if not page.startswith("adapters-")} == set()
+    linked = re.findall(r"\]\(([\w-]+\.md)", text_of(DOCS / "index.md"))
+    assert set(named) - set(linked) == {"index.md"}
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed; .ci/docs builds the site")
@@ -56,57 +80,137 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_claim_has_a_benchmark_and_the_figures_of_its_section() -> None:
-    measured = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    sections = {part.split(":")[0]: part for part in measured.split("\n## ")[1:]}
-    claims = (DOCS / "claims.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| .* \| .* \| (.*) \| `(\w+)` \|$", claims, re.MULTILINE)
-    assert len(rows) >= 20
-    for figure, benchmark in rows:
-        for number in re.findall(r"[\d.,]*\d", figure):
-            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", sections[benchmark]), (benchmark, number)
+# -- names
 
 
-# -- the picture of the report
+@cache
+def flags_of_commands() -> dict[str, set[str]]:
+    """The flags of each command, and those of the commands below a group together."""
+    modules = {name: name for name in COMMANDS} | {f"env {name}": f"env_{name}" for name in ENV_COMMANDS}
+    found = {}
+    for name, module in modules.items():
+        command = load_command(module)
+        every = [command, *getattr(command, "commands", {}).values()]
+        found[name] = {flag for one in every for each in one.params for flag in (*each.opts, *each.secondary_opts)}
+    return found
 
 
-def test_the_pictures_of_the_report_show_its_page_and_run_of_today() -> None:
-    kept = json.loads(draw_report.DATA.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_flags_that_a_page_names_exist(page: Path) -> None:
+    known = flags_of_commands()
+    prose = CODE.sub("", text_of(page))
+    examples = "\n".join(CODE.findall(text_of(page)))
+    named = re.findall(r"`aitrain (env \w+|\w+)", prose) + re.findall(
+        r"^(?:\$ )?aitrain (env \w+|\w+)", examples, re.MULTILINE
+    )
+    assert set(named) <= known.keys()
+    if page.name not in ("benchmarks.md", "changelog.md"):  # they name flags of the benchmarks, and those that are gone
+        flags = set(re.findall(r"`(--[a-z][a-z0-9-]+[a-z0-9])(?=[ `])", prose))
+        assert flags - OTHER_FLAGS <= set().union(*known.values())
+
+
+OTHER_FLAGS = {
+    "--middleware", "--generation-config", "--gpu-memory-utilization", "--no-enable-prefix-caching",
+    "--token", "--wandb-token", "--use-sweep", "--signal",
+}  # fmt: skip
+"""Flags of vLLM, AITraining and SLURM."""
+
+REFERENCE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|js|toml|dot))(?::\s+([\w., ]+))?`")
+"""`room/file.py`, or `room/file.py: name, Class.method`."""
+
+
+def names_in(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+    """What a module defines: `name`, and `Class.member` for each member of a class."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from names_in(node.body, f"{node.name}.")
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_names_of_the_package_that_a_page_names_exist(page: Path) -> None:
+    rooms = {file.parent.name for file in (ROOT / "aitrain").glob("*/__init__.py")} | {"aitrain", "tests", "benchmarks"}
+    for file, names in REFERENCE.findall(text_of(page)):
+        if file.partition("/")[0] in rooms:
+            found = [place / file for place in (ROOT / "aitrain", ROOT) if (place / file).is_file()]
+            assert found, f"there is no {file}"
+            wanted = {name.strip() for name in names.split(",")} - {""}
+            assert not wanted or wanted <= set(names_in(ast.parse(text_of(found[0])).body)), (file, wanted)
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("run-folder.md", [field.name for field in fields(RolloutRecord)]),
+        ("sweep.md", list(SweepConfig.model_fields)),
+        ("env-workbench.md", [*(check.name for check in CHECKS), *(f"aitrain env {name}" for name in ENV_COMMANDS)]),
+        ("adapters.md", list(ADAPTERS)),
+        ("judges.md", list(RULES)),
+        ("environments.md", [f"failed/{kind}" for kind in FAILURE_KINDS]),
+    ],
+)
+def test_a_page_names_all_that_it_is_the_reference_of(page: str, names: list[str]) -> None:
+    text = text_of(DOCS / page)
+    assert [name for name in names if not re.search(rf"`{name}\b", text)] == []
+
+
+def test_architecture_has_a_row_for_each_room_in_the_order_of_the_layers() -> None:
+    settings = text_of(ROOT / "pyproject.toml")
+    layers = re.findall(r'"aitrain\.(\w+)"', settings[settings.index("layers = [") :].partition("]")[0])
+    rooms = [name for name in layers if (ROOT / "aitrain" / name).is_dir()]
+    assert re.findall(r"^\| `(\w+)/` \|", text_of(DOCS / "architecture.md"), re.MULTILINE) == rooms
+    drawn = re.findall(r'\[label="(\w+)/\\n', text_of(draw_data_flow.SOURCES[0]))
+    assert {*drawn, "cli"} == set(rooms)
+
+
+# -- made pages and pictures
+
+
+def test_made_pages_are_those_that_make_docs_writes() -> None:
+    made = {DOCS / "options.md": options_page(TrainConfig)}
+    made |= {file: text() for file, text in write_reference.FILES.items()}
+    stale = [file.name for file, text in made.items() if text_of(file) != text]
+    assert not stale, "run `make docs`"
+    for table in (loss_types.as_markdown(), presets.as_markdown()):
+        assert table in text_of(DOCS / "algorithms.md"), table
+
+
+@pytest.mark.slow
+def test_the_tables_of_models_are_those_that_make_docs_writes() -> None:
+    for page in write_scaling_tables.TABLES:
+        assert write_scaling_tables.with_tables(page) == text_of(page), page.name
+
+
+def test_pictures_are_those_of_their_sources() -> None:
+    for source in draw_data_flow.SOURCES:
+        drawn = text_of(source.with_suffix(".svg"))
+        assert f"{source.name} {draw_data_flow.digest(source)} " in drawn, "run `make docs`"
+    kept = json.loads(text_of(draw_report.DATA))
     redraw = "run `python docs/draw_report.py`, which needs Chromium"
     assert draw_report.digest(draw_report.page_of(kept["data"])) == kept["page"], f"page or run changed: {redraw}"
     for picture in draw_report.PICTURES.values():
         assert draw_report.digest(picture.read_bytes()) == kept["pictures"][picture.name], f"{picture.name}: {redraw}"
 
 
-def test_readme_and_home_page_show_the_report_in_light_and_dark() -> None:
-    for page in ("README.md", "docs/index.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        assert all(picture.name in text for picture in draw_report.PICTURES.values()), page
-
-
-def test_the_page_of_a_first_session_has_the_commands_that_its_script_runs() -> None:
-    page = write_first_session.PAGE.read_text(encoding="utf-8")
-    shown = re.findall(r"^\$ ((?:.*\\\n)*.*)$", page, re.MULTILINE)
-    assert shown == write_first_session.commands(), "run docs/write_first_session.py"
-
-
 # -- moving from other tools
 
+MOVING = text_of(DOCS / "moving.md")
+ENVIRONMENT = "class HotelEnv:\n    def build_dataset(self): ...\n    def score_episode(self): ...\n"
+ROWS = '{"prompt": "a", "answer": "b", "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "1"}}\n'
 
-@pytest.mark.parametrize("text", COMMANDS, ids=range(len(COMMANDS)))
+
+@pytest.mark.parametrize("text", re.findall(r"^```sh\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL), ids=range(4))
 def test_a_command_that_replaces_one_of_another_tool_is_valid(
     text: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file, code in re.findall(r"^```python file=(\S+)\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL):
-        (here / file).write_text(code)
-    for file, lines in re.findall(r"cat > (\S+) <<END\n(.*?)^END", text, re.MULTILINE | re.DOTALL):
-        (here / file).write_text(lines)
+    files = re.findall(r"^```python file=(\S+)\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL)
+    files += re.findall(r"cat > (\S+) <<END\n(.*?)^END", text, re.MULTILINE | re.DOTALL)
     (here / "my_envs").mkdir()
-    (here / "my_envs" / "hotel_env.py").write_text(ENVIRONMENT)
-    (here / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
-    (here / "train.jsonl").write_text(
-        '{"prompt": "a", "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "1"}}\n'
-    )
+    for name, content in [*files, ("my_envs/hotel_env.py", ENVIRONMENT), ("rows.jsonl", ROWS), ("train.jsonl", ROWS)]:
+        (here / name).write_text(content)
     words = shlex.split(text[text.index("aitrain grpo") :].replace("\\\n", " "))
 
     monkeypatch.setattr(sys, "argv", [*words, "--dry-run", "--options-only", "--num-processes", "1"])
@@ -120,27 +224,3 @@ def test_names_of_trl_are_answered_with_the_options_of_the_page() -> None:
     named = re.findall(r"^\| `(\w+)` \| `--([\w-]+)` \|", trl, re.MULTILINE)
     assert len(named) >= 13
     assert {name: SAME_AS.get(name) for name, _ in named} == {name: flag.replace("-", "_") for name, flag in named}
-
-
-# -- sentences
-
-
-def sentences(page: str) -> list[str]:
-    """The sentences of a page's prose: no code, tables, headings, or names of links."""
-    text = re.sub(r"^(```).*?^\1|^\|.*?$|^#.*?$|<[^>]+>", "", page, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
-    blocks = re.split(r"\n\s*\n|^\s*(?:[*-]|\d+\.) ", text, flags=re.MULTILINE)
-    found = [re.split(r"(?<=[.!?:;])\s+", " ".join(block.split())) for block in blocks]
-    return [sentence for block in found for sentence in block if len(sentence.split()) > 2]
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
-def test_sentences_of_the_first_pages_are_short(name: str) -> None:
-    found = sentences((ROOT / name).read_text(encoding="utf-8"))
-    lengths = [len(sentence.split()) for sentence in found]
-    assert max(lengths) <= LONGEST_SENTENCE, max(found, key=lambda sentence: len(sentence.split()))
-    assert sum(lengths) / len(lengths) <= MEAN_SENTENCE
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120

@@ -29,7 +29,7 @@ class GRPOOptions(Options):
     rl_kl_coef: NonNegativeFloat = 0.1
     """Weight of the KL term to the initial model; 0 saves the reference model's memory."""
     rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "grpo"
-    """How token losses are formed and averaged; brings the settings of its paper along (docs/losses.md)."""
+    """How token losses are formed and averaged; brings the settings of its paper along (docs/algorithms.md)."""
     rl_clip_range: PositiveFloat | None = None
     """How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without
     effect where each batch is used for one update: the ratio is then 1."""

@@ -1,6 +1,6 @@
 """Loss types of GRPO, each with the settings of the paper that introduced it, and the settings that a run trains with.
 
-A setting is the option that the user gave, else the field given with `--trl`, else the loss type's own. docs/losses.md
+A setting is the option that the user gave, else the field given with `--trl`, else the loss type's own. docs/algorithms.md
 holds the table below.
 """
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class LossType:
-    """The settings of a loss type, as texts that docs/losses.md shows unchanged."""
+    """The settings of a loss type, as texts that docs/algorithms.md shows unchanged."""
 
     level: str
     """token or sequence: a probability ratio for each token, or one for the completion (its tokens' geometric mean)."""
@@ -288,7 +288,7 @@ def remarks(options: LossOptions) -> Iterator[str]:
 
 
 def as_markdown() -> str:
-    """The table of docs/losses.md."""
+    """The table of docs/algorithms.md."""
     head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
     rows = {**LOSS_TYPES, "grpo with `--rl-importance-level sequence`": GSPO}
     lines = [head, "|---|---|---|---|---|---|"]
