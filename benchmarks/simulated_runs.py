@@ -38,7 +38,6 @@ def steady(value: float) -> Curve:
 
 
 _SKILL, _LENGTH, _DEPENDENCE, _ENTROPY = ramp(-1.5, 1.5), steady(120.0), steady(0.8), steady(1.0)
-_CUT_OFF, _UNSCORED = steady(0.05), steady(0.0)
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ class Kind:
     length: Curve = _LENGTH
     dependence: Curve = _DEPENDENCE
     entropy: Curve = _ENTROPY
-    cut_off: Curve = _CUT_OFF
-    unscored: Curve = _UNSCORED
     parts: dict[str, tuple[float, Curve | None]] = field(default_factory=dict)
     steps: tuple[int, int] = (120, 400)
     prompts: tuple[int, int] = (4, 16)
@@ -114,8 +111,8 @@ class _Simulation:
             "reward_std": fmean(math.sqrt(pvariance([one[0] for one in group])) for group in groups),
             "frac_reward_zero_std": flat,
             "completions/mean_length": kind.length(time) * math.exp(self.draw.gauss(stretch, 0.4 / math.sqrt(count))),
-            "completions/clipped_ratio": self._share(kind.cut_off(time), count),
-            "unscored": self._share(kind.unscored(time), count),
+            "completions/clipped_ratio": fmean(float(self.draw.random() < 0.05) for _ in range(count)),
+            "unscored": 0.0,
             "entropy": kind.entropy(time) * math.exp(self.draw.gauss(0, 0.1)),
             "prompt_dependence": max(-1.0, min(1.0, kind.dependence(time) + self.draw.gauss(0, noise))),
         }
@@ -161,9 +158,6 @@ class _Simulation:
         interval = of_mean(scores)
         assert interval is not None
         return MetricsLine(step=step, eval_score=interval.mean, eval_low=interval.low)
-
-    def _share(self, chance: float, count: int) -> float:
-        return fmean(float(self.draw.random() < chance) for _ in range(count))
 
 
 HEALTHY = (
