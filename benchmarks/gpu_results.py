@@ -193,7 +193,7 @@ def _section(gpu: str, found: Mapping[str, Any]) -> str:
     for part in (part for part in PARTS if part in found):
         lines += ["", f"| {part} | result | seconds | figures |", "|---|---|---|---|"]
         for name, (state, seconds, said) in found[part].items():
-            cells = name, state, f"{seconds:.0f}" if seconds else "", said
+            cells = name, state, f"{seconds:.0f}", said
             lines.append(f"| {' | '.join(cell.replace('|', ' ').replace('<', '&lt;') for cell in cells)} |")
     return "\n".join([*lines, ""])
 

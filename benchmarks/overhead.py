@@ -147,10 +147,11 @@ def plain_command(training: Training, clock: Path) -> list[str]:
 
 
 def trained(command: Callable[[Training, Path], list[str]], training: Training) -> Side:
-    """Train once, and read the stopwatch."""
+    """Train once, and read the stopwatch; what is timed comes last, as aitrain checks the environment at first."""
     clock = Path(tempfile.mkdtemp(dir=training.folder)) / "clock.jsonl"
     used = run(command(training, clock))
     lines = [json.loads(line) for line in clock.read_text(encoding="utf-8").splitlines()]
-    wall, cpu = (fmean(b[time] - a[time] for a, b in pairwise(lines[WARM_UP:])) for time in ("wall", "cpu"))
-    gpu_mib = max(line.get("gpu_mib", 0.0) for line in lines[WARM_UP + 1 :])
+    timed = lines[-1 - training.steps :]
+    wall, cpu = (fmean(b[time] - a[time] for a, b in pairwise(timed)) for time in ("wall", "cpu"))
+    gpu_mib = max(line.get("gpu_mib", 0.0) for line in timed[1:])
     return Side(wall, cpu, gpu_mib or used.peak_mib, lines[-1]["seen"])
