@@ -22,7 +22,7 @@ from aitrain.runs.comparison import compare_all
 from aitrain.runs.intervals import UNIT
 from aitrain.runs.mixture import ScoredEnv, of_changes
 from aitrain.runs.recorded_scoring import read_scorings
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.significance import Power
 from aitrain.runs.verdict import verdict_of
 from benchmarks.measuring import Asked, Figure
@@ -47,17 +47,12 @@ Scores = dict[str, float]
 # -- the tiny model
 
 
-def evaluated(folder: Path, seeds: int) -> list[RolloutRecord]:
-    """The episodes of an eval of the tiny model, with two samples of each case for each seed."""
+def verdicts_of_one_model(folder: Path, seeds: int) -> Iterator[str]:
+    """The verdict of each seed's comparison, from one eval with two samples of each case for each seed."""
     flags = ["--rl-env=envs.arithmetic", "--rl-max-new-tokens=8", "--cases=64", f"--samples={2 * seeds}"]
     command = [sys.executable, "-m", "aitrain", "eval", "tiny", *flags, "--decoding=sampled", "--quiet"]
-    subprocess.run([*command, f"--output-dir={folder}"], check=True, stdout=subprocess.DEVNULL)
-    return [record for file in sorted(folder.glob("*/rollouts/*.jsonl")) for record in read_rollouts(file)]
-
-
-def verdicts_of_one_model(folder: Path, seeds: int) -> Iterator[str]:
-    """The verdict of each seed's comparison."""
-    records = evaluated(folder / "runs", seeds)
+    subprocess.run([*command, f"--output-dir={folder}/runs"], check=True, stdout=subprocess.DEVNULL)
+    records = [record for file in sorted(folder.glob("runs/*/rollouts/*.jsonl")) for record in read_rollouts(file)]
     for seed in range(seeds):
         sides = [folder / "pairs" / f"{seed}{side}" for side in "ab"]
         for place, side in enumerate(sides):

@@ -8,6 +8,7 @@ noise around curves; scores, lengths and held-out scores are drawn from there.
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -111,8 +112,8 @@ class _Simulation:
             "reward_std": fmean(math.sqrt(pvariance([one[0] for one in group])) for group in groups),
             "frac_reward_zero_std": flat,
             "completions/mean_length": kind.length(time) * math.exp(self.draw.gauss(stretch, 0.4 / math.sqrt(count))),
-            "completions/clipped_ratio": fmean(float(self.draw.random() < 0.05) for _ in range(count)),
-            "unscored": 0.0,
+            "completions/clipped_ratio": self._share(0.05, count),
+            "unscored": self._share(0.0, count),
             "entropy": kind.entropy(time) * math.exp(self.draw.gauss(0, 0.1)),
             "prompt_dependence": max(-1.0, min(1.0, kind.dependence(time) + self.draw.gauss(0, noise))),
         }
@@ -139,15 +140,12 @@ class _Simulation:
         """Score and components of each completion of a group."""
         shift = 2.0 * (case % self.kind.environments)
         right = 1 / (1 + math.exp(self.difficulty[case] + shift - skill))
+        weights, curves = zip(*(self.kind.parts or {"right": (1.0, None)}).values(), strict=True)
+        chances = [right if curve is None else curve(time) for curve in curves]
         episodes: list[tuple[float, list[float]]] = []
         for _ in range(self.group):
-            if not self.kind.parts:
-                episodes.append((float(self.draw.random() < right), []))
-                continue
-            chances = [right if curve is None else curve(time) for _, curve in self.kind.parts.values()]
             parts = [float(self.draw.random() < chance) for chance in chances]
-            score = sum(weight * part for (weight, _), part in zip(self.kind.parts.values(), parts, strict=True))
-            episodes.append((score, parts))
+            episodes.append((sum(map(operator.mul, weights, parts)), parts))
         self.rates[case] += 0.3 * (fmean(one[0] for one in episodes) - self.rates[case])
         return episodes
 
@@ -158,6 +156,9 @@ class _Simulation:
         interval = of_mean(scores)
         assert interval is not None
         return MetricsLine(step=step, eval_score=interval.mean, eval_low=interval.low)
+
+    def _share(self, chance: float, count: int) -> float:
+        return fmean(float(self.draw.random() < chance) for _ in range(count))
 
 
 HEALTHY = (

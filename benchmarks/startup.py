@@ -1,31 +1,18 @@
-"""What light commands cost: CPU seconds, also by those of `trl grpo --help`, and no heavy library loaded."""
+"""What light commands cost: CPU seconds, also by those of `trl grpo --help`."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.measuring import ROOT, Asked, Figure, ratio, run, script
+from benchmarks.measuring import Asked, Figure, ratio, run, script
 
 NAMES = (0.05, 0.15)
 """Of help that needs no option of a run: the most by TRL's, and the most CPU seconds."""
 LIGHT = (0.1, 0.25)
 CHILD = (2.0, math.inf)
 """Of commands whose child process loads the environment, torch and TRL, as the run does."""
-HEAVY = ("torch", "transformers", "trl", "datasets", "peft", "accelerate", "vllm")
-
-LOADED = f"""
-import sys
-from aitrain.cli.main import main
-try:
-    main()
-except SystemExit:
-    pass
-print("\\nloaded:", *(name for name in {HEAVY} if name in sys.modules))
-"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ COMMANDS = (
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """Every command in turn, so many times, with TRL's; then what each loads."""
+    """Every command in turn, so many times, with TRL's."""
     measure_round()  # the first one reads from disk, and writes byte code
     rounds = [measure_round() for _ in range(asked.pairs)]
     theirs = [costs[-1] for costs in rounds]
@@ -76,8 +63,6 @@ def measure(asked: Asked) -> Iterator[Figure]:
         yield ratio(f"{command.name}: CPU, by trl grpo --help", ours, theirs, most)
         if most_seconds < math.inf:
             yield Figure(f"{command.name}: CPU seconds", ours, most_seconds)
-    heavy = {command.name: loaded for command in COMMANDS if (loaded := heavy_libraries(command))}
-    yield Figure(f"commands that load heavy libraries {heavy or ''}".rstrip(), [len(heavy)], most=0)
 
 
 def measure_round() -> list[float]:
@@ -87,10 +72,3 @@ def measure_round() -> list[float]:
         for command in COMMANDS
     ]
     return [*ours, run([script("trl"), "grpo", "--help"]).cpu_seconds]
-
-
-def heavy_libraries(command: Command) -> str:
-    """Those that are loaded after the command was run in a process of its own; empty when none is."""
-    child = ["env", *command.variables, sys.executable, "-c", LOADED, *command.words]
-    said = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return said.splitlines()[-1].removeprefix("loaded:").strip()
