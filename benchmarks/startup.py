@@ -54,7 +54,8 @@ COMMANDS = (
 
 def measure(asked: Asked) -> Iterator[Figure]:
     """Every command in turn, so many times, with TRL's."""
-    measure_round()  # the first one reads from disk, and writes byte code
+    if not asked.is_short:
+        measure_round()  # the first one reads from disk, and writes byte code
     rounds = [measure_round() for _ in range(asked.pairs)]
     theirs = [costs[-1] for costs in rounds]
     for number, command in enumerate(COMMANDS):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -28,7 +27,6 @@ from aitrain.launch.resource_estimate import (
     memory_savers,
 )
 from aitrain.runs.run_folder import RunFolder
-from benchmarks.models import make_model
 from tests.conftest import Run, write
 
 plan_command = importlib.import_module("aitrain.cli.plan")  # the package has the command by this name
@@ -280,12 +278,18 @@ class Peak(TrainerCallback):
 
 
 @pytest.mark.slow
-def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak(here: Path, preloaded_aitrain: Path) -> None:
+def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak(
+    here: Path, preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of what a model takes beyond the libraries, which a training of the tiny model takes, too. glibc gives freed
     blocks back at once, as it does by itself with the large ones of large models."""
+    from benchmarks.models import make_model
+
     make_model("10 million weights", here / "model")
     write(here, {"peak.py": PEAK})
-    threshold = {f"MALLOC_{kind}_THRESHOLD_": "65536" for kind in ("MMAP", "TRIM")}
+    for kind in ("MMAP", "TRIM"):
+        monkeypatch.setenv(f"MALLOC_{kind}_THRESHOLD_", "65536")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     estimates, peaks = [], []
     for model in ("tiny", str(here / "model")):
         config = TrainConfig(
@@ -295,8 +299,7 @@ def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak(here: Pa
         )  # fmt: skip
         (here / "settings.yaml").write_text(json.dumps(config.changed()))
         command = [str(preloaded_aitrain / "aitrain"), "grpo", "--config", "settings.yaml"]
-        variables = {**os.environ, **threshold, "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=variables)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
         assert done.returncode == 0, done.stderr
         shape = read_model_shape(model)
         assert shape is not None
