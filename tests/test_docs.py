@@ -98,3 +98,14 @@ def test_what_benchmarks_import_from_tests_and_from_each_other_is_there() -> Non
                     is_defined = re.search(rf"^(class |def |async def |[\w, ]*)\b{name}\b", text, re.MULTILINE)
                     is_module = (source.with_suffix("") / f"{name}.py").exists()
                     assert is_defined or is_module, f"{file.name}: {node.module} has no {name}"
+
+
+def test_every_benchmark_has_its_section_and_is_run_by_make() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    made = (ROOT / "Makefile").read_text(encoding="utf-8")
+    files = [file for file in (ROOT / "benchmarks").glob("*.py") if re.search(r"= _?options\(", file.read_text())]
+    assert len(files) >= 9
+    for name in (file.stem for file in files):
+        assert f"\n## {name}: " in page, name
+        assert f"\npython -m benchmarks.{name} " in page, name
+        assert re.search(rf"-m benchmarks\.{name}( --|$)", made, re.MULTILINE), name

@@ -265,7 +265,15 @@ def test_measured_steps_tell_how_long_the_run_takes(here: Path, aitrain_grpo: Ru
     assert "for 3 steps, without scoring held-out cases, as in runs/mine" in done.stdout
 
 
-PEAK = """
+@pytest.mark.slow
+def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak(
+    here: Path, preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what a model takes beyond the libraries, which a training of the tiny model takes, too. glibc gives freed
+    blocks back at once, as it does by itself with the large ones of large models."""
+    from benchmarks.models import make_model
+
+    callback = """
 import re
 from pathlib import Path
 from transformers import TrainerCallback
@@ -275,18 +283,8 @@ class Peak(TrainerCallback):
         status = Path("/proc/self/status").read_text()
         Path(__file__).with_name("peak").write_text(re.search(r"VmHWM:\\s+(\\d+)", status)[1])
 """
-
-
-@pytest.mark.slow
-def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak(
-    here: Path, preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of what a model takes beyond the libraries, which a training of the tiny model takes, too. glibc gives freed
-    blocks back at once, as it does by itself with the large ones of large models."""
-    from benchmarks.models import make_model
-
+    write(here, {"peak.py": callback})
     make_model("10 million weights", here / "model")
-    write(here, {"peak.py": PEAK})
     for kind in ("MMAP", "TRIM"):
         monkeypatch.setenv(f"MALLOC_{kind}_THRESHOLD_", "65536")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

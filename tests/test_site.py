@@ -56,6 +56,17 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_claim_has_a_benchmark_and_the_figures_of_its_section() -> None:
+    measured = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    sections = {part.split(":")[0]: part for part in measured.split("\n## ")[1:]}
+    claims = (DOCS / "claims.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| .* \| (.*) \| `(\w+)` \|$", claims, re.MULTILINE)
+    assert len(rows) >= 20
+    for figure, benchmark in rows:
+        for number in re.findall(r"[\d.,]*\d", figure):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", sections[benchmark]), (benchmark, number)
+
+
 # -- the picture of the report
 
 
