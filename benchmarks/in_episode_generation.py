@@ -2,9 +2,9 @@
 
 One side scores the episodes one after another with the model itself, which is how AITraining does it. The other side is
 aitrain's: a thread for each episode, and a batcher that answers together what they ask. Greedy decoding: both must come
-to the same scores. The environments hold what those of slow_environment.py do.
+to the same scores. As a run does it, the environments hold what those of slow_environment.py do.
 
-The bound is for the tiny model, whose single steps are too short to keep a CPU core busy, as those of larger ones are
+The bounds are for the tiny model, whose single steps are too short to keep a CPU core busy, as those of larger ones are
 for a GPU. One core has its hands full with a single row of 10 million weights: that ratio is shown beside it.
 """
 
@@ -15,8 +15,9 @@ import hashlib
 import math
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,13 @@ from benchmarks.measuring import Asked, Figure, ratio
 from benchmarks.models import make_model
 from benchmarks.slow_environment import HELD, Nothing, holding
 
-EPISODES, TURNS, NEW_TOKENS = 64, 4, 16
-MOST = 1 / 8
+EPISODES = [(f"answer {number % 7}", number) for number in range(64)]
+"""The first answer, and the number of the case."""
+TURNS, NEW_TOKENS = 4, 16
+MOST, MOST_IN_RUN = 1 / 8, 1 / 5
+
+Side = Callable[[Any, Any, Any], AbstractContextManager[Callable[[], list[Any]]]]
+"""Gives a function that scores all episodes, for an environment, a model and a tokenizer."""
 
 
 class Talk(Nothing):
@@ -46,55 +52,75 @@ class Talk(Nothing):
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """Each environment with the tiny model, and the larger model fewer times."""
-    for name, held in list(HELD.items())[: 2 if asked.is_short else None]:
-        yield compare(f"tiny model, {name}: seconds", "tiny", held, asked.pairs, MOST)
+    """The batcher alone with both models, the larger one fewer times; then each environment as a run calls it."""
+    yield compare("tiny model: seconds", "tiny", batcher_alone, Talk(), asked.pairs, MOST)
     with tempfile.TemporaryDirectory(prefix="aitrain-in-episode-") as folder:
         if not asked.is_short:
             make_model("10 million weights", Path(folder))
-            yield compare("10 million weights: seconds", folder, Nothing, -(-asked.pairs // 3))
+            yield compare("10 million weights: seconds", folder, batcher_alone, Talk(), -(-asked.pairs // 3))
+    for name, held in list(HELD.items())[: 2 if asked.is_short else None]:
+        yield compare(
+            f"as in a run, {name}: seconds", "tiny", as_in_a_run, holding(Talk, held), asked.pairs, MOST_IN_RUN
+        )
 
 
-def compare(name: str, model_name: str, held: type, pairs: int, most: float = math.inf) -> Figure:
+def compare(name: str, model_name: str, ours: Side, environment: Any, pairs: int, most: float = math.inf) -> Figure:
     """Both sides in turn, so many times; ours goes once before, uncounted: what runs first allocates and is watched."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from aitrain.engines.proxy_batcher import offer_model
-    from aitrain.environment.contract import Case, Transcript
-    from aitrain.environment.runner import start_runner
-    from aitrain.options.train import TrainConfig
     from aitrain.training.model import model_path
 
     disable_progress_bar()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(model_path(model_name), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(model_path(model_name))
-    environment = holding(Talk, held)
-    cases = [Case(number, "question", {"prompt": "question"}) for number in range(EPISODES)]
-    answers = [f"answer {number % 7}" for number in range(EPISODES)]
-
-    async def score_all() -> list[float | None]:
-        sessions = await runner.open(cases, range(EPISODES))
-        async with scoring():
-            scored = await runner.score(sessions, list(map(Transcript, cases, answers)))
-        await runner.end(sessions)
-        return [one.score for one in scored]
-
     seconds = []
-    with closing(start_runner(environment, TrainConfig(rl_env_timeout=600))) as runner:
-        scoring = offer_model(runner, model, tokenizer)
-        asyncio.run(score_all())
+    with ours(environment, model, tokenizer) as score_all:
+        score_all()
         for _ in range(pairs):
             start = time.perf_counter()
-            scores = asyncio.run(score_all())
+            scores = score_all()
             between = time.perf_counter()
-            expected = [
-                environment.score_episode(model, tokenizer, *each)
-                for each in zip(answers, range(EPISODES), strict=True)
-            ]
+            expected = [environment.score_episode(model, tokenizer, *each) for each in EPISODES]
             if scores != expected:
                 raise RuntimeError("the two sides did not come to the same scores: their times cannot be compared")
             seconds.append((between - start, time.perf_counter() - between))
     return ratio(name, *zip(*seconds, strict=True), most)
+
+
+@contextmanager
+def batcher_alone(environment: Any, model: Any, tokenizer: Any) -> Iterator[Callable[[], list[Any]]]:
+    """A thread for each episode, and nothing else."""
+    from aitrain.engines.proxy_batcher import ProxyBatcher
+    from aitrain.execution.deadline_pool import DeadlinePool
+    from tests.training.proxy_calls import run_with
+
+    batcher = ProxyBatcher(model, tokenizer.pad_token_id)
+    jobs = [partial(environment.score_episode, batcher.policy, tokenizer, *each) for each in EPISODES]
+    with closing(DeadlinePool(len(EPISODES), timeout=600)) as pool:
+        yield lambda: [outcome.value for outcome in run_with(pool, batcher, jobs)]
+
+
+@contextmanager
+def as_in_a_run(environment: Any, model: Any, tokenizer: Any) -> Iterator[Callable[[], list[Any]]]:
+    """With what decides which calls may run at the same time."""
+    from aitrain.engines.proxy_batcher import offer_model
+    from aitrain.environment.contract import Case, Transcript
+    from aitrain.environment.runner import start_runner
+    from aitrain.options.train import TrainConfig
+
+    cases = [Case(number, "question", {"prompt": "question"}) for _, number in EPISODES]
+    transcripts = [Transcript(case, answer) for case, (answer, _) in zip(cases, EPISODES, strict=True)]
+
+    async def score_all() -> list[Any]:
+        sessions = await runner.open(cases, range(len(cases)))
+        async with scoring():
+            scored = await runner.score(sessions, transcripts)
+        await runner.end(sessions)
+        return [one.score for one in scored]
+
+    with closing(start_runner(environment, TrainConfig(rl_env_timeout=600))) as runner:
+        scoring = offer_model(runner, model, tokenizer)
+        yield lambda: asyncio.run(score_all())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import random
 import re
 import subprocess
@@ -27,8 +26,6 @@ from benchmarks.measuring import Asked, Figure, run, script
 EPISODES = 100_000
 GROUP, GROUPS = 8, 16
 HELD_OUT = 64
-RUNS = 300
-"""Runs in the table."""
 NEEDLE = "Xylophonist"
 """A word that one episode has, near the end."""
 WRITE = """
@@ -60,7 +57,7 @@ WORDS = [
 MOST = {
     "report.html: seconds": 20, "report.html: memory, MiB": 300, "report.html: size of the file, MB": 10,
     "view, first page: seconds": 1, "view, search for a rare word: seconds": 5, "view, search for none: seconds": 5,
-    "view: memory, MiB": 300, f"table of {RUNS} runs: seconds": 3, "table again: seconds": 0.5,
+    "view: memory, MiB": 300,
 }  # fmt: skip
 """The bounds of some measures."""
 
@@ -77,7 +74,6 @@ def measure(asked: Asked) -> Iterator[Figure]:
         for _ in range(asked.pairs):
             write_report(folder, values)
             open_view(folder, values)
-            open_table(folder, values)
     for name, measured in values.items():
         yield Figure(name, measured, MOST.get(name, math.inf))
 
@@ -160,20 +156,6 @@ def open_view(folder: Path, values: Values) -> None:
             assert (answer["total"], answer["is_complete"]) == (expected, True), answer
         status = Path(f"/proc/{process.pid}/status").read_text()
         values["view: memory, MiB"].append(int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024)
-
-
-def open_table(folder: Path, values: Values) -> None:
-    """The table of RUNS runs with the metrics of this one: the first answer of a server, and the next one."""
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        for number in range(RUNS):
-            copy = Path(place) / f"run-{number}"
-            copy.mkdir()
-            os.link(folder / "metrics.jsonl", copy / "metrics.jsonl")
-            (copy / "config.yaml").write_text("model: Qwen/Qwen3-0.6B\nrl_env: envs.gsm8k\n")
-        with serving(Path(place)) as (client, _):
-            for name in (f"table of {RUNS} runs", "table again"):
-                with watched(name, values):
-                    assert len(ask(client, "runs")) == RUNS
 
 
 @contextlib.contextmanager
