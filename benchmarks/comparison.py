@@ -1,16 +1,13 @@
-"""Whether `aitrain compare` finds no difference where there is none, and its power is the share of comparisons that
-detect a difference: `python -m benchmarks.comparison [--draws N]`.
+"""Whether `aitrain compare` finds no difference where there is none, and whether its power is the share of comparisons
+that detect a difference.
 
 The tiny model is evaluated once, with 200 samples of each case. Each of 100 comparisons takes two of them, which were
 sampled with different seeds, through the whole of `aitrain compare`. Then come comparisons of drawn scores, whose
-true difference is known. Exits 1 if fewer than 95 in 100 of all drawn comparisons of a model with itself find no
-difference, or 93 in 100 of one kind, which few draws may do by chance; or if a predicted power is off by more than 10
-points.
+true difference is known.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
@@ -25,15 +22,20 @@ from aitrain.runs.comparison import compare_all
 from aitrain.runs.intervals import UNIT
 from aitrain.runs.mixture import ScoredEnv, of_changes
 from aitrain.runs.recorded_scoring import read_scorings
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.significance import Power
 from aitrain.runs.verdict import verdict_of
+from benchmarks.measuring import Asked, Figure
 
 SEEDS = 100
+DRAWS = 400
+"""Of each population and number of cases."""
 UNDETECTED = 0.95
+"""The least share of comparisons of a model with itself that find no difference."""
 UNDETECTED_OF_FEW = 0.93
 """Of one kind of comparisons, of which there are a hundred or a few more."""
 POINTS = 0.10
+"""The most between predicted and simulated power."""
 COUNTS = (16, 64, 200)
 PILOTS = 40
 """Comparisons from which a power is predicted; the mean of their predictions counts."""
@@ -45,18 +47,13 @@ Scores = dict[str, float]
 # -- the tiny model
 
 
-def evaluated(folder: Path) -> list[RolloutRecord]:
-    """The episodes of an eval of the tiny model, with two samples of each case for each seed."""
-    flags = ["--rl-env=envs.arithmetic", "--rl-max-new-tokens=8", "--cases=64", f"--samples={2 * SEEDS}"]
+def verdicts_of_one_model(folder: Path, seeds: int) -> Iterator[str]:
+    """The verdict of each seed's comparison, from one eval with two samples of each case for each seed."""
+    flags = ["--rl-env=envs.arithmetic", "--rl-max-new-tokens=8", "--cases=64", f"--samples={2 * seeds}"]
     command = [sys.executable, "-m", "aitrain", "eval", "tiny", *flags, "--decoding=sampled", "--quiet"]
-    subprocess.run([*command, f"--output-dir={folder}"], check=True, stdout=subprocess.DEVNULL)
-    return [record for file in sorted(folder.glob("*/rollouts/*.jsonl")) for record in read_rollouts(file)]
-
-
-def verdicts_of_one_model(folder: Path) -> Iterator[str]:
-    """The verdict of each seed's comparison."""
-    records = evaluated(folder / "runs")
-    for seed in range(SEEDS):
+    subprocess.run([*command, f"--output-dir={folder}/runs"], check=True, stdout=subprocess.DEVNULL)
+    records = [record for file in sorted(folder.glob("runs/*/rollouts/*.jsonl")) for record in read_rollouts(file)]
+    for seed in range(seeds):
         sides = [folder / "pairs" / f"{seed}{side}" for side in "ab"]
         for place, side in enumerate(sides):
             (side / "rollouts").mkdir(parents=True)
@@ -79,6 +76,9 @@ class Population:
     samples: int
     gain: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.name}, {self.samples} samples, +{self.difference:.3f}"
+
     def draw(self, rng: random.Random, count: int) -> tuple[Scores, Scores]:
         """The scores of both models on so many cases: means of samples of 0 or 1."""
         first, second = Scores(), Scores()
@@ -95,14 +95,14 @@ class Population:
 
     def detected(self, count: int, draws: int) -> float:
         """Share of comparisons of so many cases that detect a difference."""
-        rng = random.Random(f"{self}/{count}")
+        rng = random.Random(f"{self!r}/{count}")
         mixture = (ScoredEnv(prompts={str(case): str(case) for case in range(count)}),)
         verdicts = [verdict_of(of_changes(*self.draw(rng, count), mixture)) for _ in range(draws)]
         return fmean(verdict != "undetected" for verdict in verdicts)
 
     def predicted(self, count: int) -> float:
         """The power that first comparisons predict for so many cases; the mean over PILOTS of them."""
-        rng = random.Random(f"pilot/{self}")
+        rng = random.Random(f"pilot/{self!r}")
         pilots = [self.draw(rng, PILOT_CASES) for _ in range(PILOTS)]
         powers = [Power.of([b[case] - a[case] for case in a], UNIT) for a, b in pilots]
         return fmean(power.power(self.difference, count) for power in powers if power is not None)
@@ -118,45 +118,16 @@ BETTER = [
 ]
 
 
-def main() -> int:
-    """All comparisons, as tables."""
-    parser = argparse.ArgumentParser(description="False alarms and power of aitrain compare.")
-    parser.add_argument("--draws", type=int, default=400, help="of each population and count (default: 400)")
-    draws = parser.parse_args().draws
+def measure(asked: Asked) -> Iterator[Figure]:
+    """The tiny model, and for each population all numbers of cases."""
+    seeds, draws = (3, 40) if asked.is_short else (SEEDS, DRAWS)
     with tempfile.TemporaryDirectory() as folder:
-        verdicts = list(verdicts_of_one_model(Path(folder)))
-    undetected = verdicts.count("undetected")
-    print(f"the tiny model twice: no detectable difference in {undetected} of {SEEDS} seeds\n", flush=True)
-    problems = ["the tiny model twice"] if undetected < UNDETECTED_OF_FEW * SEEDS else []
-
-    print(f"| no detectable difference, a model twice | {' | '.join(f'{count} cases' for count in COUNTS)} |")
-    print("|---" * (1 + len(COUNTS)) + "|")
-    of_all = list[float]()
-    for population in SAME:
-        shares = [1 - population.detected(count, draws) for count in COUNTS]
-        print(f"| {_named(population)} | {' | '.join(f'{share:.3f}' for share in shares)} |", flush=True)
-        problems += [f"{_named(population)}: {share:.3f}" for share in shares if share < UNDETECTED_OF_FEW]
-        of_all += shares
-    print(f"\nall: {fmean(of_all):.3f}")
-    problems += [f"all: {fmean(of_all):.3f}"] if fmean(of_all) < UNDETECTED else []
-
-    print(f"\n| power, predicted (simulated) | {' | '.join(f'{count} cases' for count in COUNTS)} |")
-    print("|---" * (1 + len(COUNTS)) + "|")
+        same = [verdict == "undetected" for verdict in verdicts_of_one_model(Path(folder), seeds)]
+    yield Figure(f"tiny model twice, {seeds} seeds: undetected", [fmean(same)], least=UNDETECTED_OF_FEW)
+    undetected = {population: [1 - population.detected(count, draws) for count in COUNTS] for population in SAME}
+    for population, shares in undetected.items():
+        yield Figure(f"twice, {population}: undetected", shares, least=UNDETECTED_OF_FEW, is_each=True)
+    yield Figure("all that are drawn twice: undetected", [fmean(map(fmean, undetected.values()))], least=UNDETECTED)
     for population in BETTER:
-        pairs = [(population.predicted(count), population.detected(count, draws)) for count in COUNTS]
-        texts = [f"{predicted:.2f} ({simulated:.2f})" for predicted, simulated in pairs]
-        print(f"| {_named(population)} | {' | '.join(texts)} |", flush=True)
-        problems += [
-            f"{_named(population)}: power {one:.2f} ({two:.2f})" for one, two in pairs if abs(one - two) > POINTS
-        ]
-    print("\n".join(problems))
-    return 1 if problems else 0
-
-
-def _named(population: Population) -> str:
-    difference = f", +{population.difference:.3f}" if population.gain else ""
-    return f"{population.name}, {population.samples} samples{difference}".replace("1 samples", "1 sample")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        off = [abs(population.predicted(count) - population.detected(count, draws)) for count in COUNTS]
+        yield Figure(f"{population}: power, predicted less simulated", off, POINTS, is_each=True)

@@ -1,29 +1,24 @@
-"""What `aitrain env check` finds in the tasks of reasoning-gym, and in the zoo of rl-envdoctor, against what is known.
+"""What `aitrain env check` finds in environments whose defects are known.
 
-    python -m benchmarks.env_check reasoning-gym [TASK ...]
-    python -m benchmarks.env_check zoo
-    python -m benchmarks.env_check falsepass
-
-Each runs in a virtual environment that has the package.
+The graders and conversations of falsepass's own tests, rewritten as environments; and, where reasoning-gym is
+installed, those of its tasks in which a sweep by hand found a defect.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-CASES = {"list_functions": 64}
-"""Entries of a task; 16 of the others. Few functions of `list_functions` draw without a seed."""
+from benchmarks.measuring import ROOT, Asked, Figure
 
-KNOWN: dict[str, tuple[str, ...]] = {
+TASKS: dict[str, tuple[str, ...]] = {
     "game_of_life_halting": ("floor", "other-answer", "wrong-answer", "lazy-policy"),
     "puzzle24": ("other-answer", "lazy-policy"),
     "game_of_life": ("other-answer",),
@@ -39,17 +34,17 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "word_ladder": ("repeatable-dataset",),
     **dict.fromkeys(("boxnet", "graph_color", "rubiks_cube", "rush_hour"), ("reference",)),
 }
-"""Defects of reasoning-gym 0.1.25 that a sweep by hand found, with the checks of which one must find each."""
+"""Tasks of reasoning-gym 0.1.25 with a defect, and the checks of which one must find it."""
 
 
 class Gym:
     """One task of reasoning-gym; the reply is the answer, without space around it, as its `extract_answer` gives it."""
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, name: str) -> None:
         import reasoning_gym
 
-        size = CASES.get(task, 16)
-        self.dataset = reasoning_gym.create_dataset(task, size=size, seed=42)
+        size = 64 if name == "list_functions" else 16  # few of its functions draw without a seed
+        self.dataset = reasoning_gym.create_dataset(name, size=size, seed=42)
         self.entries = [self.dataset[number] for number in range(size)]
 
     def build_dataset(self) -> list[dict[str, Any]]:
@@ -61,31 +56,6 @@ class Gym:
     def reference(self, case_idx: int) -> str | None:
         answer = self.entries[case_idx]["answer"]
         return None if answer is None else str(answer)
-
-
-class Zoo:
-    """One specimen of rl-envdoctor; the reference is the first form of the right answer that earns most."""
-
-    def __init__(self, name: str) -> None:
-        from envdoctor.zoo import SPECIMENS
-
-        self.specimen = next(specimen for specimen in SPECIMENS if specimen.name == name)
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": case.prompt, "answer": case.answer} for case in self.specimen.cases]
-
-    def score_episode(self, text: str, answer: str) -> float:
-        names = self.specimen.reward.__code__.co_varnames[: self.specimen.reward.__code__.co_argcount]
-        return float(
-            self.specimen.reward(
-                **{"completion": text, "answer": answer} if "answer" in names else {"completion": text}
-            )
-        )
-
-    def reference(self, case_idx: int) -> str:
-        answer = str(self.specimen.cases[case_idx].answer)
-        forms = [answer, f"<answer>{answer}</answer>", f"\\boxed{{{answer}}}"]
-        return max(forms, key=lambda form: self.score_episode(form, answer))
 
 
 def _marks(text: str) -> list[str]:
@@ -148,7 +118,7 @@ def _last_nonempty_tag(text: str, answer: str) -> float:
     return float([block.strip() for block in found if block.strip()][-1:] == [answer])
 
 
-FALSEPASS: dict[str, tuple[Callable[[str, str], float], str, tuple[str, ...]]] = {
+GRADERS: dict[str, tuple[Callable[[str, str], float], str, tuple[str, ...]]] = {
     "strict": (_strict, "#### {}", ()),
     "leaky": (_leaky, "#### {}", ("shotgun", "denied-answer", "floor")),
     "raises": (_raises, "#### {}", ("exceptions",)),
@@ -156,29 +126,28 @@ FALSEPASS: dict[str, tuple[Callable[[str, str], float], str, tuple[str, ...]]] =
     "rejecting": (_rejecting, "#### {}", ("wrong-answer",)),
     "truncating": (_truncating, "#### {}", ("wrong-answer",)),
     "hedged": (_hedged, "#### {}", ("denied-answer",)),
-    "first_tag": (_first_tag, "<answer>{}</answer>", ("equivalent-forms",)),
-    "last_tag": (_last_tag, "<answer>{}</answer>", ("equivalent-forms",)),
+    "first_tag": (_first_tag, "<answer>{}</answer>", ("equivalent-forms", "info equivalent-forms")),
+    "last_tag": (_last_tag, "<answer>{}</answer>", ("equivalent-forms", "info equivalent-forms")),
     "last_nonempty_tag": (_last_nonempty_tag, "<answer>{}</answer>", ()),
     "conflicting_labels": (_strict, "#### {}", ("duplicates",)),
-    "state_of_episodes": (_strict, "{}", ("repeatable-episode", "isolation")),
-    "endless": (_strict, "{}", ("episode-end",)),
-    "reveals": (_strict, "{}", ("floor",)),
-    "reveals_and_knows": (_strict, "{}", ()),
 }
-"""The graders and conversations of falsepass's own tests, with the checks of which one must find each defect."""
+"""Graders with the form of a right answer, and the checks of which one must find its defect."""
+
+TALKS: dict[str, tuple[str, ...]] = {
+    "state_of_episodes": ("repeatable-episode", "isolation"),
+    "endless": ("episode-end",),
+    "reveals": ("floor",),
+    "reveals_and_knows": (),
+}
+"""Conversations with the checks of which one must find its defect."""
 
 
 class Grader:
     """One grader of falsepass's tests, on sums."""
 
-    def __new__(cls, name: str) -> Any:
-        """Those of conversations are played, the others scored."""
-        is_talk = name in ("state_of_episodes", "endless", "reveals", "reveals_and_knows")
-        return object.__new__(Conversing if is_talk and cls is Grader else cls)
-
     def __init__(self, name: str) -> None:
         self.name = name
-        self.grade, self.form, _ = FALSEPASS[name]
+        self.grade, self.form, _ = GRADERS.get(name, (_strict, "{}", ()))
 
     def build_dataset(self) -> list[dict[str, Any]]:
         """Sums with two digits; one of them twice with two answers."""
@@ -194,8 +163,8 @@ class Grader:
         return self.form.format(self.build_dataset()[case_idx]["answer"])
 
 
-class Conversing(Grader):
-    """The conversations of falsepass's tests."""
+class Talk(Grader):
+    """One conversation of falsepass's tests."""
 
     score_episode = None
 
@@ -211,96 +180,35 @@ class Conversing(Grader):
         return float(any(reply.strip() == answer for reply in right))
 
 
-def falsepass() -> None:
-    """The graders and conversations of falsepass's own tests."""
-    found = alarms = 0
-    for name, report in reports("Grader", "name", list(FALSEPASS)):
-        expected = FALSEPASS[name][2]
-        said = {finding["check"] for finding in serious(report, with_info="equivalent-forms" in expected)}
-        found += bool(said & {*expected})
-        alarms += not expected and bool(said)
-        print(f"{name:20} {' or '.join(expected) or 'healthy':36} {', '.join(sorted(said)) or '-'}", flush=True)
-    defects = sum(bool(expected) for _, _, expected in FALSEPASS.values())
-    print(f"{found} of {defects} defects found, {alarms} of {len(FALSEPASS) - defects} healthy ones with a finding")
+def measure(asked: Asked) -> Iterator[Figure]:
+    """Once, as the checks draw nothing by chance; in short the first ones."""
+    expected = {f"Grader -E name={name}": checks for name, (_, _, checks) in GRADERS.items()}
+    expected |= {f"Talk -E name={name}": checks for name, checks in TALKS.items()}
+    yield from found("falsepass", expected, asked)
+    if importlib.util.find_spec("reasoning_gym") is not None:
+        with_info = {f"Gym -E name={name}": (*checks, *map("info {}".format, checks)) for name, checks in TASKS.items()}
+        yield from found("reasoning-gym", with_info, asked)
 
 
-def findings(class_name: str, key: str, value: str) -> dict[str, Any]:
-    """The report of `aitrain env check` for one task."""
-    command = [
-        sys.executable,
-        "-m",
-        "aitrain",
-        "env",
-        "check",
-        f"{__file__}:{class_name}",
-        "-E",
-        f"{key}={value}",
-        "--json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    try:
-        report: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        report = {"checks": [], "error": done.stderr[-300:]}
-    return report
-
-
-def serious(report: dict[str, Any], with_info: bool = False) -> list[dict[str, Any]]:
-    """The findings of a report; those of level info only if asked for."""
-    levels = {"fail", "warning", *(["info"] if with_info else [])}
-    checks = [check for check in report["checks"] if check["name"] != "latency"]  # of the machine, which is busy here
-    return [finding for check in checks for finding in check["findings"] if finding["level"] in levels]
-
-
-def reports(class_name: str, key: str, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The reports of several tasks, two at a time."""
+def found(source: str, expected: Mapping[str, tuple[str, ...]], asked: Asked) -> Iterator[Figure]:
+    """The share of the defects that are found, and how many environments without one have a finding."""
+    names = list(expected)[: 2 if asked.is_short else None]
     with ThreadPoolExecutor(2) as pool:
-        yield from zip(names, pool.map(lambda name: findings(class_name, key, name), names), strict=True)
+        said = dict(zip(names, pool.map(findings, names), strict=True))
+    healthy = [any(not one.startswith("info ") for one in said[name]) for name in names if not expected[name]]
+    missed = [name for name in names if expected[name] and not said[name] & {*expected[name]}]
+    print(*(f"missed: {name}\n" for name in missed), sep="", end="", file=sys.__stderr__)
+    defects = len(names) - len(healthy)
+    yield Figure(f"{source}: share of {defects} defects found", [1 - len(missed) / defects], least=1)
+    if healthy:
+        yield Figure(f"{source}: of {len(healthy)} healthy ones with a finding", [sum(healthy)], most=0)
 
 
-def reasoning_gym(names: list[str]) -> None:
-    """All tasks but composites: what was found, what was missed, what else was said."""
-    from reasoning_gym.factory import DATASETS
-
-    missed, others = [], []
-    tasks = names or sorted(name for name in DATASETS if name != "composite")
-    for name, report in reports("Gym", "task", tasks):
-        found = serious(report)
-        known = KNOWN.get(name, ())
-        checks = {finding["check"] for finding in serious(report, with_info=True)}
-        if known and not checks & {*known}:
-            missed.append(name)
-        others += [(name, finding) for finding in found if finding["check"] not in known]
-        seconds = sum(check["seconds"] for check in report["checks"])
-        said = "; ".join(f"{finding['level']} {finding['check']}: {finding['what']}" for finding in found)
-        print(f"{name:28} {seconds:5.1f}s {report.get('error', '')[:200]}{said or '-'}", flush=True)
-    present = KNOWN.keys() & {*tasks}
-    print(f"\n{len(tasks)} tasks; {len(present) - len(missed)} of {len(present)} known defects found; missed: {missed}")
-    print(f"{len(others)} other findings:", *(f"{name} {finding['check']}" for name, finding in others), sep="\n  ")
-
-
-def zoo() -> None:
-    """The specimens of rl-envdoctor."""
-    from envdoctor.zoo import SPECIMENS
-
-    by_name = {specimen.name: specimen for specimen in SPECIMENS}
-    caught = alarms = 0
-    for name, report in reports("Zoo", "name", list(by_name)):
-        found = sorted({f"{finding['level']} {finding['check']}" for finding in serious(report)})
-        is_healthy = by_name[name].healthy
-        caught += not is_healthy and bool(found)
-        alarms += is_healthy and bool(found)
-        expected = "healthy" if is_healthy else by_name[name].expects
-        print(f"{name:26} {expected:30} {', '.join(found) or '-'} {report.get('error', '')}", flush=True)
-    defects = sum(not specimen.healthy for specimen in SPECIMENS)
-    healthy = len(SPECIMENS) - defects
-    print(f"{caught} of {defects} defects found, {alarms} of {healthy} healthy ones with a finding")
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["zoo"]:
-        zoo()
-    elif sys.argv[1:2] == ["falsepass"]:
-        falsepass()
-    else:
-        reasoning_gym(sys.argv[2:])
+def findings(name: str) -> set[str]:
+    """The checks of `aitrain env check` that find something; behind `info` those of that level."""
+    class_name, *arguments = name.split()
+    command = [sys.executable, "-m", "aitrain", "env", "check", f"{__file__}:{class_name}", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    checks = [check for check in json.loads(done.stdout)["checks"] if check["name"] != "latency"]  # the machine is busy
+    every = [finding for check in checks for finding in check["findings"]]
+    return {"info " * (one["level"] == "info") + one["check"] for one in every}

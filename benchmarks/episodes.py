@@ -1,4 +1,4 @@
-"""What aitrain's own code takes for a turn of an episode: `python -m benchmarks.episodes`.
+"""What aitrain's own code takes for a turn of an episode.
 
 512 episodes of 8 turns with an engine that answers at once and an environment that does next to nothing: what is left
 is the chat format, the threads of the environment and the bookkeeping. In rounds, and with an engine that answers each
@@ -8,16 +8,12 @@ episode by itself; beside them the chat template and the tokenizer alone, for sc
 from __future__ import annotations
 
 import gc
-import os
-import statistics
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, closing
 from typing import Any
 
-from benchmarks.measuring import options, spread
-from benchmarks.overhead import SURROUNDINGS
+from benchmarks.measuring import Asked, Figure
 
 EPISODES, TURNS = 512, 8
 SAID = "go on"
@@ -36,18 +32,13 @@ class Talk:
         return 1.0
 
 
-def main() -> int:
-    """Measure and show."""
-    pairs = options("Microseconds of aitrain's own code for a turn.").parse_args().pairs
-    os.environ.update(SURROUNDINGS)
+def measure(asked: Asked) -> Iterator[Figure]:
+    """Each in turn, the first time uncounted."""
     sides = prepared()
     gc.collect()
     gc.freeze()  # as a run does before it trains
-    taken = {name: [microseconds(side) for _ in range(pairs + 1)][1:] for name, side in sides.items()}
-    print(f"{EPISODES} episodes of {TURNS} turns, {pairs} rollouts each; microseconds for a turn\n")
-    for name, values in taken.items():
-        print(f"{name:24} {statistics.median(values):6.0f}  {spread(values)}")
-    return 0
+    for name, side in sides.items():
+        yield Figure(f"{name}: microseconds a turn", [microseconds(side) for _ in range(asked.pairs + 1)][1:])
 
 
 def microseconds(side: Callable[[], object]) -> float:
@@ -113,7 +104,3 @@ def prepared() -> dict[str, Callable[[], object]]:
         "one by one": lambda: play(Server()),
         "chat format alone": format_alone,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

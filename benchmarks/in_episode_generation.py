@@ -1,38 +1,47 @@
 """What an environment gains that plays its turns itself: `model.generate` inside of `score_episode`, unchanged.
 
-`python -m benchmarks.in_episode_generation [--pairs N]`; exits 1 when a bound is not met. One side scores the episodes
-one after another with the model itself, which is how AITraining does it. The other side is aitrain's: a thread for each
-episode, and a batcher that answers together what they ask. Greedy decoding: both must come to the same scores.
+One side scores the episodes one after another with the model itself, which is how AITraining does it. The other side is
+aitrain's: a thread for each episode, and a batcher that answers together what they ask. Greedy decoding: both must come
+to the same scores. As a run does it, the environments hold what those of slow_environment.py do.
 
-The bound is for the tiny model, whose single steps are too short to keep a CPU core busy, as those of larger ones are
+The bounds are for the tiny model, whose single steps are too short to keep a CPU core busy, as those of larger ones are
 for a GPU. One core has its hands full with a single row of 10 million weights: that ratio is shown beside it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import os
-import sys
+import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Bounds, Row, options, show
-from benchmarks.overhead import SURROUNDINGS, in_new_process, make_random_model
+from benchmarks.measuring import Asked, Figure, ratio
+from benchmarks.models import make_model
+from benchmarks.slow_environment import HELD, Nothing, holding
 
-EPISODES, TURNS, NEW_TOKENS = 64, 4, 16
-SECONDS = Bounds(ratio=1 / 8)
+EPISODES = [(f"answer {number % 7}", number) for number in range(64)]
+"""The first answer, and the number of the case."""
+TURNS, NEW_TOKENS = 4, 16
+MOST, MOST_IN_RUN = 1 / 8, 1 / 5
+
+Side = Callable[[Any, Any, Any], AbstractContextManager[Callable[[], list[Any]]]]
+"""Gives a function that scores all episodes, for an environment, a model and a tokenizer."""
 
 
-class Talk:
+class Talk(Nothing):
     """An environment as AITraining has them: the turns after the first answer are played in `score_episode`.
 
     All turns are equally long, so that the work is the same whatever the model says."""
 
     def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
         """A number from 0 to 1 that any other answer would change."""
+        self.use(completion)
         length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
         text = f"{case_idx}: {completion}"
         for _ in range(TURNS):
@@ -42,74 +51,76 @@ class Talk:
         return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
 
 
-Side = Callable[[], list[float]]
-"""Scores all episodes."""
-
-
-def main() -> int:
-    """Measure, show, judge."""
-    wanted = options("Seconds for episodes that generate in score_episode, against one after another.").parse_args()
-    os.environ.update(SURROUNDINGS)
+def measure(asked: Asked) -> Iterator[Figure]:
+    """The batcher alone with both models, the larger one fewer times; then each environment as a run calls it."""
+    yield compare("tiny model: seconds", "tiny", batcher_alone, Talk(), asked.pairs, MOST)
     with tempfile.TemporaryDirectory(prefix="aitrain-in-episode-") as folder:
-        in_new_process(make_random_model, Path(folder))
-        rows = [compare("tiny model", "tiny", wanted.pairs, SECONDS)]
-        few = -(-wanted.pairs // 3)
-        rows.append(compare("10 million weights", folder, few))
-    print(f"{EPISODES} episodes, {TURNS} turns each, {NEW_TOKENS} new tokens a turn; torch has 1 thread on both sides")
-    print(f"{wanted.pairs} pairs with the tiny model, {few} with the larger one\n")
-    return 0 if show(rows, "one by one") else 1
+        if not asked.is_short:
+            make_model("10 million weights", Path(folder))
+            yield compare("10 million weights: seconds", folder, batcher_alone, Talk(), -(-asked.pairs // 3))
+    for name, held in list(HELD.items())[: 2 if asked.is_short else None]:
+        yield compare(
+            f"as in a run, {name}: seconds", "tiny", as_in_a_run, holding(Talk, held), asked.pairs, MOST_IN_RUN
+        )
 
 
-def compare(name: str, model: str, pairs: int, bounds: Bounds | None = None) -> Row:
-    """Both sides in turn, so many times; ours goes once before, uncounted, because what runs first allocates."""
-    ours, theirs = sides(model)
-    timed(ours)
-    seconds = []
-    for _ in range(pairs):
-        mine, scores = timed(ours)
-        other, expected = timed(theirs)
-        if scores != expected:
-            raise RuntimeError("the two sides did not come to the same scores: their times cannot be compared")
-        seconds.append((mine, other))
-    return Row(f"{name}: seconds", [mine for mine, _ in seconds], [other for _, other in seconds], bounds)
-
-
-def timed(side: Side) -> tuple[float, list[float]]:
-    """How long it takes, and the scores."""
-    start = time.perf_counter()
-    scores = side()
-    return time.perf_counter() - start, scores
-
-
-def sides(name: str) -> tuple[Side, Side]:
-    """aitrain's and the plain one, on the same model."""
+def compare(name: str, model_name: str, ours: Side, environment: Any, pairs: int, most: float = math.inf) -> Figure:
+    """Both sides in turn, so many times; ours goes once before, uncounted: what runs first allocates and is watched."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from aitrain.engines.proxy_batcher import ProxyBatcher
-    from aitrain.execution.deadline_pool import DeadlinePool
     from aitrain.training.model import model_path
-    from tests.training.proxy_calls import run_with
 
     disable_progress_bar()
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(model_path(name))
-    tokenizer = AutoTokenizer.from_pretrained(model_path(name))
-    environment = Talk()
+    model = AutoModelForCausalLM.from_pretrained(model_path(model_name), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model_path(model_name))
+    seconds = []
+    with ours(environment, model, tokenizer) as score_all:
+        score_all()
+        for _ in range(pairs):
+            start = time.perf_counter()
+            scores = score_all()
+            between = time.perf_counter()
+            expected = [environment.score_episode(model, tokenizer, *each) for each in EPISODES]
+            if scores != expected:
+                raise RuntimeError("the two sides did not come to the same scores: their times cannot be compared")
+            seconds.append((between - start, time.perf_counter() - between))
+    return ratio(name, *zip(*seconds, strict=True), most)
 
-    def episode(policy: Any, number: int) -> float:
-        return environment.score_episode(policy, tokenizer, f"answer {number % 7}", number)
 
-    def ours() -> list[float]:
-        pool, batcher = DeadlinePool(EPISODES, timeout=600), ProxyBatcher(model, tokenizer.pad_token_id)
-        jobs = [lambda number=number: episode(batcher.policy, number) for number in range(EPISODES)]
-        outcomes = run_with(pool, batcher, jobs)
-        pool.close()
-        return [outcome.value for outcome in outcomes]
+@contextmanager
+def batcher_alone(environment: Any, model: Any, tokenizer: Any) -> Iterator[Callable[[], list[Any]]]:
+    """A thread for each episode, and nothing else."""
+    from aitrain.engines.proxy_batcher import ProxyBatcher
+    from aitrain.execution.deadline_pool import DeadlinePool
+    from tests.training.proxy_calls import run_with
 
-    return ours, lambda: [episode(model, number) for number in range(EPISODES)]
+    batcher = ProxyBatcher(model, tokenizer.pad_token_id)
+    jobs = [partial(environment.score_episode, batcher.policy, tokenizer, *each) for each in EPISODES]
+    with closing(DeadlinePool(len(EPISODES), timeout=600)) as pool:
+        yield lambda: [outcome.value for outcome in run_with(pool, batcher, jobs)]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@contextmanager
+def as_in_a_run(environment: Any, model: Any, tokenizer: Any) -> Iterator[Callable[[], list[Any]]]:
+    """With what decides which calls may run at the same time."""
+    from aitrain.engines.proxy_batcher import offer_model
+    from aitrain.environment.contract import Case, Transcript
+    from aitrain.environment.runner import start_runner
+    from aitrain.options.train import TrainConfig
+
+    cases = [Case(number, "question", {"prompt": "question"}) for _, number in EPISODES]
+    transcripts = [Transcript(case, answer) for case, (answer, _) in zip(cases, EPISODES, strict=True)]
+
+    async def score_all() -> list[Any]:
+        sessions = await runner.open(cases, range(len(cases)))
+        async with scoring():
+            scored = await runner.score(sessions, transcripts)
+        await runner.end(sessions)
+        return [one.score for one in scored]
+
+    with closing(start_runner(environment, TrainConfig(rl_env_timeout=600))) as runner:
+        scoring = offer_model(runner, model, tokenizer)
+        yield lambda: asyncio.run(score_all())

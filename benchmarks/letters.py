@@ -1,4 +1,4 @@
-"""What both sides of overhead.py and gpu.py train on: some prompts, a reward for letters, a stopwatch in the reward.
+"""What both sides of overhead.py train on: some prompts, a reward for letters, a stopwatch in the reward.
 
 A step is timed from one scoring of a batch to the next, by the same lines on both sides.
 """
@@ -17,17 +17,16 @@ from typing import Any
 class Letters:
     """Asks for words and scores the share of letters in the answer, so that a model of random weights gets rewards."""
 
-    def __init__(self, clock: str, completions_per_step: int, cases: int = 200) -> None:
+    def __init__(self, clock: str, completions_per_step: int) -> None:
         self.clock = Path(clock)
         self.completions_per_step = completions_per_step
-        self.cases = cases
         self.scored = 0
         self.seen = 0  # a sum, as aitrain scores at the same time what plain TRL scores in order
         self.lock = threading.Lock()
 
     def build_dataset(self, tokenizer: Any = None) -> list[dict[str, Any]]:
         """One row per prompt."""
-        return [{"prompt": [{"role": "user", "content": f"word {number}"}]} for number in range(self.cases)]
+        return [{"prompt": [{"role": "user", "content": f"word {number}"}]} for number in range(200)]
 
     def score_episode(self, completion: list[dict[str, Any]]) -> float:
         """The share of ASCII letters, 0 to 1."""

@@ -1,9 +1,15 @@
-"""What all benchmarks share: what a child process used, and what pairs of measurements come to."""
+"""What all benchmarks share: what is asked of them, the figures that they give, and processes whose use is measured.
+
+Each benchmark is a module with `measure(asked)`, which gives its figures; `python -m benchmarks` runs them.
+"""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import importlib
+import io
 import math
+import multiprocessing
 import os
 import signal
 import statistics
@@ -11,17 +17,129 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 PATIENCE = 60.0
 """Seconds that a child gets to end what it started, when the benchmark is interrupted."""
 
+T = TypeVar("T")
 
-# -- children
+
+@dataclass(frozen=True)
+class Asked:
+    """What a benchmark is asked to do."""
+
+    pairs: int = 5
+    kills: int = 10
+    """Of `torture`."""
+    processes: int = 1
+    """Of the run that `torture` kills."""
+    is_short: bool = False
+    """Only to see that it works: bounds may not be met."""
+
+
+def figures_of(name: str, asked: Asked) -> list[Figure]:
+    """What the benchmark of this name gives, measured in this process, without what trainings say."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return list(importlib.import_module(f"benchmarks.{name}").measure(asked))
+
+
+# -- figures
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One value of each pair, and the bounds of their median; without bounds it is shown for information."""
+
+    name: str
+    values: Sequence[float]
+    most: float = math.inf
+    least: float = -math.inf
+    is_each: bool = False
+    """Whether each value must be within the bounds."""
+    sides: str = ""
+    """The medians of both sides, if the values are ratios."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the bounds hold."""
+        judged = self.values if self.is_each else [statistics.median(self.values)]
+        return all(self.least <= value <= self.most for value in judged)
+
+    @property
+    def bound(self) -> str:
+        """The bounds in words."""
+        if not math.isfinite(self.least):
+            return f"at most {self.most:.3g}" if math.isfinite(self.most) else ""
+        return f"{self.least:g} to {self.most:g}" if math.isfinite(self.most) else f"at least {self.least:g}"
+
+    def row(self, benchmark: str) -> str:
+        """The line of the table."""
+        met = ("yes" if self.is_met else "NO") if self.bound else ""
+        return table_row(benchmark, self.name, self.bound, spread(self.values), self.sides, met)
+
+
+def ratio(name: str, ours: Sequence[float], theirs: Sequence[float], most: float = math.inf) -> Figure:
+    """Ours by theirs, pair by pair."""
+    values = [one / other for one, other in zip(ours, theirs, strict=True)]
+    sides = " / ".join(number(statistics.median(side)) for side in (ours, theirs))
+    return Figure(name, values, most, sides=sides)
+
+
+def spread(values: Sequence[float]) -> str:
+    """`0.203 (0.198..0.231)`: median, smallest and largest."""
+    return f"{number(statistics.median(values))} ({number(min(values))}..{number(max(values))})"
+
+
+def number(value: float) -> str:
+    """Three decimals, of small numbers."""
+    return f"{value:.0f}" if abs(value) >= 100 or value == round(value) else f"{value:.3f}"
+
+
+def table_row(*cells: str) -> str:
+    """Cells as wide as most of them are."""
+    widths = (21, 55, 13, 24, 15, 3)
+    return f"| {' | '.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))} |"
+
+
+HEAD = table_row("benchmark", "figure", "bound", "median (min..max)", "ours / theirs", "met")
+
+
+# -- processes
+
+
+def in_new_process(work: Callable[..., T], *arguments: Any) -> T:
+    """What this returns in a process of its own, so that this one stays small: see `run`. One that has imported torch
+    already is forked.
+
+    Raises:
+        RuntimeError: it failed, and has said how.
+    """
+    new: Any = multiprocessing.get_context("fork" if "torch" in sys.modules else "spawn")
+    ours, theirs = new.Pipe(duplex=False)
+    process = new.Process(target=_answer, args=(theirs, work, arguments))
+    process.start()
+    theirs.close()
+    try:
+        returned: T = ours.recv()
+    except EOFError:
+        raise RuntimeError("what was to be measured failed") from None
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.join()
+    return returned
+
+
+def _answer(line: Any, work: Callable[..., object], arguments: Sequence[Any]) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends what it has started
+    line.send(work(*arguments))
 
 
 @dataclass(frozen=True)
@@ -35,8 +153,7 @@ class Used:
 def run(command: Sequence[str], exit_code: int | None = 0) -> Used:
     """Run it to its end; with None as `exit_code` it may have any.
 
-    `ru_maxrss` starts at the size of the process that forks, so what measures must be smaller than what it measures:
-    the benchmarks themselves never import torch.
+    `ru_maxrss` starts at the size of the process that forks, so what measures must be smaller than what it measures.
 
     Raises:
         RuntimeError: it ended with another exit code than it should have.
@@ -68,77 +185,3 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def script(name: str) -> str:
     """A console script of the Python that runs this."""
     return str(Path(sysconfig.get_path("scripts")) / name)
-
-
-def options(description: str) -> argparse.ArgumentParser:
-    """The command line that every benchmark has; a SIGTERM is taken like Ctrl-C, so that children are ended."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--pairs", type=positive, default=5, help="measure so many pairs (default: 5)")
-    return parser
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
-# -- pairs
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What must hold: the median of ours by theirs, and where it matters the median of ours, are at most this."""
-
-    ratio: float
-    ours: float = math.inf
-
-    def __str__(self) -> str:
-        return f"ratio <= {self.ratio:g}" + (f", ours <= {self.ours:g}" if math.isfinite(self.ours) else "")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measure of both sides, pair by pair; without bounds it is shown for information."""
-
-    name: str
-    ours: Sequence[float]
-    theirs: Sequence[float]
-    bounds: Bounds | None = None
-
-    @property
-    def ratios(self) -> list[float]:
-        """Ours by theirs, for each pair."""
-        return [ours / theirs for ours, theirs in zip(self.ours, self.theirs, strict=True)]
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the bounds hold."""
-        if self.bounds is None:
-            return True
-        within = statistics.median(self.ours) <= self.bounds.ours
-        return within and statistics.median(self.ratios) <= self.bounds.ratio
-
-    def cells(self) -> list[str]:
-        """The row as the table shows it."""
-        verdict = "" if self.bounds is None else f"{self.bounds}: {'ok' if self.is_met else 'NOT MET'}"
-        return [self.name, *(spread(values) for values in (self.ours, self.theirs, self.ratios)), verdict]
-
-
-def spread(values: Sequence[float]) -> str:
-    """`0.203 (0.198..0.231)`: median, smallest and largest."""
-    digits = 0 if min(values) >= 100 else 3
-    middle, low, high = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
-    return f"{middle} ({low}..{high})"
-
-
-def show(rows: Sequence[Row], peer: str, ours: str = "aitrain") -> bool:
-    """Print the table; returns whether all bounds are met."""
-    head = ["median (min..max)", ours, peer, "ratio", "bound"]
-    lines = [head, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    return all(row.is_met for row in rows)

@@ -1,14 +1,12 @@
 """What trimmed padding saves: tokens that go through the model, and seconds of the optimization, against TRL's padding.
 
-`python -m benchmarks.padding [--pairs N]`; exits 1 when a bound is not met. Completions are prescribed, with lengths as
-in RL: lognormal, 8 to 2,048 tokens. Both sides must play and train the same rows.
+Completions are prescribed, with lengths as in RL: lognormal, 8 to 2,048 tokens. All sides must get the same rewards.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import random
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.measuring import Bounds, Row, options, show
-from benchmarks.overhead import SURROUNDINGS
+from benchmarks.measuring import Asked, Figure, ratio
+from benchmarks.models import make_model
 
-TOKENS, SECONDS = Bounds(ratio=0.5, ours=1.15), Bounds(ratio=0.6)
+TOKENS, FORWARDED, SECONDS = 0.5, 1.15, 0.6
+"""The most tokens and seconds by those of TRL's padding, and the most forwarded tokens by real ones."""
 PROMPTS, GENERATIONS, LONGEST, STEPS = 4, 8, 2048, 2
 SIDES: dict[str, dict[str, Any]] = {
     "TRL's padding": {"batch_size": 4},
@@ -60,58 +59,32 @@ class Lengths:
         return min(1.0, len(completion) / LONGEST)
 
 
-def main() -> int:
-    """Measure, show, judge."""
-    pairs = options("Tokens and seconds of an optimization with trimmed padding, against TRL's.").parse_args().pairs
-    os.environ.update(SURROUNDINGS)
+def measure(asked: Asked) -> Iterator[Figure]:
+    """All sides in turn, so many times, each time with other lengths."""
     with tempfile.TemporaryDirectory(prefix="aitrain-padding-") as folder:
-        model = make_model(Path(folder) / "model")
+        make_model("very small", Path(folder) / "model")
         rounds = [
-            {name: trained(model, Path(folder), pair, more) for name, more in SIDES.items()} for pair in range(pairs)
+            {name: trained(Path(folder), pair, more) for name, more in SIDES.items()} for pair in range(asked.pairs)
         ]
-    for sides in rounds:
-        if len({str(side.rewards) for side in sides.values()}) != 1:
-            raise RuntimeError("the sides were rewarded differently: they cannot be compared")
-    (theirs, *ours), rows = SIDES, list[Row]()
+    if any(len({str(side.rewards) for side in sides.values()}) != 1 for sides in rounds):
+        raise RuntimeError("the sides were rewarded differently: they cannot be compared")
+    theirs, *ours = SIDES
     for name in ours:
-        both = [(sides[name], sides[theirs]) for sides in rounds]
-        rows.append(Row(f"{name}: forwarded / real", [a.ratio for a, _ in both], [b.ratio for _, b in both], TOKENS))
-        rows.append(Row(f"{name}: seconds a step", [a.seconds for a, _ in both], [b.seconds for _, b in both], SECONDS))
-    print(f"{PROMPTS * GENERATIONS} completions a step, {pairs} pairs\n")
-    return 0 if show(rows, theirs) else 1
+        real = [sides[name].ratio for sides in rounds]
+        yield Figure(f"{name}: forwarded by real tokens", real, FORWARDED)
+        yield ratio(f"{name}: forwarded tokens", real, [sides[theirs].ratio for sides in rounds], TOKENS)
+        seconds = ([sides[side].seconds for sides in rounds] for side in (name, theirs))
+        yield ratio(f"{name}: seconds a step", *seconds, math.inf if asked.is_short else SECONDS)
 
 
-def make_model(folder: Path) -> Path:
-    """A small Llama of random weights with a long context, and the tiny model's tokenizer."""
-    import torch
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    from tests.tiny_model import build_tokenizer
-
-    disable_progress_bar()
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=96, num_hidden_layers=1,
-        num_attention_heads=1, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True, **ends,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(**ends)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def trained(model: Path, folder: Path, pair: int, more: dict[str, Any]) -> Side:
+def trained(folder: Path, pair: int, more: dict[str, Any]) -> Side:
     """Train; the first step is not timed."""
     import aitrain
 
     config = aitrain.TrainConfig(
-        model=str(model), output_dir=str(folder / "runs"), rl_prompts_per_step=PROMPTS, rl_num_generations=GENERATIONS,
-        rl_max_new_tokens=LONGEST, max_steps=STEPS, rl_kl_coef=0.0, eval_cases=0, save_strategy="no", seed=pair,
-        logging_steps=1, disable_gradient_checkpointing=True, **more,
+        model=str(folder / "model"), output_dir=str(folder / "runs"), rl_prompts_per_step=PROMPTS,
+        rl_num_generations=GENERATIONS, rl_max_new_tokens=LONGEST, max_steps=STEPS, rl_kl_coef=0.0, eval_cases=0,
+        save_strategy="no", seed=pair, logging_steps=1, disable_gradient_checkpointing=True, **more,
     )  # fmt: skip
     with prescribed(pair), counted() as forwarded:
         lines = [line for line in aitrain.train(config, environment=Lengths()).history if "reward" in line]
@@ -153,7 +126,3 @@ def counted() -> Iterator[Forwarded]:
 
     with patch.object(GRPOTrainer, "_get_per_token_logps_and_entropies", counting):
         yield count
-
-
-if __name__ == "__main__":
-    sys.exit(main())

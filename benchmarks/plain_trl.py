@@ -1,7 +1,7 @@
-"""The peer of overhead.py and gpu.py: GRPO as one writes it with TRL alone; nothing here imports aitrain.
+"""The peer of overhead.py: GRPO as one writes it with TRL alone; nothing here imports aitrain.
 
-`python -m benchmarks.plain_trl ARGUMENTS.json CLOCK OUTPUT_DIR`; the file holds `model`, `task`, `grpo`, the keyword
-arguments of GRPOConfig, and `lora`, those of LoraConfig or null.
+`python -m benchmarks.plain_trl ARGUMENTS.json TASK OUTPUT_DIR`; the file holds `model`, `grpo`, the keyword arguments
+of GRPOConfig, and `lora`, those of LoraConfig or null; TASK has the arguments of Letters as JSON.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.letters import Letters
 
 
-def main(arguments_file: str, clock: str, output_dir: str) -> None:
+def main(arguments_file: str, task_arguments: str, output_dir: str) -> None:
     """Train and save."""
     arguments = json.loads(Path(arguments_file).read_text(encoding="utf-8"))
-    task = Letters(clock, **arguments["task"])
+    task = Letters(**json.loads(task_arguments))
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
         tokenizer = trainer.processing_class  # TRL's `completions` lack the special tokens that the model wrote

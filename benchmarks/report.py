@@ -1,38 +1,31 @@
 """What it costs to look at a large run: 100,000 episodes, a gigabyte of rollouts, made up and like real ones.
 
-`python -m benchmarks.report [--pairs N] [--keep FOLDER]`; exits 1 when a bound is not met. There is no peer: bounds are
-absolute, in seconds of waiting and MiB of memory. Seconds of CPU stand beside, as waiting depends on who else computes.
+There is no peer: bounds are absolute, in seconds of waiting and MiB of memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
+import math
 import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
+import httpx
 
-from benchmarks.measuring import options, run, script, spread
+from benchmarks.measuring import Asked, Figure, run, script
 
 EPISODES = 100_000
-BYTES = 10**9
 GROUP, GROUPS = 8, 16
 HELD_OUT = 64
-RUNS = 300
-"""Runs in the table."""
 NEEDLE = "Xylophonist"
 """A word that one episode has, near the end."""
 WRITE = """
@@ -61,54 +54,41 @@ WORDS = [
 ]
 
 
-@dataclass
-class Measured:
-    """One thing that was measured several times, and what it may be at most."""
+MOST = {
+    "report.html: seconds": 20, "report.html: memory, MiB": 300, "report.html: size of the file, MB": 10,
+    "view, first page: seconds": 1, "view, search for a rare word: seconds": 5, "view, search for none: seconds": 5,
+    "view: memory, MiB": 300,
+}  # fmt: skip
+"""The bounds of some measures."""
 
-    name: str
-    unit: str
-    most: float | None = None
-    values: list[float] = field(default_factory=list)
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the median is within the bound."""
-        return self.most is None or statistics.median(self.values) <= self.most
-
-    def __str__(self) -> str:
-        verdict = "" if self.most is None else f"at most {self.most:g}: {'ok' if self.is_met else 'NOT MET'}"
-        return f"{self.name:44} {self.unit:6} {spread(self.values):28} {verdict}".rstrip()
+Values = defaultdict[str, list[float]]
+"""What was measured several times, by its name."""
 
 
-def main() -> int:
-    """Make a run, look at it, judge."""
-    parser = options("What it costs to look at a run of 100,000 episodes.")
-    parser.add_argument("--keep", type=Path, help="folder to make the run in, or to take it from")
-    given = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if not (folder / "metrics.jsonl").exists():
-            make_run(folder)
-        size = sum(file.stat().st_size for file in (folder / "rollouts").iterdir())
-        print(f"{EPISODES:,} episodes, {size / 1e9:.2f} GB of rollouts; median (min..max) of {given.pairs}\n")
-        measured = [*measure_report(folder, given.pairs), *measure_view(folder, given.pairs)]
-        measured += measure_table(folder, given.pairs)
-    for one in measured:
-        print(one)
-    return 0 if all(one.is_met for one in measured) else 1
+def measure(asked: Asked) -> Iterator[Figure]:
+    """Make a run, and look at it."""
+    values: Values = defaultdict(list)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        make_run(folder, 2_000 if asked.is_short else EPISODES)
+        for _ in range(asked.pairs):
+            write_report(folder, values)
+            open_view(folder, values)
+    for name, measured in values.items():
+        yield Figure(name, measured, MOST.get(name, math.inf))
 
 
 # -- the run
 
 
-def make_run(folder: Path) -> None:
+def make_run(folder: Path, episodes: int) -> None:
     """A run as a training would have left it, but for its model."""
     rng = random.Random(0)
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     with (folder / "rollouts" / "rank0.jsonl").open("w", encoding="utf-8") as file:
-        for number in range(EPISODES):
-            file.write(json.dumps(episode(number, rng), ensure_ascii=False) + "\n")
-    steps = (EPISODES - 2 * HELD_OUT) // (GROUP * GROUPS)
+        for number in range(episodes):
+            file.write(json.dumps(episode(number, episodes, rng), ensure_ascii=False) + "\n")
+    steps = (episodes - 2 * HELD_OUT) // (GROUP * GROUPS)
     names = [f"metric/{number}" for number in range(40)]
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(1, steps + 1):
@@ -116,18 +96,18 @@ def make_run(folder: Path) -> None:
             file.write(json.dumps({"step": step, "seconds": 3.0 * step} | values) + "\n")
 
 
-def episode(number: int, rng: random.Random) -> dict[str, Any]:
+def episode(number: int, episodes: int, rng: random.Random) -> dict[str, Any]:
     """Two turns of some thousand characters; the first and the last ones are held-out cases."""
     index = number - HELD_OUT
-    if held_out := number < HELD_OUT or number >= EPISODES - HELD_OUT:
-        place: dict[str, Any] = {"step": 0 if number < HELD_OUT else 781}
+    if held_out := number < HELD_OUT or number >= episodes - HELD_OUT:
+        place: dict[str, Any] = {"step": 0 if number < HELD_OUT else episodes // (GROUP * GROUPS)}
         place["eval_phase"] = "before_sampled" if number < HELD_OUT else "after_sampled"
     else:
         place = {"step": index // (GROUP * GROUPS) + 1, "group": index // GROUP % GROUPS}
     case = 5000 + number % HELD_OUT if held_out else index // GROUP % 2000
     prompt = [{"role": "user", "content": f"Case {case}: {said(rng, 600)}"}]
     answers = [said(rng, 2500), said(rng, 2500)]
-    if number == EPISODES - 1000:
+    if number == episodes - 1000:
         answers[0] += NEEDLE
     failure = {"kind": "raised", "place": "score_episode", "message": "ValueError"} if number % 500 == 7 else None
     return place | {
@@ -154,118 +134,62 @@ TEXT = " ".join(random.Random(1).choices(WORDS, k=2000))
 # -- the measures
 
 
-def measure_report(folder: Path, times: int) -> list[Measured]:
-    """A process that writes report.html: waiting, CPU, memory, and what the file weighs."""
-    waited, cpu = Measured("report.html: waiting", "s", 20), Measured("report.html: CPU", "s")
-    memory, size = Measured("report.html: memory", "MiB", 300), Measured("report.html: size of the file", "MB", 10)
-    for _ in range(times):
-        start = time.monotonic()
+def write_report(folder: Path, values: Values) -> None:
+    """A process that writes report.html: waiting, memory, and what the file weighs."""
+    with watched("report.html", values):
         used = run([sys.executable, "-c", WRITE, str(folder)])
-        waited.values.append(time.monotonic() - start)
-        cpu.values.append(used.cpu_seconds)
-        memory.values.append(used.peak_mib)
-        size.values.append((folder / "report.html").stat().st_size / 1e6)
-    return [waited, cpu, memory, size]
+    values["report.html: memory, MiB"].append(used.peak_mib)
+    values["report.html: size of the file, MB"].append((folder / "report.html").stat().st_size / 1e6)
 
 
-def measure_view(folder: Path, times: int) -> list[Measured]:
-    """A server for each round, started anew: the first page with curves, the rollouts read, a search over all."""
-    starts, memory = Measured("view: start of the command", "s"), Measured("view: memory", "MiB", 300)
-    page, all_read = Watched("view: first page", 1), Watched("view: all rollouts read")
-    searches = {NEEDLE: Watched("view: search for a rare word", 5), "no such": Watched("view: search for none", 5)}
-    for _ in range(times):
-        start = time.monotonic()
-        with serving(folder) as (address, process):
-            starts.values.append(time.monotonic() - start)
-            with page.watch(process.pid):
-                opened(address)
-            with all_read.watch(process.pid):
-                while not ask(address, "run", run=folder.name)["is_ready"]:
-                    time.sleep(0.1)
-            for word, watched in searches.items():
-                with watched.watch(process.pid):
-                    answer = ask(address, "episodes", run=folder.name, text=word)
-                assert (answer["total"], answer["is_complete"]) == (int(word == NEEDLE), True), answer
-            memory.values.append(peak_of(process.pid))
-    watched = [page, all_read, *searches.values()]
-    return [starts, *(measured for one in watched for measured in (one.waiting, one.cpu)), memory]
-
-
-def measure_table(folder: Path, times: int) -> list[Measured]:
-    """The table of RUNS runs with the metrics of this one: the first answer of a server, and the next one."""
-    first, again = Measured(f"view: table of {RUNS} runs", "s", 3), Measured("view: the same table again", "s", 0.5)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        for number in range(RUNS):
-            run = Path(place) / f"run-{number}"
-            run.mkdir()
-            os.link(folder / "metrics.jsonl", run / "metrics.jsonl")
-            (run / "config.yaml").write_text("model: Qwen/Qwen3-0.6B\nrl_env: envs.gsm8k\n")
-        for _ in range(times):
-            with serving(Path(place)) as (address, _):
-                for measured in (first, again):
-                    start = time.monotonic()
-                    assert len(ask(address, "runs")) == RUNS
-                    measured.values.append(time.monotonic() - start)
-    return [first, again]
-
-
-class Watched:
-    """How long something takes, and how much CPU a process uses meanwhile."""
-
-    def __init__(self, name: str, most: float | None = None) -> None:
-        self.waiting, self.cpu = Measured(f"{name}: waiting", "s", most), Measured(f"{name}: CPU", "s")
-
-    @contextlib.contextmanager
-    def watch(self, pid: int) -> Iterator[None]:
-        """Measure while this lasts."""
-        start, cpu = time.monotonic(), cpu_of(pid)
-        yield
-        self.waiting.values.append(time.monotonic() - start)
-        self.cpu.values.append(cpu_of(pid) - cpu)
-
-
-def opened(address: str) -> None:
-    """What a browser asks for until it shows the curves and the newest rollouts that are read."""
-    page = urllib.request.urlopen(address).read().decode()
-    for part in re.findall(r'(?:src|href)="(/[^"]+)"', page):
-        urllib.request.urlopen(address + part.lstrip("/")).read()
-    (only,) = ask(address, "runs")
-    shown = ask(address, "run", run=only["id"])
-    assert len(shown["curves"]["series"]["reward"]) > 500
-    ask(address, "episodes", run=only["id"])
+def open_view(folder: Path, values: Values) -> None:
+    """A server: the first page with curves, the rollouts read, a search over all."""
+    with serving(folder) as (client, process):
+        with watched("view, first page", values):
+            open_page(client)
+        with watched("view, all rollouts read", values):
+            while not ask(client, "run", run=folder.name)["is_ready"]:
+                time.sleep(0.1)
+        for name, word, expected in (("a rare word", NEEDLE, 1), ("none", "no such", 0)):
+            with watched(f"view, search for {name}", values):
+                answer = ask(client, "episodes", run=folder.name, text=word)
+            assert (answer["total"], answer["is_complete"]) == (expected, True), answer
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        values["view: memory, MiB"].append(int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024)
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def watched(name: str, values: Values) -> Iterator[None]:
+    """How long this lasts."""
+    start = time.monotonic()
+    yield
+    values[f"{name}: seconds"].append(time.monotonic() - start)
+
+
+def open_page(client: httpx.Client) -> None:
+    """What a browser asks for until it shows the curves and the newest rollouts that are read."""
+    for part in re.findall(r'(?:src|href)="(/[^"]+)"', client.get("").raise_for_status().text):
+        client.get(part).raise_for_status()
+    (only,) = ask(client, "runs")
+    assert ask(client, "run", run=only["id"])["curves"]["series"]["reward"]
+    ask(client, "episodes", run=only["id"])
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
     """`aitrain view` of the run."""
-    command: Sequence[str] = [script("aitrain"), "view", str(folder), "--no-browser", "--port", "0"]
+    command = [script("aitrain"), "view", str(folder), "--no-browser", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            address = process.stdout.readline().split()[0]
-            urllib.request.install_opener(urllib.request.build_opener(urllib.request.HTTPCookieProcessor()))
-            urllib.request.urlopen(address)  # the key in it becomes a cookie
-            yield address.partition("?")[0], process
+            address, _, key = process.stdout.readline().split()[0].partition("?")
+            with httpx.Client(base_url=address, follow_redirects=True, timeout=60) as client:
+                client.get(f"?{key}").raise_for_status()  # which becomes a cookie
+                yield client, process
         finally:
             process.terminate()
 
 
-def ask(address: str, what: str, **parameters: str) -> Any:
+def ask(client: httpx.Client, what: str, **parameters: str) -> Any:
     """One of the server's answers."""
-    return json.load(urllib.request.urlopen(f"{address}api/{what}?{urllib.parse.urlencode(parameters)}"))
-
-
-def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a living process has used."""
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
-
-
-def peak_of(pid: int) -> float:
-    """The most memory that a living process has had, MiB (Linux)."""
-    return int(re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) / 1024
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main())
+    return client.get(f"api/{what}", params=parameters).raise_for_status().json()

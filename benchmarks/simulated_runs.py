@@ -8,6 +8,7 @@ noise around curves; scores, lengths and held-out scores are drawn from there.
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,7 +39,6 @@ def steady(value: float) -> Curve:
 
 
 _SKILL, _LENGTH, _DEPENDENCE, _ENTROPY = ramp(-1.5, 1.5), steady(120.0), steady(0.8), steady(1.0)
-_CUT_OFF, _UNSCORED = steady(0.05), steady(0.0)
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ class Kind:
     length: Curve = _LENGTH
     dependence: Curve = _DEPENDENCE
     entropy: Curve = _ENTROPY
-    cut_off: Curve = _CUT_OFF
-    unscored: Curve = _UNSCORED
     parts: dict[str, tuple[float, Curve | None]] = field(default_factory=dict)
     steps: tuple[int, int] = (120, 400)
     prompts: tuple[int, int] = (4, 16)
@@ -114,8 +112,8 @@ class _Simulation:
             "reward_std": fmean(math.sqrt(pvariance([one[0] for one in group])) for group in groups),
             "frac_reward_zero_std": flat,
             "completions/mean_length": kind.length(time) * math.exp(self.draw.gauss(stretch, 0.4 / math.sqrt(count))),
-            "completions/clipped_ratio": self._share(kind.cut_off(time), count),
-            "unscored": self._share(kind.unscored(time), count),
+            "completions/clipped_ratio": self._share(0.05, count),
+            "unscored": self._share(0.0, count),
             "entropy": kind.entropy(time) * math.exp(self.draw.gauss(0, 0.1)),
             "prompt_dependence": max(-1.0, min(1.0, kind.dependence(time) + self.draw.gauss(0, noise))),
         }
@@ -142,15 +140,12 @@ class _Simulation:
         """Score and components of each completion of a group."""
         shift = 2.0 * (case % self.kind.environments)
         right = 1 / (1 + math.exp(self.difficulty[case] + shift - skill))
+        weights, curves = zip(*(self.kind.parts or {"right": (1.0, None)}).values(), strict=True)
+        chances = [right if curve is None else curve(time) for curve in curves]
         episodes: list[tuple[float, list[float]]] = []
         for _ in range(self.group):
-            if not self.kind.parts:
-                episodes.append((float(self.draw.random() < right), []))
-                continue
-            chances = [right if curve is None else curve(time) for _, curve in self.kind.parts.values()]
             parts = [float(self.draw.random() < chance) for chance in chances]
-            score = sum(weight * part for (weight, _), part in zip(self.kind.parts.values(), parts, strict=True))
-            episodes.append((score, parts))
+            episodes.append((sum(map(operator.mul, weights, parts)), parts))
         self.rates[case] += 0.3 * (fmean(one[0] for one in episodes) - self.rates[case])
         return episodes
 

@@ -7,12 +7,9 @@ is not whole.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +25,7 @@ import psutil
 
 from aitrain.runs.checkpoint import STAGING, check_whole, checkpoints_of
 from aitrain.runs.run_folder import RunFolder, read_lines
-from benchmarks.measuring import ROOT, options, positive
+from benchmarks.measuring import ROOT, Asked, Figure
 
 TIMES = {"seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
     f"time/{part}" for part in ("step", "generate", "environment", "optimize")
@@ -90,9 +87,11 @@ class Torture:
             moment = self._wait(child, inside_save=number % 3 == 0)
         finally:
             self._kill(child)
-        self.survived["inside a save" if self._is_saving() else moment] += 1
+        self.survived[f"kills {'inside a save' if self._is_saving() else moment}"] += 1
         self.left_over = self._under_way()
-        self._look()
+        for checkpoint in checkpoints_of(self.run):  # whatever has the name of one is whole
+            check_whole(checkpoint)
+            self.survived["checkpoints looked at"] += 1
 
     def _wait(self, child: subprocess.Popen[bytes], inside_save: bool) -> str:
         """Returns what the run was doing when its time came."""
@@ -123,13 +122,12 @@ class Torture:
         return not self._under_way() <= self.left_over
 
     def _under_way(self) -> set[tuple[int, int]]:
-        """The staging folders, each known by its inode and the moment at which it was made."""
-        found = set()
-        for folder in self.run.checkpoints.glob(f"{STAGING}*"):
-            with suppress(FileNotFoundError):
-                about = folder.stat()
-                found.add((about.st_ino, about.st_mtime_ns))
-        return found
+        """The staging folders, each known by its inode and the moment at which it was changed."""
+        try:
+            found = [folder.stat() for folder in self.run.checkpoints.glob(f"{STAGING}*")]
+        except FileNotFoundError:  # it has become a checkpoint meanwhile
+            return self._under_way()
+        return {(one.st_ino, one.st_mtime_ns) for one in found}
 
     def _steps(self) -> list[int]:
         return [line["step"] for line in read_lines(self.run.metrics)]
@@ -143,26 +141,15 @@ class Torture:
                 process.kill()
         child.communicate()
 
-    def _look(self) -> None:
-        """Whatever has the name of a checkpoint is whole."""
-        for checkpoint in checkpoints_of(self.run):
-            check_whole(checkpoint)
-        self.survived["checkpoints looked at"] += len(checkpoints_of(self.run))
-
 
 def differences(one: Path, other: Path) -> Iterator[str]:
     """What is not the same in two run folders."""
-    if digest(one / "model" / "model.safetensors") != digest(other / "model" / "model.safetensors"):
+    first, second = (folder / "model" / "model.safetensors" for folder in (one, other))
+    if first.read_bytes() != second.read_bytes():
         yield "the weights differ"
     for names in ("metrics.jsonl", "rollouts/*.jsonl"):
-        first, second = lines(one, names), lines(other, names)
-        if first != second:
-            yield f"{names} differ ({len(first)} and {len(second)} lines)"
-
-
-def digest(path: Path) -> str:
-    """Of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        if lines(one, names) != lines(other, names):
+            yield f"{names} differ ({len(lines(one, names))} and {len(lines(other, names))} lines)"
 
 
 def lines(folder: Path, names: str) -> list[str]:
@@ -171,30 +158,16 @@ def lines(folder: Path, names: str) -> list[str]:
     return sorted(json.dumps({key: value for key, value in r.items() if key not in TIMES}) for r in records)
 
 
-def main() -> int:
-    """Returns 1 when anything was lost."""
-    parser: argparse.ArgumentParser = options(__doc__ or "")
-    parser.add_argument("--kills", type=positive, default=50)
-    parser.add_argument("--processes", type=positive, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="torture-"))
-    steps = given.kills * STEPS_A_KILL
-    torture = Torture(folder, given.processes, steps, random.Random(given.seed))
-    try:
+def measure(asked: Asked) -> Iterator[Figure]:
+    """One run that is left alone, and one that is killed."""
+    with tempfile.TemporaryDirectory(prefix="torture-") as place:
+        torture = Torture(Path(place), asked.processes, asked.kills * STEPS_A_KILL, random.Random(0))
         torture.finish("alone")
-        for number in range(1, given.kills + 1):
+        for number in range(1, asked.kills + 1):
             torture.live_and_die(number)
-            reached = max(torture._steps(), default=0)
-            print(f"kill {number} of {given.kills}: {dict(torture.survived)}, step {reached} of {steps}", flush=True)
         torture.finish("killed", "--resume")
-        found = list(differences(torture.run.path, folder / "runs" / "alone"))
-        print(f"survived {sum(v for k, v in torture.survived.items() if k != 'checkpoints looked at')} kills")
-        print("\n".join(found) or "weights, metrics and rollouts are those of the run that was left alone")
-        return 1 if found else 0
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        found = list(differences(torture.run.path, torture.folder / "runs" / "alone"))
+    print(*found, sep="\n", end="", file=sys.__stderr__)
+    yield Figure(f"differences after {asked.kills} kills", [len(found)], most=0)
+    for moment, count in sorted(torture.survived.items()):
+        yield Figure(moment, [count])

@@ -1,10 +1,8 @@
-"""Writes the tables of scaling.md and memory.md: estimates of `aitrain plan`, and the simulated plan on paper."""
+"""Writes the tables of scaling.md and memory.md: estimates of `aitrain plan`."""
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,6 @@ from aitrain.batch import plan_batch  # noqa: E402
 from aitrain.launch.model_shape import Linear, ModelShape  # noqa: E402
 from aitrain.launch.resource_estimate import DeviceMemory, estimate_disk, estimate_memory  # noqa: E402
 from aitrain.options.train import TrainConfig  # noqa: E402
-from benchmarks.fleet_simulation import (  # noqa: E402
-    Fleet,
-    SimulatedEpisode,
-    SimulatedTurn,
-    saturation,
-    simulate_step,
-)
 
 PAGE, MEMORY_PAGE = ROOT / "docs" / "scaling.md", ROOT / "docs" / "memory.md"
 GIB = 1 << 30
@@ -140,104 +131,9 @@ def one_gpu_table() -> str:
     return "\n".join(lines)
 
 
-# -- the plan on paper
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What is assumed of a GPU and of what connects them: an H100, with the shares of its peak that are usual."""
-
-    bandwidth: float = 3.35e12 * 0.6
-    """Bytes of memory per second in decoding."""
-    training: float = 989e12 * 0.35
-    """Operations per second in training."""
-    decoding: float = 989e12 * 0.5
-    """Operations per second of a decoding step with many sequences."""
-    overhead: float = 0.004
-    """Seconds of a decoding step beside reading weights: launches, sampling, scheduling."""
-    files: float = 0.82e9
-    """Bytes per second of a sync by files: prime-rl measured 83 s for 68 GB with one writer."""
-
-
-@dataclass(frozen=True)
-class PaperPlan:
-    """A training on paper: GPUs for training, servers with their GPUs, episodes of a step."""
-
-    model: Dense
-    trainers: int
-    servers: int
-    gpus_each: int
-    episodes: int
-    sync: str = "files"
-
-    @property
-    def gpus(self) -> int:
-        """All of them."""
-        return self.trainers + self.servers * self.gpus_each
-
-    def fleet(self, hardware: Hardware, length: float) -> Fleet:
-        """The fleet, for episodes of this mean length."""
-        shape = self.model.shape
-        weights, share = shape.weights, self.gpus_each
-        cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2 * length  # of a sequence that is half done
-        size = {"files": 2 * weights, "adapter": 4 * 16 * sum(one.sides for one in shape.linears)}[self.sync]
-        return Fleet(
-            processes=self.trainers,
-            servers=self.servers,
-            token_seconds=hardware.overhead + 2 * weights / (hardware.bandwidth * share),
-            sequence_seconds=(cache / hardware.bandwidth + 2 * weights / hardware.decoding) / share,
-            sequences=256,
-            env_workers=64,
-            # forward and backward with recomputed activations: 8 operations a weight and token
-            train_seconds=8 * weights / hardware.training,
-            sync_bytes=size,
-            write_speed=hardware.files,
-        )
-
-
-PLANS = (
-    PaperPlan(MODELS[3], 1, 1, 1, 128, "adapter"),
-    PaperPlan(MODELS[3], 4, 4, 1, 512),
-    PaperPlan(MODELS[3], 32, 32, 1, 2048),
-    PaperPlan(MODELS[5], 32, 8, 4, 1024),
-    PaperPlan(MODELS[5], 128, 32, 4, 4096),
-    PaperPlan(MODELS[5], 512, 128, 4, 8192),
-)
-MEAN_TOKENS, LONGEST_TOKENS = 2000, 8192
-
-
-def paper_table() -> str:
-    """Simulated steps of the plans."""
-    lines = [
-        "| model | GPUs: training + servers | episodes | sync | rollout | training | step "
-        "| GPUs busy: training, servers | most useful |",
-        "|---" * 9 + "|",
-    ]
-    for plan in PLANS:
-        episodes = reasoning(plan.episodes)
-        fleet = plan.fleet(Hardware(), MEAN_TOKENS / 2)
-        step = simulate_step(fleet, episodes)
-        name, gain = next(iter(saturation(fleet, [episodes]).items()))
-        useful = f"{name}: {gain:.2f} times faster"
-        adapter = " (`--peft`)" if plan.sync == "adapter" else ""
-        seconds = " | ".join(f"{part:.0f} s" for part in (step.sync, step.rollout, step.train, step.seconds))
-        lines.append(
-            f"| {plan.model.name}{adapter} | {plan.gpus}: {plan.trainers} + {plan.servers} x {plan.gpus_each} "
-            f"| {plan.episodes} | {seconds} | {step.trainer_use:.0%}, {step.server_use:.0%} | {useful} |"
-        )
-    return "\n".join(lines)
-
-
-def reasoning(episodes: int) -> Sequence[SimulatedEpisode]:
-    """Answers of one turn with a long tail, of which each is checked in a tenth of a second."""
-    chance = random.Random(0)
-    lengths = (min(LONGEST_TOKENS, int(chance.lognormvariate(7.2, 0.9))) for _ in range(episodes))
-    return [(SimulatedTurn(max(16, length), 0.1),) for length in lengths]
-
-
 # -- the pages
 
-TABLES = {PAGE: {"fits": fits_table, "paper": paper_table}, MEMORY_PAGE: {"one-gpu": one_gpu_table}}
+TABLES = {PAGE: {"fits": fits_table}, MEMORY_PAGE: {"one-gpu": one_gpu_table}}
 
 
 def with_tables(file: Path) -> str:

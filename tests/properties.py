@@ -1,7 +1,5 @@
 """What must hold for anything that a person writes into a file or behind a flag: no traceback, and either an error that
 says which option is meant, or a configuration that comes back the same when it is written and read.
-
-test_properties.py tries a few hundred examples of each, benchmarks/properties.py thousands.
 """
 
 from __future__ import annotations

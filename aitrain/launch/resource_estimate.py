@@ -1,7 +1,7 @@
 """Estimates of the memory and disk space that a run needs, before anything is loaded, and options that save memory.
 
 Memory of one process: what stays (weights, adapter, reference, optimizer) and the largest phase of a step.
-benchmarks/memory.py compares the estimates with real trainings on the CPU. Fragmentation of the allocator is not in
+tests/test_resources.py compares the estimate with a real training on the CPU. Fragmentation of the allocator is not in
 them: some hundred MiB on the CPU, where blocks above 32 MiB are returned to the system.
 """
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,9 +25,8 @@ from aitrain.launch.resource_check import device_memory, format_bytes
 from aitrain.launch.resource_estimate import LIBRARIES, MIB, estimate_memory
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import read_lines
-from benchmarks.gpu import SHAPES
-from benchmarks.overhead import in_new_process
-from benchmarks.shapes import make_model
+from benchmarks.measuring import in_new_process
+from benchmarks.models import make_model
 from tests.gpu.probe import FILE
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +34,7 @@ MODE = os.environ.get("AITRAIN_GPU", "")
 IS_REHEARSAL = MODE != "1"
 PROMPTS, GENERATIONS = 4, 8
 SETTINGS: dict[str, Any] = {
-    "rl_env": f"{ROOT / 'benchmarks' / 'equal_prompts.py'}:EqualPrompts",
+    "rl_env": f"{ROOT / 'tests' / 'gpu' / 'equal_prompts.py'}:EqualPrompts",
     "rl_prompts_per_step": PROMPTS,
     "rl_num_generations": GENERATIONS,
     "batch_size": 8,
@@ -142,11 +140,10 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
     def make(name: str) -> str:
         if not (folder / name).exists():
-            make_shape = partial(make_model, SHAPES[name])
             if IS_REHEARSAL:
-                make_shape(folder / name)
+                make_model(name, folder / name)
             else:  # this process is to take no memory of the GPU
-                in_new_process(make_shape, folder / name)
+                in_new_process(make_model, name, folder / name)
         return str(folder / name)
 
     yield make

@@ -14,7 +14,7 @@ from aitrain.runs.run_folder import read_lines
 from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, need_cuda, need_package, planned_mib
 
 OFF = 0.25
-"""How far the plan may be off, as in benchmarks/memory.py."""
+"""How far the plan may be off."""
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
     "full with reference": {"rl_kl_coef": 0.04},

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,22 +19,28 @@ class Shape:
     heads: int
     key_heads: int
     intermediate: int
-    vocabulary: int = 151_936
+    vocabulary: int = 259
+    """259: the bytes and special tokens of the tiny model."""
+    dtype: str = "float32"
 
 
-TINY = Shape("tiny", layers=2, hidden=128, heads=4, key_heads=4, intermediate=256, vocabulary=259)
-"""That of the model that the package ships."""
+REAL: dict[str, Any] = {"vocabulary": 151_936, "dtype": "bfloat16"}
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("tiny", layers=2, hidden=128, heads=4, key_heads=4, intermediate=256, dtype="bfloat16"),
+        Shape("very small", layers=1, hidden=32, heads=1, key_heads=1, intermediate=96),
+        Shape("10 million weights", layers=8, hidden=320, heads=5, key_heads=5, intermediate=864),
+        Shape("0.5B", layers=24, hidden=896, heads=14, key_heads=2, intermediate=4864, **REAL),
+        Shape("1.5B", layers=28, hidden=1536, heads=12, key_heads=2, intermediate=8960, **REAL),
+        Shape("3B", layers=36, hidden=2048, heads=16, key_heads=2, intermediate=11_008, **REAL),
+    )
+}
+"""`tiny` is the model that the package ships; the last three are Qwen2.5-0.5B, -1.5B and -3B."""
 
-SMALL = Shape("26M", layers=8, hidden=512, heads=8, key_heads=2, intermediate=1376, vocabulary=8192)
 
-QWEN_HALF_B = Shape("0.5B", layers=24, hidden=896, heads=14, key_heads=2, intermediate=4864)
-QWEN_ONE_AND_A_HALF_B = Shape("1.5B", layers=28, hidden=1536, heads=12, key_heads=2, intermediate=8960)
-QWEN_THREE_B = Shape("3B", layers=36, hidden=2048, heads=16, key_heads=2, intermediate=11_008)
-"""Qwen2.5-0.5B, -1.5B and -3B."""
-
-
-def make_model(shape: Shape, folder: Path) -> None:
-    """Random weights in bfloat16, as such models come, and the tiny model's tokenizer with more words.
+def make_model(name: str, folder: Path) -> None:
+    """Random weights in one of SHAPES, and the tiny model's tokenizer with more words.
 
     No answer ends before its most tokens where only the 50 most likely ones may be sampled (`rl_top_k=50`): the end
     token's logit is always 0, and theirs are not.
@@ -46,16 +53,16 @@ def make_model(shape: Shape, folder: Path) -> None:
 
     disable_progress_bar()
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
+    shape, tokenizer = SHAPES[name], build_tokenizer()
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = Qwen2Config(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.key_heads,
-        max_position_embeddings=CONTEXT, tie_word_embeddings=True, **ends,
+        max_position_embeddings=2 * CONTEXT, tie_word_embeddings=True, **ends,
     )  # fmt: skip
     where = "cuda" if torch.cuda.is_available() else "cpu"  # billions of random numbers take minutes on a CPU
     with torch.device(where):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, shape.dtype))
     model.generation_config = GenerationConfig(**ends)
     with torch.no_grad():
         model.get_input_embeddings().weight[tokenizer.eos_token_id] = 0

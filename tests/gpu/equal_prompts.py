@@ -1,4 +1,4 @@
-"""An environment whose prompts are all equally long, for memory.py."""
+"""An environment whose prompts are all equally long, so that memory can be planned."""
 
 from typing import Any
 
