@@ -74,17 +74,6 @@ def test_the_rows_are_numbered_and_the_held_out_ones_stay_the_same_for_any_numbe
     assert len({case.wish for case in environment.cases}) == 500
 
 
-def test_the_opening_tells_the_city_and_sometimes_the_dates_and_nothing_else(environment: Any) -> None:
-    rows = [*environment.build_dataset(None), *environment.build_eval_dataset(None)]
-    for case, row in zip(environment.cases, rows, strict=True):
-        assert row["prompt"][-1] == {"role": "user", "content": case.opening}
-        assert f" {case.wish.city}." in case.opening
-        assert (case.wish.tell("dates") in case.opening) == ("dates" in case.told)
-        assert not re.search(r"budget|at most|star|breakfast", case.opening, re.IGNORECASE)
-    with_dates = sum("dates" in case.told for case in environment.cases)
-    assert 0.15 < with_dates / len(environment.cases) < 0.35
-
-
 def test_exactly_one_hotel_meets_every_wish_and_others_miss_just_one(environment: Any) -> None:
     for case in environment.cases:
         missed = {
@@ -126,11 +115,6 @@ def book_first_found(booking: Any, city: str, check_in: str, nights: int) -> Non
     booking.book_hotel(booking.search_hotels(city)["hotels"][0]["id"], check_in, nights)
 
 
-def book_best_stars_found(booking: Any, city: str, check_in: str, nights: int) -> None:
-    best = max(booking.search_hotels(city)["hotels"], key=lambda hit: hit["stars"])
-    booking.book_hotel(best["id"], check_in, nights)
-
-
 def book_one_after_another(booking: Any, city: str, check_in: str, nights: int) -> None:
     for number in range(1, 21):
         booking.book_hotel(f"H{number}", check_in, nights)
@@ -146,7 +130,7 @@ def book_right_one_by_luck(booking: Any, city: str, check_in: str, nights: int) 
     booking.book_hotel(booking.case.right, str(wish.check_in), wish.nights)
 
 
-@pytest.mark.parametrize("way", [book_first_found, book_best_stars_found, book_one_after_another, book_one_night])
+@pytest.mark.parametrize("way", [book_first_found, book_one_after_another, book_one_night])
 @pytest.mark.parametrize(("questions", "most"), [([], 0.1), (["When?"], 0.2), (ASK_ALL, 0.3)])
 def test_who_books_without_care_gets_little(
     environment: Any, way: Callable[..., None], questions: list[str], most: float
@@ -278,14 +262,6 @@ def test_what_cannot_be_booked_is_refused_in_words_and_takes_nothing_away(
     assert booking.book_hotel(**stay).startswith("Booked: ")
 
 
-def test_a_room_is_free_from_its_first_day_to_its_last_and_no_longer(environment: Any) -> None:
-    hotel = environment.cases[0].hotels[environment.cases[0].right]
-    days = (hotel.free_until - hotel.free_from).days
-    assert hotel.is_free(hotel.free_from, days)
-    assert not hotel.is_free(hotel.free_from, days + 1)
-    assert not hotel.is_free(hotel.free_from - timedelta(days=1), 1)
-
-
 def test_a_search_shows_the_three_cheapest_that_fit_and_how_many_more(environment: Any) -> None:
     for case_idx, case in enumerate(environment.cases[:50]):
         found = environment.start(case_idx, 0).search_hotels(f" {case.wish.city.upper()} ")
@@ -311,15 +287,6 @@ def test_a_search_for_the_absurd_finds_nothing(environment: Any, arguments: dict
     assert said in environment.start(0, 0).search_hotels(**({"city": city} | arguments))
 
 
-def test_the_details_tell_what_the_search_does_not(environment: Any) -> None:
-    case = environment.cases[0]
-    hotel = case.hotels[case.right]
-    shown = environment.start(0, 0).get_hotel(case.right)
-    assert shown["free"] == f"{hotel.free_from} to {hotel.free_until}"
-    assert (shown["price"], shown["fee"]) == (hotel.price, hotel.fee)
-    assert environment.start(0, 0).get_hotel([]) == "There is no such hotel."
-
-
 @pytest.mark.parametrize(
     ("question", "topics"),
     [
@@ -338,13 +305,6 @@ def test_the_user_answers_what_was_asked_and_no_more_than_two_wishes(
     booking, wish = environment.start(0, 0), environment.cases[0].wish
     assert booking.ask_user(question) == " ".join(map(wish.tell, topics))
     assert booking.told == {*environment.cases[0].told, *topics}
-
-
-@pytest.mark.parametrize("question", ["", "Tell me everything.", "?" * 99_999, None, []])
-def test_an_unclear_question_is_asked_back(environment: Any, question: Any) -> None:
-    booking = environment.start(0, 0)
-    assert booking.ask_user(question) == "What would you like to know?"
-    assert booking.told == set(environment.cases[0].told)
 
 
 # -- the conversation
@@ -366,12 +326,6 @@ def test_after_its_turns_the_tools_say_no_more_and_each_call_is_a_turn() -> None
     short = load(cases=1, held_out=1, max_turns=4).start(0, 0)
     assert play(short, replies)[-2:] == ["The conversation is over.", None]
     assert short.score().metrics == {"booked": 0, "questions": 2, **NOTHING_MET}
-
-
-def test_plain_text_ends_the_conversation_only_after_a_booking(environment: Any) -> None:
-    booking = environment.start(0, 0)
-    *before, done = environment.reference(0)
-    assert play(booking, [done, *before, done])[::6] == ["Please ask with ask_user, and book me a hotel.", None]
 
 
 def test_conversations_do_not_meet(environment: Any) -> None:
