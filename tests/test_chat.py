@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from typer.testing import CliRunner
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.cli.main import app
 from aitrain.environment.session import Message
 from aitrain.jobs.chat_models import LoadedChat
 from aitrain.jobs.chat_session import ChatSession, Silent
@@ -60,41 +58,26 @@ def test_a_question_is_answered_in_the_conversation_so_far() -> None:
     assert engine.requests[0].max_tokens == 50
 
 
-def test_without_a_chat_template_the_model_continues_the_text() -> None:
-    chat, engine, _ = model_chat(" four$")
-    chat.has_template = False
-
-    ask(chat, "2 + 2 =")
-
-    assert "".join(map(chr, engine.requests[0].prompt_ids)) == "2 + 2 ="
-
-
-def test_a_conversation_that_leaves_no_room_is_refused_and_stays_as_it_was() -> None:
-    chat, engine, _ = model_chat(context=20)
+@pytest.mark.parametrize(("context", "word"), [(20, "conversation"), (10, "question")])
+def test_a_conversation_that_leaves_no_room_is_refused_and_stays_as_it_was(context: int, word: str) -> None:
+    chat, engine, _ = model_chat(context=context)
     before: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    chat.messages = list(before)
+    chat.messages = list(before) if word == "conversation" else []
 
-    with pytest.raises(ConfigError, match=r"The conversation has .* leaves no room for an answer"):
+    with pytest.raises(ConfigError, match=f"The {word} has"):
         ask(chat, "a question of many letters")
 
-    assert chat.messages == before
+    assert chat.messages == (before if word == "conversation" else [])
     assert engine.requests == []
-
-
-def test_a_question_that_is_too_long_by_itself_is_called_so() -> None:
-    chat, _, _ = model_chat(context=10)
-
-    with pytest.raises(ConfigError, match=r"^The question has 31 tokens.*\nThe model's context has 10\.$"):
-        ask(chat, "a question of many letters")
 
 
 def test_an_answer_that_does_not_reach_its_end_says_why() -> None:
     chat, _, _ = model_chat("a" * 99, "b" * 99, "c$", context=100)
 
     ask(chat, "?")
-    assert chat.cut_off == "cut off after 50 tokens: --rl-max-new-tokens allows more"
+    assert "50 tokens: --rl-max-new-tokens" in chat.cut_off
     ask(chat, "?")
-    assert chat.cut_off == "cut off after 37 tokens: the context is full"
+    assert "37 tokens: the context" in chat.cut_off
     chat.messages = []
     ask(chat, "?")
     assert chat.cut_off == ""
@@ -189,32 +172,6 @@ def test_two_answers_stand_side_by_side_and_are_wrapped_in_their_columns() -> No
     assert len(terminal.shown) == 4
 
 
-def test_a_narrow_terminal_stacks_the_answers() -> None:
-    terminal, shown = view(40, "base", "tuned")
-    shown.answer("base", "one")
-    shown.answer("tuned", "two")
-    shown.finish()
-
-    assert terminal.shown == ["base: model", "one", "tuned: model", "two"]
-
-
-def test_an_answer_is_on_the_screen_before_it_is_complete() -> None:
-    terminal, shown = view(80, "tuned")
-    shown.answer("tuned", "the first wo")
-
-    assert terminal.shown == ["tuned: model", "the first wo"]
-
-
-def test_a_long_answer_shows_its_end_while_it_comes_and_is_printed_in_full() -> None:
-    terminal, shown = view(80, "tuned")
-    text = "\n".join(f"line {number}" for number in range(60))
-    shown.answer("tuned", text)
-
-    assert terminal.shown[-1] == "line 59"
-    shown.finish()
-    assert all(f"line {number}\n" in terminal.written.replace("\x1b[0m", "") for number in range(60))
-
-
 def test_what_the_environment_says_stands_between_the_answers() -> None:
     terminal, shown = view(80, "tuned")
     shown.answer("tuned", "5")
@@ -268,28 +225,14 @@ def test_another_environment_has_none_of_the_runs_settings(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "only", "message"),
+    ("model", "only", "word"),
     [
-        ("tiny", "both", "only: must be base or tuned, not both"),
-        ("tiny", "base", "only: it is not known what tiny was trained from"),
-        ("http://127.0.0.1:8000/v1", None, "is an address; a chat loads the model itself"),
-        ("./nothing", None, "./nothing does not exist"),
+        ("tiny", "both", "only"),
+        ("tiny", "base", "only"),
+        ("http://127.0.0.1:8000/v1", None, "address"),
+        ("./nothing", None, "does not exist"),
     ],
 )
-def test_what_cannot_be_talked_to_is_refused(here: Path, model: str, only: str | None, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_cannot_be_talked_to_is_refused(here: Path, model: str, only: str | None, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
         chat_options(model, only, {})
-
-
-def test_the_help_of_chat_has_its_flags_and_the_sampling_options() -> None:
-    help_text = CliRunner().invoke(app, ["chat", "--help"]).stdout
-    for flag in (
-        "--only base|tuned",
-        "--system TEXT",
-        "--case N",
-        "--greedy",
-        "--json",
-        "--rl-temperature",
-        "--rl-env",
-    ):
-        assert flag in help_text
