@@ -35,7 +35,7 @@ def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: di
     assert chosen.accumulation == 1
 
 
-@pytest.mark.parametrize("tokens", [16, 128, 1024, 2048])
+@pytest.mark.parametrize("tokens", [16, 1024])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_pass_is_the_largest_part_of_the_step_that_needs_little_more_memory_than_the_smallest(
     tokens: int, processes: int
@@ -61,7 +61,6 @@ def test_a_pass_is_the_largest_part_of_the_step_that_needs_little_more_memory_th
         {"rl_entropy_coef": 0.1},
         {"rl_trim_padding": True},
         {"trl": {"steps_per_generation": 8}},
-        {"trl": {"generation_batch_size": 16}},
     ],
 )
 def test_passes_that_an_option_counts_or_whose_size_changes_the_loss_have_two_completions(
@@ -82,7 +81,7 @@ def test_a_resumed_run_has_the_passes_of_its_checkpoint() -> None:
     assert plan(recorded={"batch_size": 5}, rl_prompts_per_step=4).micro_batch == 16  # of another step
 
 
-@pytest.mark.parametrize("options", [{}, {"rl_prompts_per_step": 3}, {"num_processes": 2}])
+@pytest.mark.parametrize("options", [{}, {"num_processes": 2}])
 def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory_is_free(
     options: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,11 +94,10 @@ def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory
     assert first.config.written() == replayed.config.written()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_two_machines_have_the_passes_of_two_processes_on_one(rank: int, here: Path) -> None:
+def test_two_machines_have_the_passes_of_two_processes_on_one(here: Path) -> None:
     options: dict[str, Any] = {"model": "tiny", "rl_env": "envs.arithmetic"}
     one = check(TrainConfig(**options, num_processes=2))
-    two = check(TrainConfig(**options, num_processes=1, nnodes=2, node_rank=rank, master_addr="a"))
+    two = check(TrainConfig(**options, num_processes=1, nnodes=2, node_rank=1, master_addr="a"))
     assert one.batch.accumulation == 1
     assert one.batch == two.batch
     assert one.config.batch_size == two.config.batch_size
