@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -35,10 +35,6 @@ def play(booking: Any, replies: Iterable[str]) -> list[Any]:
         calls = [json.loads(text) for text in CALL.findall(reply)]
         answers += [tools[call["name"]](**call["arguments"]) for call in calls] or [booking.step(reply)]
     return answers
-
-
-def case_where_the_opening_tells(environment: Any, *told: str) -> int:
-    return next(idx for idx, case in enumerate(environment.cases) if case.told == told)
 
 
 def wishes_met(case: Any, hotel: Any) -> dict[str, bool]:
@@ -94,66 +90,21 @@ def test_the_reference_scores_1_in_every_case_whatever_the_seed(environment: Any
         assert booking.score() == Score(1.0, {"booked": 1, "questions": 2, **dict.fromkeys(NOTHING_MET, 1)})
 
 
-def test_who_asks_and_reads_carefully_gets_1_within_the_8_turns(environment: Any) -> None:
-    for case_idx in range(500):
-        booking, told = environment.start(case_idx, 0), environment.cases[case_idx].opening
-        told += "".join(f" {booking.ask_user(question)}" for question in ASK_ALL)
-        city = re.search(r"(?:in|to) ([A-Z]\w+)\.", told)[1]
-        check_in, nights = re.search(r"From (\S+), (\d) nights", told).groups()
-        budget, stars = re.search(r"At most (\d+)", told)[1], re.search(r"least (\d)", told)[1]
-        for hit in booking.search_hotels(city, stars, "With breakfast" in told)["hotels"]:
-            hotel = booking.get_hotel(hit["id"])
-            is_free = hotel["free"].split(" to ")[0] <= check_in
-            if is_free and hotel["price"] * int(nights) + hotel["fee"] <= int(budget):
-                booking.book_hotel(hit["id"], check_in, int(nights))
-                break
-        assert booking.step("Done.") is None
-        assert booking.score().score == 1.0
-
-
-def book_first_found(booking: Any, city: str, check_in: str, nights: int) -> None:
-    booking.book_hotel(booking.search_hotels(city)["hotels"][0]["id"], check_in, nights)
-
-
-def book_one_after_another(booking: Any, city: str, check_in: str, nights: int) -> None:
-    for number in range(1, 21):
-        booking.book_hotel(f"H{number}", check_in, nights)
-
-
-def book_one_night(booking: Any, city: str, check_in: str, nights: int) -> None:
-    for hit in booking.search_hotels(city)["hotels"]:
-        booking.book_hotel(hit["id"], check_in, 1)
-
-
-def book_right_one_by_luck(booking: Any, city: str, check_in: str, nights: int) -> None:
-    wish = booking.case.wish
-    booking.book_hotel(booking.case.right, str(wish.check_in), wish.nights)
-
-
-@pytest.mark.parametrize("way", [book_first_found, book_one_after_another, book_one_night])
 @pytest.mark.parametrize(("questions", "most"), [([], 0.1), (["When?"], 0.2), (ASK_ALL, 0.3)])
-def test_who_books_without_care_gets_little(
-    environment: Any, way: Callable[..., None], questions: list[str], most: float
+def test_who_books_the_first_hotel_that_is_found_gets_little(
+    environment: Any, questions: list[str], most: float
 ) -> None:
-    assert mean_score(environment, way, questions) <= most
-
-
-def test_who_asks_nothing_gets_little_even_with_all_the_luck_there_is(environment: Any) -> None:
-    assert mean_score(environment, book_right_one_by_luck, []) <= 0.28
-
-
-def mean_score(environment: Any, way: Callable[..., None], questions: list[str]) -> float:
-    """Over 200 cases; who was not told the dates takes some."""
     scores = []
     for case_idx in range(200):
         booking, told = environment.start(case_idx, 0), environment.cases[case_idx].opening
         told += "".join(f" {booking.ask_user(question)}" for question in questions)
         dates = re.search(r"From (\S+), (\d) nights", told)
         check_in, nights = (dates[1], int(dates[2])) if dates else ("2030-06-01", 2)
-        way(booking, environment.cases[case_idx].wish.city, check_in, nights)
+        found = booking.search_hotels(environment.cases[case_idx].wish.city)["hotels"]
+        booking.book_hotel(found[0]["id"], check_in, nights)
         booking.step("It is booked.")
         scores.append(booking.score().score)
-    return sum(scores) / len(scores)
+    assert sum(scores) / len(scores) <= most
 
 
 # -- the score
@@ -184,16 +135,8 @@ def book_and_score(environment: Any, case_idx: int, questions: Iterable[str], **
 def test_a_wish_counts_only_when_it_was_told(
     environment: Any, told: list[str], questions: list[str], score: float
 ) -> None:
-    case_idx = case_where_the_opening_tells(environment, *told)
+    case_idx = next(idx for idx, case in enumerate(environment.cases) if case.told == tuple(told))
     assert book_and_score(environment, case_idx, questions).score == pytest.approx(score)
-
-
-def test_what_is_asked_after_the_booking_does_not_count(environment: Any) -> None:
-    case_idx = case_where_the_opening_tells(environment, "city")
-    *before, book, done = environment.reference(case_idx)
-    booking = environment.start(case_idx, 0)
-    play(booking, [book, *before[:2], done])
-    assert booking.score().score == 0.2
 
 
 @pytest.mark.parametrize("missed", ["city", "stars", "breakfast"])
@@ -205,37 +148,30 @@ def test_a_booking_that_misses_one_wish_gets_the_other_four(environment: Any, mi
         assert [topic for topic in TOPICS if not result.metrics[f"met_{topic}"]] == [missed]
 
 
-def test_a_booking_for_other_dates_misses_that_wish(environment: Any) -> None:
-    idx = next(i for i, case in enumerate(environment.cases) if case.hotels[case.right].free_from < case.wish.check_in)
-    wish = environment.cases[idx].wish
-    day_before = str(wish.check_in - timedelta(days=1))
-    for change in ({"check_in": day_before}, {"nights": wish.nights - 1}):
-        result = book_and_score(environment, idx, ASK_ALL, **change)
-        assert result.score == 0.8
-        assert [topic for topic in TOPICS if not result.metrics[f"met_{topic}"]] == ["dates"]
-
-
-def test_a_stay_over_the_budget_gets_nothing_for_however_few_nights(environment: Any) -> None:
-    for case_idx in range(50):
-        hotel_id = hotel_that_misses(environment, case_idx, "budget")
-        result = book_and_score(environment, case_idx, ASK_ALL, hotel_id=hotel_id)
-        assert (result.score, result.metrics["booked"], result.metrics["met_budget"]) == (0.0, 1, 0)
-        assert book_and_score(environment, case_idx, ASK_ALL, hotel_id=hotel_id, nights=1).score == 0.0
-    longer = next(
+def test_a_stay_on_other_dates_misses_that_wish_and_one_over_the_budget_gets_nothing(environment: Any) -> None:
+    roomy = next(
         idx
         for idx, case in enumerate(environment.cases)
-        if (case.hotels[case.right].free_until - case.wish.check_in).days > case.wish.nights
+        if case.hotels[case.right].is_free(case.wish.check_in - timedelta(days=1), case.wish.nights + 2)
     )
-    nights = environment.cases[longer].wish.nights + 1
-    assert book_and_score(environment, longer, ASK_ALL, nights=nights).score == 0.0
+    wish = environment.cases[roomy].wish
+    for change in ({"check_in": str(wish.check_in - timedelta(days=1))}, {"nights": wish.nights - 1}):
+        result = book_and_score(environment, roomy, ASK_ALL, **change)
+        assert result.score == 0.8
+        assert [topic for topic in TOPICS if not result.metrics[f"met_{topic}"]] == ["dates"]
+    dear = hotel_that_misses(environment, roomy, "budget")
+    for change in ({"nights": wish.nights + 1}, {"hotel_id": dear}, {"hotel_id": dear, "nights": 1}):
+        result = book_and_score(environment, roomy, ASK_ALL, **change)
+        assert (result.score, result.metrics["booked"], result.metrics["met_budget"]) == (0.0, 1, 0)
 
 
-def test_only_the_first_booking_counts(environment: Any) -> None:
-    booking, case = environment.start(0, 0), environment.cases[0]
-    stay = (str(case.wish.check_in), case.wish.nights)
-    assert booking.book_hotel(hotel_that_misses(environment, 0, "budget"), *stay).startswith("Booked: ")
-    assert booking.book_hotel(case.right, *stay) == "You have booked already."
-    assert booking.score().score == 0.0
+def test_only_what_was_told_before_the_first_booking_counts(environment: Any) -> None:
+    case_idx = next(idx for idx, case in enumerate(environment.cases) if case.told == ("city",))
+    *before, book, done = environment.reference(case_idx)
+    booking = environment.start(case_idx, 0)
+    answers = play(booking, [book, *before[:2], book, done])
+    assert answers[-2:] == ["You have booked already.", None]
+    assert booking.score().score == 0.2
 
 
 # -- the tools
@@ -246,8 +182,8 @@ def test_only_the_first_booking_counts(environment: Any) -> None:
     [
         *(({"hotel_id": value}, "no such hotel") for value in ["H0", "", None, []]),
         *(({"check_in": value}, "check_in is a date") for value in ["", "2030-02-30", None, 1e99, "9" * 9999]),
-        *(({"nights": value}, "nights is a number") for value in [0, 31, "9" * 9999, 2.5, None, float("nan")]),
-        *(({"check_in": value}, "is not free") for value in ["2029-01-01", "9999-12-31"]),
+        *(({"nights": value}, "nights is a number") for value in [0, 31, "9" * 9999, 2.5, None]),
+        ({"check_in": "2029-01-01"}, "is not free"),
         ({"nights": 30}, "is not free"),
     ],
     ids=lambda value: str(value)[:40],
@@ -274,23 +210,8 @@ def test_a_search_shows_the_three_cheapest_that_fit_and_how_many_more(environmen
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        *(({"city": value}, "no such hotel") for value in ["Nowhere", "", None]),
-        ({"min_stars": 6}, "no such hotel"),
-        *(({name: value}, "whole number") for name in ("min_stars", "breakfast") for value in ["many", 2.5, []]),
-    ],
-    ids=str,
-)
-def test_a_search_for_the_absurd_finds_nothing(environment: Any, arguments: dict[str, Any], said: str) -> None:
-    city = environment.cases[0].wish.city
-    assert said in environment.start(0, 0).search_hotels(**({"city": city} | arguments))
-
-
-@pytest.mark.parametrize(
     ("question", "topics"),
     [
-        ("What is your budget?", ["budget"]),
         ("How much may it cost?", ["budget"]),
         ("How long will you stay?", ["dates"]),
         ("HOW MANY STARS?", ["stars"]),
@@ -310,7 +231,7 @@ def test_the_user_answers_what_was_asked_and_no_more_than_two_wishes(
 # -- the conversation
 
 
-@pytest.mark.parametrize("reply", ["", "It is booked.", "<tool_call>", "🏨" * 9000, None, 7, []])
+@pytest.mark.parametrize("reply", ["", "It is booked.", "<tool_call>", None, []])
 def test_empty_and_junk_replies_get_nothing(environment: Any, reply: Any) -> None:
     booking = environment.start(0, 0)
     said = [booking.step(reply) for _ in range(8)]
@@ -326,12 +247,3 @@ def test_after_its_turns_the_tools_say_no_more_and_each_call_is_a_turn() -> None
     short = load(cases=1, held_out=1, max_turns=4).start(0, 0)
     assert play(short, replies)[-2:] == ["The conversation is over.", None]
     assert short.score().metrics == {"booked": 0, "questions": 2, **NOTHING_MET}
-
-
-def test_conversations_do_not_meet(environment: Any) -> None:
-    one, other = environment.start(0, 0), environment.start(0, 0)
-    for reply in environment.reference(0):
-        play(one, [reply])
-        play(other, ["Hm."])
-    assert one.score().score == 1.0
-    assert other.score().metrics == {"booked": 0, "questions": 0, **NOTHING_MET}
