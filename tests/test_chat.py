@@ -83,19 +83,6 @@ def test_an_answer_that_does_not_reach_its_end_says_why() -> None:
     assert chat.cut_off == ""
 
 
-def test_an_answer_grows_with_its_tokens_until_it_is_stopped() -> None:
-    shown = list[str]()
-    answer = AnswerText(ChatFormat(Letters()), shown.append)
-    for letter in "ab":
-        answer.on_tokens([ord(letter)])
-    answer.on_tokens([ord("\ufffd")])  # half of a character
-    answer.is_stopped = lambda: True
-
-    with pytest.raises(ChatStoppedError):
-        answer.on_tokens([ord("c")])
-    assert shown == ["a", "ab", "ab"]
-
-
 # -- two models with weights of their own
 
 
@@ -172,18 +159,6 @@ def test_two_answers_stand_side_by_side_and_are_wrapped_in_their_columns() -> No
     assert len(terminal.shown) == 4
 
 
-def test_what_the_environment_says_stands_between_the_answers() -> None:
-    terminal, shown = view(80, "tuned")
-    shown.answer("tuned", "5")
-    messages: list[Message] = [{"role": "tool", "name": "add", "content": "4"}, {"role": "user", "content": "again"}]
-    shown.said("tuned", messages)
-    shown.answer("tuned", "4")
-    shown.note("tuned", "score 1.000", "green")
-    shown.finish()
-
-    assert terminal.shown == ["tuned: model", "5", "tool add: 4", "user: again", "4", "score 1.000"]
-
-
 def test_control_characters_of_a_model_reach_no_terminal() -> None:
     terminal, shown = view(80, "tuned")
     shown.answer("tuned", "a\x1b[2Jb\x07")
@@ -214,14 +189,6 @@ def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: P
     config = ChatSetup(run, options).config
     assert (config.rl_env, config.rl_temperature, config.rl_top_p) == ("envs.arithmetic", 0.7, 0.5)
     assert config.project_name == "project-name"
-
-
-def test_another_environment_has_none_of_the_runs_settings(here: Path) -> None:
-    run = trained(here, model="tiny", rl_env="envs.arithmetic", rl_env_config="{a: 1}", rl_env_timeout=3)
-
-    options = chat_options(run, None, {"rl_env": "envs.gsm8k"})
-
-    assert {name: value for name, value in options.items() if name.startswith("rl_env")} == {"rl_env": "envs.gsm8k"}
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain import ConfigError
-from aitrain.cli.export import export
-from tests.conftest import Run, listing, write
+from tests.conftest import Run, listing
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,19 +61,3 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(aitrain_grpo: Run, here: Pat
     assert plan["run folder"] == "runs/mine"
     assert plan["environment"].endswith("arithmetic.py")
     assert listing(here) == []
-
-
-def test_a_ctrl_c_while_the_command_exits_does_not_change_its_exit_code() -> None:
-    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
-    command = (
-        f"{late}; import sys; sys.argv = ['aitrain', 'grpo', '--no-such']; from aitrain.cli.main import main; main()"
-    )
-    assert subprocess.run([sys.executable, "-c", command], capture_output=True, check=False).returncode == 2
-
-
-def test_a_model_that_was_exported_already_is_uploaded_from_there(here: Path) -> None:
-    write(here, {"runs/sums/config.yaml": "model: tiny\n", "runs/sums/model/config.json": "{}"})
-    write(here, {"runs/sums/model/model.safetensors": b""})
-    write(here, {"exports/sums/config.json": "{}"})
-    with pytest.raises(ConfigError, match="exists already\nUpload it with: aitrain export exports/sums --push-to-hub"):
-        export("sums", push_to_hub=True)

@@ -53,15 +53,6 @@ def test_each_process_that_called_it_closes_it_once(kind: type[Closes], isolatio
     assert (len(closed) > 1) == (isolation == "process")
 
 
-def test_it_is_closed_after_a_failure(tmp_path: Path) -> None:
-    def fail(so_far: str) -> str:
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError):
-        play(Closes(tmp_path / "notes"), Scripted(fail))
-    assert closed_in(tmp_path / "notes") == [os.getpid()]
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_close_that_raises_is_shown_and_ends_nothing(isolation: str, tmp_path: Path) -> None:
     class Raises(Closes):

@@ -62,15 +62,6 @@ def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path, call: Ca
     assert "won 2" not in out
 
 
-def test_several_models_are_shown_in_one_table_first(runs: Path, call: Call) -> None:
-    _, out, _ = call("compare", "low", "high", "evil", "--transcripts", "0")
-    head, high, evil = out.splitlines()[:3]
-    assert "corrected for 2" in " ".join(head.split())
-    assert (high.split()[0], evil.split()[0]) == ("high", "evil")
-    assert high.endswith("better")
-    assert evil.endswith("no detectable difference")
-
-
 def test_a_run_is_compared_with_itself_before_training(runs: Path, call: Call) -> None:
     code, out, _ = call("compare", "trained", "--json")
     (comparison,) = json.loads(out)["comparisons"]

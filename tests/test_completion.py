@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.cli import completion, main
+from aitrain.cli import main
 from tests.conftest import write
 
 BASH = shutil.which("bash")
@@ -90,17 +90,3 @@ def test_bash_itself_completes_with_the_script(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run([str(BASH), "-c", asked], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "dapo\n"
-
-
-@pytest.mark.parametrize("shell", completion.SHELLS)
-def test_the_script_is_installed_where_the_shell_looks(
-    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(completion, "_get_shell_name", lambda: shell)
-    monkeypatch.setattr(sys, "argv", ["aitrain", "--install-completion"])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 0
-    (written,) = (path for path in tmp_path.rglob("*") if path.is_file() and "complete_" in path.read_text())
-    assert str(written) in capsys.readouterr().out

@@ -19,7 +19,6 @@ from aitrain.environment.contract import (
     check_contract,
     check_methods,
 )
-from aitrain.execution.async_calls import run_if_async
 
 TEXT = Transcript(Case(7, "38 + 47 =", {"prompt": "38 + 47 =", "answer": 85, "text": "a column"}), " 85")
 QUESTION = [{"role": "system", "content": "Add."}, {"role": "user", "content": "38 + 47 ="}]
@@ -167,13 +166,6 @@ def test_build_dataset_gets_the_tokenizer_whatever_it_calls_it_or_nothing(name: 
 
 
 # -- async methods
-
-
-def test_async_methods_share_one_loop_so_that_a_client_stays_usable() -> None:
-    async def loop() -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
-
-    assert run_if_async(loop()) is run_if_async(loop())
 
 
 def test_an_async_method_can_be_waited_for_where_a_loop_runs_already_as_in_a_notebook() -> None:

@@ -72,17 +72,6 @@ def test_a_generator_that_a_limit_ends_may_say_what_it_is_worth_else_it_is_worth
     assert (played.is_over, played.scored.score) == (False, 0.0)
 
 
-def test_a_generator_may_speak_first() -> None:
-    class First(Rows):
-        def episode(self, seed: int) -> Generator[str, str, float]:
-            reply = yield f"the number is {seed}"
-            return float(reply == str(seed))
-
-    played = rehearse(First(), ["5"], seed=5)
-    assert played.opening.messages == ({"role": "user", "content": "the number is 5"},)
-    assert played.scored.score == 1.0
-
-
 def test_a_generator_without_a_score_is_unscored() -> None:
     class Nothing(Rows):
         def episode(self) -> Generator[None, str, None]:
@@ -214,11 +203,6 @@ def test_a_bug_in_a_tool_is_the_environments_failure_and_no_text_for_the_model()
     assert 'raise RuntimeError("it burns")' in failure.message
 
 
-def test_an_object_that_cannot_be_played_with_is_a_failure() -> None:
-    failure = failure_of(type("Odd", (Rows,), {"start": lambda self: object()})(), "a")
-    assert "no step" in failure.message
-
-
 # -- score_episode with tools
 
 
@@ -244,33 +228,6 @@ def test_tools_go_on_until_an_answer_without_a_call() -> None:
     assert [move.is_over for move in played.moves] == [False, True]
     assert played.scored.score == 1.0
     assert played.scored.metrics["messages"] == 4
-
-
-SCHEMA = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
-
-
-class ReadsItsCalls(Rows):
-    """As environments for AITraining are: the calls in an answer are its own to read."""
-
-    def get_tools(self) -> list[Any]:
-        return [SCHEMA]
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: Any, case_idx: int) -> float:
-        said = completion if isinstance(completion, str) else completion[0]["content"]
-        return float("<tool_call>" in said)
-
-
-@pytest.mark.parametrize("prompt", ["?", [{"role": "user", "content": "?"}]])
-def test_schemas_without_methods_leave_the_calls_to_score_episode(prompt: Any) -> None:
-    played = rehearse(
-        ReadsItsCalls(), [call("price")], Case(0, prompt, {"prompt": prompt}), given=("model", "tokenizer")
-    )
-
-    assert played.opening.tools == (() if isinstance(prompt, str) else (SCHEMA,))
-    assert not played.opening.runs_tools
-    assert played.is_over
-    assert played.moves[0].calls == 0
-    assert played.scored.score == 1.0
 
 
 # -- which of them

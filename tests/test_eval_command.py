@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +13,12 @@ from aitrain.cli.eval import AskedEvals, run_evals
 from aitrain.cli.main import app
 from aitrain.environment.locator import find_env
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalFacts, eval_result
 from aitrain.runs.model_reference import read_model, weights_stamp
-from aitrain.runs.new_folder import locked
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from tests.runs.scorings import only
@@ -114,17 +110,6 @@ def test_flags_win_over_the_run_and_another_environment_brings_its_own_options(e
     assert (other.rl_env, other.seed) == ("envs.guess_number", 7)
 
 
-def test_a_config_file_has_the_model_and_options_of_training_do_not_belong_to_it(evals: Evals, tmp_path: Path) -> None:
-    (tmp_path / "eval.yaml").write_text("model: tiny\nrl_env: envs.arithmetic\neval_samples: 2\nproject_name: mine\n")
-    run("--config", "eval.yaml")
-    assert (evals.configs[0].project_name, evals.configs[0].eval_samples) == ("mine", 2)
-    written = (tmp_path / "runs/mine/config.yaml").read_text()
-    assert "decoding: both" in written
-    assert "lr:" not in written
-    with pytest.raises(ConfigError, match="Name a model"):
-        run(*ARITHMETIC)
-
-
 def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) -> None:
     evals.is_killed = True
     run_killed = ["tiny", *ARITHMETIC, "--cases", "2"]
@@ -173,21 +158,6 @@ def test_a_model_that_fails_does_not_keep_the_others_from_being_played_and_shown
     assert isinstance(done.exception, RunFailed)
     assert "sums   0.500" in done.output
     assert "eval folder: runs/eval-sums" in done.output
-
-
-def test_an_eval_waits_for_the_command_that_has_begun_it_and_plays_nothing_again(
-    evals: Evals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_waiting = threading.Event()
-    monkeypatch.setattr("aitrain.runs.new_folder.say_what_is_awaited", lambda folder: is_waiting.set())
-    config = EvalConfig(model="tiny", rl_env="envs.arithmetic", project_name="eval-tiny")
-    with ThreadPoolExecutor(1) as pool:
-        with locked(RunFolder(Path("runs/eval-tiny"))) as folder:
-            waiting = pool.submit(run_evals, AskedEvals(["tiny"], {"rl_env": "envs.arithmetic"}, existing="resume"))
-            assert is_waiting.wait(60)
-            evals(check_eval(config, read_model("tiny")), config, folder, None)
-        assert waiting.result(60) == [folder.path]
-    assert evals.configs == [config]
 
 
 def test_results_are_one_table_or_json(evals: Evals) -> None:

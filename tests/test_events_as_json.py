@@ -43,16 +43,6 @@ def test_every_line_of_a_run_follows_the_schema_and_the_last_one_is_the_result(a
             Draft202012Validator(schema).validate(record)
 
 
-def test_a_refused_command_is_one_event_with_its_exit_code(aitrain_grpo: Run) -> None:
-    done = aitrain_grpo("--rl-env", "nowhere.py", "--json")
-    assert done.returncode == 2
-    assert done.stderr == ""
-    (line,) = map(json.loads, done.stdout.splitlines())
-    assert line["event"] == "Failed"
-    assert line["exit_code"] == 2
-    assert "no file nowhere.py" in line["message"]
-
-
 def test_a_failure_has_the_warnings_before_it(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

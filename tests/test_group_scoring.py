@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import closing
 from typing import Any
 
@@ -140,31 +139,6 @@ def test_groups_are_scored_one_after_another_so_that_one_may_compare_with_earlie
 
     first, second = scored(Remembers(), GROUP, GROUP)
     assert [[result.score for result in results] for results in (first, second)] == [[1.0, 1.0, None], [0.0, 0.0, None]]
-
-
-def test_a_change_of_its_arguments_is_not_seen_elsewhere() -> None:
-    class Changes(Longest):
-        def score_group(self, messages: list[Any], case: dict[str, Any]) -> Any:
-            messages[0].clear()
-            case.clear()
-            return [0.5] * 3
-
-    scored(Changes())
-    assert GROUP.members[0].messages
-    assert GROUP.case.row["word"] == "fig"
-
-
-def test_a_process_that_dies_is_a_failure_of_the_group_and_the_next_one_has_another() -> None:
-    class Dies(Longest):
-        def score_group(self, texts: list[str]) -> Any:
-            if len(texts) == 1:
-                os._exit(3)
-            return [0.5] * len(texts)
-
-    lost, fine = scored(Dies(), Group(GROUP.case, GROUP.members[:1]), GROUP, rl_env_isolation="process")
-    assert lost[0].failure is not None
-    assert lost[0].failure.kind == "crashed"
-    assert fine[0].score == 0.5
 
 
 def test_its_parameters_are_checked_before_training() -> None:

@@ -1,7 +1,6 @@
 """aitrain/envs/gsm8k.py, its two judges, and `aitrain data gsm8k`, which makes its files."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -60,7 +59,6 @@ def module(tmp_path: Path) -> ModuleType:
         ("#### 72", "72"),
         ("#### 1,000", "1000"),
         ("#### -5", "-5"),
-        ("#### 72 dollars", "72"),
         ("#### 72%", "72"),
         ("#### 10\n#### 72", "72"),
         ("30 + 42 = 72\n" * 100 + "#### 72", "72"),
@@ -89,12 +87,10 @@ def test_the_exact_judge_refuses_what_xtuner_refuses(module: ModuleType, text: s
         ("#### \\(\\boxed{72}\\)", "72"),
         ("#### 0072", "72"),
         ("#### 72, which is 30 more than 42", "72"),
-        ("#### 72" + " so it is" * 34, "72"),
         ("#### **2.** Adding up\n30 + 42 = 72", "72"),
         ("#### Step 2\n30 + 42 = 72", "72"),
         ("\\[ \\boxed{\\$72 \\text{ in 3 days}} \\]", "72"),
         ("\\boxed{1{,}000}", "1000"),
-        ("\\boxed{1,\\!000}", "1000"),
         ("It is 1\u202f000 rolls.", "1000"),
         ("It is 1,234,567 rolls.", "1234567"),
         ("The answer is...72", "72"),
@@ -145,13 +141,6 @@ def test_held_out_rows_come_from_eval_path_only_when_it_is_given(tmp_path: Path)
     assert environment.build_eval_dataset(None) == [row("5")]
     assert [environment.reference(case_idx) for case_idx in (0, 1)] == ["#### 72", "#### 5"]
     assert not callable(load(data_path=str(rows)).build_eval_dataset)
-
-
-def test_blank_lines_and_unicode_line_separators_are_no_row_ends(tmp_path: Path) -> None:
-    odd = row() | {"prompt": [{"role": "user", "content": "one\u2028two"}]}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f"\n{json.dumps(odd, ensure_ascii=False)}\r\n\n", encoding="utf-8")
-    assert load(data_path=str(path)).build_dataset(None) == [odd]
 
 
 @pytest.mark.parametrize(
@@ -213,18 +202,6 @@ def test_original_rows_become_rows_of_xtuner_to_which_the_reference_is_a_right_a
     assert [score(environment, environment.reference(case_idx), case_idx).score for case_idx in range(3)] == [1.0] * 3
 
 
-def test_a_clone_from_the_hub_gives_the_same_rows(tmp_path: Path) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    (tmp_path / "clone" / "main").mkdir(parents=True)
-    rows = read(ORIGINAL / "train.jsonl")
-    for shard, part in enumerate((rows[:2], rows[2:])):
-        table = pyarrow.Table.from_pylist(part)
-        parquet.write_table(table, tmp_path / "clone" / "main" / f"train-0000{shard}-of-00002.parquet")
-    assert convert(tmp_path / "clone", tmp_path / "of_parquet")[0] == 0
-    assert convert(ORIGINAL, tmp_path / "of_lines")[0] == 0
-    assert read(tmp_path / "of_parquet" / "train.jsonl") == read(tmp_path / "of_lines" / "train.jsonl")
-
-
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
@@ -246,12 +223,3 @@ def test_what_is_no_gsm8k_is_refused_with_its_place_and_nothing_is_written(
     assert said in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_original_files_are_not_overwritten_and_an_out_dir_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    shutil.copytree(ORIGINAL, tmp_path / "original")
-    (tmp_path / "file").touch()
-    assert convert(tmp_path / "original", tmp_path / "original" / ".." / "original")[0] == 2
-    assert read(tmp_path / "original" / "train.jsonl") == read(ORIGINAL / "train.jsonl")
-    code, _, err = convert(ORIGINAL, tmp_path / "file")
-    assert (code, "out_dir" in err) == (2, True)

@@ -240,16 +240,6 @@ def test_postponed_annotations_and_dataclasses_work_in_a_file_loaded_by_its_path
     assert pickle.loads(pickle.dumps(environment.state)).numbers == [1]
 
 
-def test_a_module_is_registered_while_it_runs_and_forgotten_when_it_fails() -> None:
-    text = "import sys\nassert sys.modules[__name__].__dict__ is globals()\n" + ENV
-    before = set(sys.modules)
-
-    assert made({"env.py": text}, rl_env="env.py")
-    refusal(EnvironmentFailed, {"broken.py": "1 / 0\n" + ENV}, rl_env="broken.py")
-
-    assert not any("broken" in name for name in set(sys.modules) - before)
-
-
 @pytest.mark.parametrize("options", [{"rl_env": "pkg/env.py:Env"}, {"rl_env_module": "pkg.env"}], ids=str)
 def test_a_missing_dependency_is_named_with_the_users_line_and_is_not_a_missing_module(options: dict[str, str]) -> None:
     text = "import os\nimport nothing_of_the_kind\n" + ENV
@@ -270,22 +260,6 @@ def test_imports_inside_the_users_package_work_when_it_is_named_as_a_module() ->
     }
 
     assert made(files, rl_env_module="pkg.env").both == ("Rome", 4)
-
-
-def test_relative_imports_in_a_file_named_by_its_path_say_how_to_name_it() -> None:
-    files = {"pkg/__init__.py": "", "pkg/rules.py": "", "pkg/env.py": "from .rules import stars\n" + ENV}
-
-    assert "--rl-env-module package.module" in refusal(EnvironmentFailed, files, rl_env="pkg/env.py")
-
-
-def test_a_file_can_import_what_lies_beside_it_and_what_lies_in_the_working_directory() -> None:
-    files = {
-        "deep/rules.py": "stars = 4\n",
-        "city_names.py": "city = 'Rome'\n",
-        "deep/env.py": "import city_names\nimport rules\n" + ENV + "    both = (city_names.city, rules.stars)\n",
-    }
-
-    assert made(files, rl_env="deep/env.py").both == ("Rome", 4)
 
 
 # -- constructing
