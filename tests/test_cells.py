@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, TrainConfig
-from aitrain.cells import is_notebook, name_cells, users_lines
+from aitrain.cells import is_notebook, name_cells
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.notebook import errors_in_python
@@ -52,9 +52,3 @@ def test_only_files_of_cells_are_renamed() -> None:
     assert name_cells(f'at {KERNEL_FILE}, line 3: "{KERNEL_FILE}"') == 'at Cell In[3], line 3: "Cell In[3]"'
     assert name_cells("at /tmp/ipykernel_12/9.py, line 3") == "at /tmp/ipykernel_12/9.py, line 3"
     assert is_notebook()
-
-
-def test_without_a_notebook_nothing_is_renamed() -> None:
-    assert name_cells(f"at {KERNEL_FILE}, line 3") == f"at {KERNEL_FILE}, line 3"
-    assert not is_notebook()
-    assert users_lines(ValueError()) == []

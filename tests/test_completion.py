@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +11,6 @@ import pytest
 from aitrain.cli import main
 from tests.conftest import write
 
-BASH = shutil.which("bash")
 Answer = Callable[..., str]
 
 
@@ -72,21 +68,3 @@ def test_zsh_and_fish_get_the_descriptions(answer: Answer) -> None:
     assert answer("fish", "grpo", "--weight") == "--weight-decay\tWeight decay.\n"
     assert answer("zsh", "grpo", "--weight") == """_arguments '*: :(("--weight-decay":"Weight decay."))'\n"""
     assert answer("zsh", "grpo", "--config", "") == "_files\n"
-
-
-@pytest.mark.skipif(BASH is None, reason="no bash")
-def test_bash_itself_completes_with_the_script(tmp_path: Path) -> None:
-    script = subprocess.run(
-        [sys.executable, "-c", "from aitrain.cli import completion; print(completion.script('bash'))"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    write(tmp_path, {"aitrain": f'#!/bin/sh\nexec {sys.executable} -m aitrain "$@"\n', "script.sh": script})
-    (tmp_path / "aitrain").chmod(0o755)
-    asked = (
-        f"source {tmp_path}/script.sh\n"
-        "COMP_WORDS=(aitrain grpo --rl-loss-type = da); COMP_CWORD=4; _aitrain_completion aitrain\n"
-        'echo "${COMPREPLY[@]}"'
-    )
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([str(BASH), "-c", asked], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "dapo\n"

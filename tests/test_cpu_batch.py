@@ -69,12 +69,6 @@ def test_passes_that_an_option_counts_or_whose_size_changes_the_loss_have_two_co
     assert plan(**options) == plan_batch(TrainConfig(**options), 1)
 
 
-def test_passes_have_two_completions_for_a_model_of_unknown_shape() -> None:
-    assert plan(None).micro_batch == 2
-    limited = TrainConfig(tokens_per_pass=4096, rl_prompts_per_step=4)
-    assert choose_batch_size(limited, 1, TINY) is limited
-
-
 def test_a_resumed_run_has_the_passes_of_its_checkpoint() -> None:
     assert plan(recorded={"batch_size": 4}).micro_batch == 4
     assert plan(recorded={"batch_size": None}).micro_batch == 2
@@ -92,15 +86,6 @@ def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory
     assert first.batch.accumulation == 1
     assert first.batch == again.batch == replayed.batch
     assert first.config.written() == replayed.config.written()
-
-
-def test_two_machines_have_the_passes_of_two_processes_on_one(here: Path) -> None:
-    options: dict[str, Any] = {"model": "tiny", "rl_env": "envs.arithmetic"}
-    one = check(TrainConfig(**options, num_processes=2))
-    two = check(TrainConfig(**options, num_processes=1, nnodes=2, node_rank=1, master_addr="a"))
-    assert one.batch.accumulation == 1
-    assert one.batch == two.batch
-    assert one.config.batch_size == two.config.batch_size
 
 
 def test_passes_have_two_completions_on_a_gpu(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,16 +31,6 @@ def test_a_function_is_loaded_from_a_file_and_from_a_module(tmp_path: Path) -> N
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_two_functions_of_a_file_share_its_module_and_two_files_of_a_name_do_not(tmp_path: Path) -> None:
-    text = "seen = []\ndef add(x):\n    seen.append(x)\ndef count():\n    return len(seen)\n"
-    (tmp_path / "a.py").write_text(text)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "a.py").write_text(text)
-    load_function("custom_loss", "a.py:add")(1)
-    assert load_function("custom_sampler", "./a.py:count")() == 1
-    assert load_function("custom_sampler", "other/a.py:count")() == 0
-
-
 @pytest.mark.parametrize(
     ("place", "word"),
     [

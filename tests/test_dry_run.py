@@ -81,18 +81,14 @@ def replaced(old: str, new: str, text: str = ENV) -> str:
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "missing module": ("import not_there\n" + ENV, {}, 3, "not_there"),
     "constructor that raises": (replaced("self.city = city", "1 / 0"), {}, 3, "ZeroDivisionError"),
-    "wrong keyword": (ENV, {"rl_env_config": {"town": 1}}, 2, "town"),
-    "no score_episode": (replaced("score_episode", "score"), {}, 3, "score_episode"),
     "missing data file": (replaced("list(ROWS)", "open('data.jsonl')"), {}, 3, "No such file"),
     "empty dataset": (replaced("list(ROWS)", "[]"), {}, 3, "no rows"),
-    "misspelt column": (replaced("completion, answer", "completion, anwser"), {}, 3, "anwser"),
     "held-out rows of another kind": (
         ENV + "    def build_eval_dataset(self):\n        return [{'prompt': [{'role': 'user', 'content': 'x'}]}]\n",
         {}, 3, "kind of prompt",
     ),
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "32 prompts"),
     "too many held out": (ENV, {"eval_cases": 20}, 2, "eval_cases"),
-    "prompts longer than the limit": (ENV, {"rl_max_prompt_length": 2}, 2, "2 tokens"),
     "no room for a prompt": (ENV, {"rl_max_new_tokens": 4096}, 2, "rl_max_new_tokens"),
     "template that rewrites earlier turns": (
         replaced('f"say {number}"', '[{"role": "user", "content": "a"}]').replace(
@@ -102,7 +98,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
         {"chat_template": "rewrites.jinja"}, 2, "prefix-preserving",
     ),
     "layers that are not there": (ENV, {"peft": True, "target_modules": "foo"}, 2, "foo"),
-    "int4 on a CPU": (ENV, {"quantization": "int4", "peft": True}, 2, "CUDA GPU"),
     "output below a file": (ENV, {"output_dir": "env.py/runs"}, 2, "env.py/runs"),
     "scheduler without a needed setting": (ENV, {"scheduler": "cosine_with_min_lr"}, 2, "min_lr"),
     "fields of TRL that exclude each other": (

@@ -211,19 +211,6 @@ def test_a_conversation_that_is_rewritten_is_an_error_and_fails_the_episode() ->
 # -- many at once
 
 
-def test_an_http_proxy_of_the_machine_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("no_proxy", "")
-    monkeypatch.setenv("NO_PROXY", "example.org")
-
-    def body(endpoint: Any, ask: Ask) -> str | None:
-        with client_of(endpoint) as client:
-            client.get("/models").raise_for_status()
-        return os.environ.get("no_proxy")
-
-    assert in_episode(body) == "example.org,127.0.0.1"
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_many_episodes_ask_at_the_same_time(isolation: Any) -> None:
     home = os.getpid()

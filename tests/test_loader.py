@@ -62,11 +62,8 @@ def installed(folder: Path, files: Mapping[str, str]) -> None:
     "options",
     [
         {"rl_env": "envs/hotel.py:Env"},
-        {"rl_env": "./envs/hotel.py"},
         {"rl_env": "~/here/envs/hotel.py"},
-        {"rl_env": "envs/hotel.py", "rl_env_class": "Env"},
         {"rl_env": "envs.hotel:Env"},
-        {"rl_env": "envs.hotel"},
         {"rl_env_module": "envs.hotel", "rl_env_class": "Env"},
         {"rl_env_module": "envs.hotel"},
     ],
@@ -105,7 +102,7 @@ def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Pat
     assert made(users, rl_env="env.py").name == "the real one"
 
 
-@pytest.mark.parametrize("name", ["datasets", "vllm", "code"])
+@pytest.mark.parametrize("name", ["datasets", "code"])
 def test_a_module_in_a_folder_named_like_a_library_is_refused_and_its_file_is_taken(name: str) -> None:
     said = refusal(ConfigError, {f"{name}/hotel.py": ENV}, rl_env_module=f"{name}.hotel")
 
@@ -118,19 +115,14 @@ def test_a_module_in_a_folder_named_like_a_library_is_refused_and_its_file_is_ta
     ("options", "word"),
     [
         ({}, "--rl-env path/to/file.py:Class"),
-        ({"rl_env": ":Env"}, "no environment is given"),
         ({"rl_env": "hotle.py:Env"}, "Did you mean hotel.py?"),
         ({"rl_env": "~nobody_has_this_name/x.py"}, "there is no file"),
-        ({"rl_env": "x" * 5000 + ".py"}, "there is no file"),
         ({"rl_env": "pkg"}, "pkg.inner"),
-        ({"rl_env": "./pkg"}, "--rl-env pkg/inner.py:Class"),
         ({"rl_env": "notes.txt:Env"}, "does not end in .py"),
         ({"rl_env": "book.ipynb"}, "aitrain.train"),
         ({"rl_env_module": "hotle"}, "Did you mean hotel?"),
         ({"rl_env_module": "pkg.iner"}, "Did you mean pkg.inner?"),
-        ({"rl_env_module": "envs.arithmetc"}, "Did you mean envs.arithmetic?"),
         ({"rl_env_module": "hotel.py"}, "--rl-env path/to/file.py"),
-        ({"rl_env_module": "..hotel"}, "not the name of a module"),
         ({"rl_env": "hotel.py:Evn"}, "Did you mean Env?"),
         ({"rl_env": "two.py"}, "--rl-env-class Other"),
         ({"rl_env": "notes.py"}, "has build_dataset"),
@@ -203,7 +195,7 @@ def test_a_keyword_that_the_constructor_refuses_is_a_wrong_command(
     assert word in said
 
 
-@pytest.mark.parametrize("parameters", [", city", ", *, city", ", **config", ", city='Oslo', *args", ", *rest, city"])
+@pytest.mark.parametrize("parameters", [", city", ", **config", ", *rest, city"])
 def test_keywords_that_the_constructor_takes_are_handed_to_it(parameters: str) -> None:
     assert made({"env.py": with_init(parameters)}, rl_env="env.py", config={"city": 1}).city == "Rome"
 

@@ -73,12 +73,6 @@ def test_a_result_and_a_comparison_are_tables(cells: dict[str, Any]) -> None:
     assert "cases won" in html_of(cells["result.compare()"])
 
 
-def test_base_and_tuned_answer_side_by_side_and_a_case_has_scores(cells: dict[str, Any]) -> None:
-    answers = html_of(cells["chat = result.chat(environment=Sums())"])
-    assert re.search(r">base: tiny</th><th[^>]*>tuned: sums, step 12</th>", answers)
-    assert len(re.findall(r"score [01]\.000</td>", html_of(cells["chat.case(12)"]))) == 2
-
-
 def test_a_failing_environment_is_shown_with_the_users_lines_only(cells: dict[str, Any]) -> None:
     (error,) = [output for output in cells["class Broken(Sums):"].outputs if output.output_type == "error"]
     trace = "\n".join(error.traceback)
