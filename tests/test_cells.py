@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, TrainConfig
-from aitrain.cells import is_notebook, name_cells
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.notebook import errors_in_python
@@ -45,10 +44,3 @@ def test_an_error_is_shown_with_the_cells_line_and_without_the_lines_of_aitrain(
     assert "bad.py, line 4, in __init__\n    1 / 0" in shown
     assert "EnvironmentFailed: Bad() raised: ZeroDivisionError" in shown
     assert "loader.py" not in shown
-
-
-@pytest.mark.usefixtures("kernel")
-def test_only_files_of_cells_are_renamed() -> None:
-    assert name_cells(f'at {KERNEL_FILE}, line 3: "{KERNEL_FILE}"') == 'at Cell In[3], line 3: "Cell In[3]"'
-    assert name_cells("at /tmp/ipykernel_12/9.py, line 3") == "at /tmp/ipykernel_12/9.py, line 3"
-    assert is_notebook()

@@ -147,18 +147,6 @@ def view(width: int, *names: str) -> tuple[Terminal, ChatView]:
     return terminal, ChatView(terminal.console(), {name: f"{name}: model" for name in names})
 
 
-def test_two_answers_stand_side_by_side_and_are_wrapped_in_their_columns() -> None:
-    terminal, shown = view(83, "base", "tuned")
-    shown.answer("base", LONG)
-    shown.answer("tuned", "short")
-    shown.finish()
-
-    assert terminal.shown[0] == f"{'base: model':40} │ tuned: model"
-    assert terminal.shown[1] == f"{'a sentence of twenty-nine abc a sentence':40} │ short"
-    assert terminal.shown[2].startswith("of twenty-nine abc")
-    assert len(terminal.shown) == 4
-
-
 def test_control_characters_of_a_model_reach_no_terminal() -> None:
     terminal, shown = view(80, "tuned")
     shown.answer("tuned", "a\x1b[2Jb\x07")

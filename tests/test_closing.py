@@ -64,14 +64,3 @@ def test_a_close_that_raises_is_shown_and_ends_nothing(isolation: str, tmp_path:
         runner.notify = shown.append
     assert len(shown) == 1
     assert "no such file" in shown[0]
-
-
-def test_a_close_that_hangs_ends_at_the_deadline_of_a_call(tmp_path: Path) -> None:
-    class Hangs(Closes):
-        async def close(self) -> None:  # type: ignore[override]
-            await asyncio.Event().wait()
-
-    shown = list[str]()
-    with closing(start_runner(Hangs(tmp_path), TrainConfig(rl_env_timeout=0.2))) as runner:
-        runner.notify = shown.append
-    assert "Hangs.close" in shown[0]

@@ -9,7 +9,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan, plan_batch
-from aitrain.launch import preflight, resource_check
+from aitrain.launch import resource_check
 from aitrain.launch.cpu_batch import EXTRA, choose_batch_size
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.preflight import check
@@ -86,8 +86,3 @@ def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory
     assert first.batch.accumulation == 1
     assert first.batch == again.batch == replayed.batch
     assert first.config.written() == replayed.config.written()
-
-
-def test_passes_have_two_completions_on_a_gpu(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "training_gpus", lambda config: ("0",))
-    assert check(TrainConfig(model="tiny", rl_env="envs.arithmetic")).batch.micro_batch == 2

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHORT = ["--rl-max-new-tokens", "8", "--eval-cases", "8"]
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -36,30 +33,3 @@ def test_the_demo_learns_to_add(seed: int, tmp_path: Path, preloaded_aitrain: Pa
     assert "run folder: runs/mine" in shown
     assert "report: runs/mine/report.html" in shown
     assert "█" in shown
-
-
-@pytest.mark.slow
-def test_a_wheel_brings_the_model_and_the_environments(tmp_path: Path) -> None:
-    """Its dependencies are this interpreter's: a .pth file adds them without the checkout."""
-    run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)], tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    venv.create(tmp_path / "venv", symlinks=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
-    run([*install, str(wheel)], tmp_path)
-    packages = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
-    (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
-
-    (tmp_path / "empty").mkdir()
-    aitrain = str(tmp_path / "venv" / "bin" / "aitrain")
-    where = run([python, "-c", "import aitrain; print(aitrain.__file__)"], tmp_path / "empty")
-    assert Path(where.strip()).is_relative_to(packages)
-    run(
-        [aitrain, "grpo", "--model", "tiny", "--rl-env", "envs.arithmetic", "--max-steps", "1", *SHORT],
-        tmp_path / "empty",
-    )
-    result = json.loads((tmp_path / "empty" / "runs" / "project-name" / "result.json").read_text())
-    assert result["eval_cases"] == 8
-    report = (tmp_path / "empty" / "runs" / "project-name" / "report.html").read_text()
-    assert "uPlot" in report
-    assert "function transcript" in report

@@ -160,13 +160,6 @@ def test_an_object_steps_until_it_says_nothing_and_is_asked_for_the_score() -> N
     assert played.scored.score == 1.0
 
 
-def test_an_object_that_a_limit_ends_is_asked_for_the_score_and_closed() -> None:
-    environment = Counting()
-
-    assert rehearse(environment, ["a"], seed=4).scored.score == 0.25
-    assert environment.last.is_closed
-
-
 def test_tools_of_an_object_change_its_state_and_answer_as_tool_messages() -> None:
     played = rehearse(Counting(), [call("skip", steps=2) + call("skip", steps=1), "a"], seed=4)
 

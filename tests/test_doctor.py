@@ -10,13 +10,12 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import packaging.requirements
 import packaging.version  # noqa: F401  # the machines below have none of their own
 import pytest
 
-from aitrain.launch import doctor, nvidia
+from aitrain.launch import nvidia
 from aitrain.launch.doctor import Finding, examine
 from tests.conftest import write
 
@@ -97,16 +96,6 @@ def test_a_machine_on_which_all_is_well(machine: Machine) -> None:
     assert {finding.state for finding in found.values()} == {"ok"}
     assert {"NVIDIA driver", "GPUs", "torch", "vLLM", "disk", "Hub token"} <= set(found)
     assert found["GPUs"].found == "no GPU: training on the CPU"
-
-
-def test_little_disk_is_a_note_and_a_folder_that_cannot_be_made_a_problem(
-    machine: Machine, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert findings("not/there/yet")["disk"].state == "ok"
-    write(here, {"file": ""})
-    assert findings("file/runs")["disk"].state == "problem"
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=9.4e9))
-    assert told("disk")[:2] == ("note", "9.4 GB free for runs")
 
 
 def test_of_several_gpus_a_busy_one_is_noted_and_a_hidden_one_is_not(

@@ -184,17 +184,6 @@ def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo
     assert listing(here) == ["env.py"]
 
 
-def test_a_dry_run_says_what_the_environment_printed_only_when_asked(aitrain_grpo: Run, here: Path) -> None:
-    write(here, {"env.py": "print('look here')\nimport not_there\n" + ENV})
-    plain, debug = (
-        aitrain_grpo("--model", "tiny", "--rl-env", "env.py", "--dry-run", *more) for more in ([], ["--debug"])
-    )
-    assert plain.returncode == debug.returncode == 3
-    assert "Traceback" not in plain.stderr
-    assert "look here" in debug.stderr
-    assert "Traceback" in debug.stderr
-
-
 def test_what_the_environment_started_ends_with_the_dry_run(dry: DryRunner) -> None:
     started = "import subprocess\n" + replaced(
         "self.city = city",

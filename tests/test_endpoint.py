@@ -108,17 +108,6 @@ def test_the_models_are_listed_and_the_untrained_one_is_another_conversation() -
     assert in_episode(body) == (["policy", "policy-untrained"], "3")
 
 
-def test_settings_of_the_sampling_are_not_used_and_noted_once() -> None:
-    def body(endpoint: Any, ask: Ask) -> float:
-        settings = {"temperature": 0, "max_tokens": 1, "tool_choice": "auto", "stop": None}
-        return float(said(ask([user("one")], **settings))["content"])
-
-    episodes, notes = play(ByHttp(body), ECHO, of=cases(3))
-    assert [episode.result.score for episode in episodes] == [1.0] * 3
-    (note,) = notes
-    assert "max_tokens, temperature: not used" in note
-
-
 # -- what is refused
 
 

@@ -152,20 +152,6 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     assert run_evals(of_run) == [second]
 
 
-def test_a_model_that_fails_does_not_keep_the_others_from_being_played_and_shown(evals: Evals, trained: Path) -> None:
-    evals.failing = {"tiny"}
-    done = CliRunner().invoke(app, ["eval", "tiny", "sums", *ARITHMETIC], standalone_mode=False)
-    assert isinstance(done.exception, RunFailed)
-    assert "sums   0.500" in done.output
-    assert "eval folder: runs/eval-sums" in done.output
-
-
-def test_results_are_one_table_or_json(evals: Evals) -> None:
-    assert "tiny   0.500 [" in run("tiny", *ARITHMETIC)
-    (values,) = json.loads(run("tiny", *ARITHMETIC, "--json"))
-    assert (values["job"], values["scores"]["sampled"]["mean"], values["folder"]) == ("eval", 0.5, "runs/eval-tiny-2")
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

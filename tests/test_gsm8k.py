@@ -121,14 +121,6 @@ def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(judg
         assert (scored.score, scored.metrics) == (exact if judge == "exact" else lenient, {"lenient": lenient})
 
 
-def test_held_out_rows_come_from_eval_path_only_when_it_is_given(tmp_path: Path) -> None:
-    rows, held_out = write_rows(tmp_path / "a.jsonl", row()), write_rows(tmp_path / "b.jsonl", row("5"))
-    environment = load(data_path=str(rows), eval_path=str(held_out))
-    assert environment.build_eval_dataset(None) == [row("5")]
-    assert [environment.reference(case_idx) for case_idx in (0, 1)] == ["#### 72", "#### 5"]
-    assert not callable(load(data_path=str(rows)).build_eval_dataset)
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -184,7 +176,10 @@ def test_original_rows_become_rows_of_xtuner_to_which_the_reference_is_a_right_a
     }
     assert [made_row["reward_model"]["ground_truth"] for made_row in made] == ["72", "1234", "-5"]
     assert [made_row["extra_info"]["split"] for made_row in read(tmp_path / "new" / "out" / "test.jsonl")] == ["test"]
-    environment = load(data_path=str(tmp_path / "new" / "out" / "train.jsonl"))
+    rows, held_out = (str(tmp_path / "new" / "out" / name) for name in ("train.jsonl", "test.jsonl"))
+    environment = load(data_path=rows, eval_path=held_out)
+    assert environment.build_eval_dataset(None) == read(Path(held_out))
+    assert not callable(load(data_path=rows).build_eval_dataset)
     assert [score(environment, environment.reference(case_idx), case_idx).score for case_idx in range(3)] == [1.0] * 3
 
 

@@ -62,9 +62,3 @@ def test_each_guess_that_misses_costs_a_quarter(
 def test_junk_is_answered_and_costs_a_guess(environment: Any, junk: str) -> None:
     assert play(environment, 4, junk, "4") == (["Say a number from 1 to 7."], 0.75)
     assert play(environment, 4, *[junk] * 4) == (["Say a number from 1 to 7."] * 3, 0.0)
-
-
-def test_how_high_and_how_often_can_be_set() -> None:
-    environment = load(highest=100, guesses=2)
-    assert len(environment.build_dataset(None)) == 100
-    assert play(environment, 100, "99", "100") == (["higher"], 0.5)

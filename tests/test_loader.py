@@ -158,19 +158,6 @@ def test_the_only_environment_of_a_file_need_not_be_named(text: str) -> None:
     assert type(made({"env.py": text, "elsewhere.py": elsewhere}, rl_env="env.py")).__name__ == "Env"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "from elsewhere import Env\n",
-        "import elsewhere\nEnv: type = elsewhere.Env\n",
-        "import elsewhere\ndef Env():\n    return elsewhere.Env()\n",
-        "try:\n    from nothing_of_the_kind import Env\nexcept ImportError:\n    from elsewhere import Env\n",
-    ],
-)
-def test_a_named_class_may_come_from_another_module_or_a_function(text: str) -> None:
-    assert type(made({"env.py": text, "elsewhere.py": ENV}, rl_env="env.py:Env")).__name__ == "Env"
-
-
 def with_init(parameters: str) -> str:
     return ENV + f"    def __init__(self{parameters}):\n        self.city = 'Rome'\n"
 
@@ -240,18 +227,6 @@ def test_a_missing_dependency_is_named_with_the_users_line_and_is_not_a_missing_
 
     assert "ModuleNotFoundError: No module named 'nothing_of_the_kind'" in said
     assert f"{os.sep}env.py, line 2, in <module>: import nothing_of_the_kind" in said
-
-
-def test_imports_inside_the_users_package_work_when_it_is_named_as_a_module() -> None:
-    files = {
-        "pkg/__init__.py": "city = 'Rome'\n",
-        "pkg/rules.py": "stars = 4\n",
-        "pkg/env.py": "from . import city\nfrom .rules import stars\nimport pkg.rules\n"
-        + ENV
-        + "    both = (city, stars)\n",
-    }
-
-    assert made(files, rl_env_module="pkg.env").both == ("Rome", 4)
 
 
 # -- constructing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import threading
 import time
@@ -21,7 +20,7 @@ from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
 from aitrain.launch.launcher import launcher_of
 from aitrain.launch.local_processes import reserved_port
-from aitrain.launch.node_link import NodeLink, Peer, WrongTokenError, prove_to_node_0
+from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token
 from aitrain.launch.nodes import (
     SharedFolder,
@@ -251,19 +250,6 @@ def test_a_machine_with_another_token_or_none_is_not_let_in_and_told_so(
     with pytest.raises(ConfigError, match="node 1 did not connect") as caught:
         gathering.result()
     assert (TOKEN_VARIABLE in str(caught.value)) == (token is not None)
-
-
-def test_a_node_0_that_does_not_know_the_token_is_not_believed(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)) as server:
-        other = socket.create_connection(("127.0.0.1", port))
-        liar = Peer(server.accept()[0])
-        liar.send({"challenge": "c"})
-        liar.send({"proof": "0" * 64})
-        believer = Peer(other)
-        with pytest.raises(WrongTokenError):
-            prove_to_node_0(believer, "token")
-        liar.close()
-        believer.close()
 
 
 # -- the run folder
