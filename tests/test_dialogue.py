@@ -88,7 +88,6 @@ def test_a_generator_without_a_score_is_unscored() -> None:
         (lambda self: (yield from ()), "first answer"),
         (lambda self: [(yield), (yield)], "None"),
         (lambda self: [(yield), (yield 5)], "messages"),
-        (lambda self: [(yield), (yield [{"content": "no role"}])], "messages"),
         (lambda self: [(yield), (yield [])], "messages"),
     ],
 )
@@ -115,7 +114,7 @@ def test_an_error_in_a_generator_is_told_with_the_users_line() -> None:
 
 
 class Counter:
-    """Wants `goal` answers; one of its tools counts them, the other breaks."""
+    """Wants `goal` answers; its tool counts some at once."""
 
     def __init__(self, goal: int) -> None:
         self.goal, self.count, self.is_closed = goal, 0, False
@@ -131,7 +130,7 @@ class Counter:
         self.is_closed = True
 
     def get_tools(self) -> list[Any]:
-        return [self.skip, self.burn]
+        return [self.skip]
 
     def skip(self, steps: int) -> dict[str, int]:
         """Skip some steps.
@@ -141,10 +140,6 @@ class Counter:
         """
         self.count += steps
         return {"count": self.count}
-
-    async def burn(self) -> str:
-        """Burn."""
-        raise RuntimeError("it burns")
 
 
 class Counting(Rows):
@@ -176,7 +171,6 @@ def test_tools_of_an_object_change_its_state_and_answer_as_tool_messages() -> No
     [
         (call("skop", steps=1), "Did you mean skip?"),
         (call("skip", steps="many"), "steps"),
-        (call("skip"), "steps"),
         ('<tool_call>{"name": "skip", "arguments": {"steps": </tool_call>', "JSON"),
         (call("close"), "there is no tool close"),
     ],
@@ -187,13 +181,6 @@ def test_a_wrong_call_is_told_to_the_model_and_counted(written: str, told: str) 
     assert played.moves[0].wrong_calls == 1
     assert told in played.moves[0].messages[0]["content"]
     assert played.scored.score == 0.0
-
-
-def test_a_bug_in_a_tool_is_the_environments_failure_and_no_text_for_the_model() -> None:
-    failure = failure_of(Counting(), call("burn"))
-
-    assert (failure.kind, failure.place) == ("raised", "the tool burn")
-    assert 'raise RuntimeError("it burns")' in failure.message
 
 
 # -- score_episode with tools

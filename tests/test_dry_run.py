@@ -127,20 +127,6 @@ def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
     assert not (Path.cwd() / "runs").exists()
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_an_attribute_that_other_processes_cannot_get_is_refused_where_there_are_some(
-    isolation: str, dry: DryRunner
-) -> None:
-    env = "import threading\n" + replaced("return list(ROWS)", "self.lock = threading.Lock(); return list(ROWS)")
-    alone = dry.check(dry.config(env, rl_env_isolation=isolation)).end
-    two = dry.check(dry.config(env, rl_env_isolation=isolation, num_processes=2)).end
-
-    assert isinstance(alone, Failed) == (isolation == "process")
-    assert isinstance(two, Failed)
-    assert "build_dataset set self.lock, which cannot be copied" in two.message
-    assert two.exit_code == 3
-
-
 def test_a_run_that_is_resumed_with_other_cases_is_refused(dry: DryRunner, finished: FinishedRuns) -> None:
     finished.copy("plain", Path.cwd() / "runs" / "mine")
     again: dict[str, Any] = {**PLAIN, "resume_from_checkpoint": "auto", "project_name": "mine", "max_steps": 5}

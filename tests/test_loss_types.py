@@ -109,16 +109,6 @@ def test_what_has_no_effect_is_said(options: dict[str, Any], word: str | None) -
     assert all(str(word) in text for text in said)
 
 
-@pytest.mark.parametrize("mode", ["sequence_mask", "sequence_truncate"])
-@pytest.mark.parametrize("where", [{}, {"vllm_mode": "server", "peft": True}])
-def test_vespo_is_refused_where_vllm_has_one_ratio_a_completion(mode: str, where: dict[str, Any]) -> None:
-    vespo = {"rl_loss_type": "vespo", "use_vllm": True, **where}
-    with pytest.raises(ConfigError, match="vllm_importance_sampling_mode: vespo"):
-        TrainConfig.read({**vespo, "trl": {"vllm_importance_sampling_mode": mode}})
-    TrainConfig(**vespo, trl={"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_correction": False})
-    TrainConfig(**vespo, trl={"vllm_importance_sampling_mode": "token_mask"})
-
-
 # -- presets
 
 

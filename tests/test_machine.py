@@ -61,12 +61,6 @@ def test_cores_are_those_of_the_affinity_within_every_quota(tmp_path: Path, file
     assert usable_cores() == cores
 
 
-def test_the_affinity_counts_where_it_is_the_smaller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write(tmp_path, {"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "400000 100000\n"})
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
-    assert usable_cores() == 2
-
-
 def test_memory_is_the_machines_without_a_limit(tmp_path: Path) -> None:
     assert (total_memory(), free_memory()) == (64_000_000 * 1024, 32_000_000 * 1024)
     (tmp_path / "proc" / "meminfo").unlink()
