@@ -167,17 +167,3 @@ def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: P
     config = ChatSetup(run, options).config
     assert (config.rl_env, config.rl_temperature, config.rl_top_p) == ("envs.arithmetic", 0.7, 0.5)
     assert config.project_name == "project-name"
-
-
-@pytest.mark.parametrize(
-    ("model", "only", "word"),
-    [
-        ("tiny", "both", "only"),
-        ("tiny", "base", "only"),
-        ("http://127.0.0.1:8000/v1", None, "address"),
-        ("./nothing", None, "does not exist"),
-    ],
-)
-def test_what_cannot_be_talked_to_is_refused(here: Path, model: str, only: str | None, word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        chat_options(model, only, {})

@@ -10,10 +10,9 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.launch import resource_check
-from aitrain.launch.cpu_batch import EXTRA, choose_batch_size
+from aitrain.launch.cpu_batch import choose_batch_size
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.preflight import check
-from aitrain.launch.resource_estimate import DeviceMemory, estimate_memory
 
 TINY = read_model_shape("tiny")
 assert TINY is not None
@@ -33,23 +32,6 @@ def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: di
     chosen = plan(processes=processes, **options)
     assert chosen.completions_per_step == before.completions_per_step
     assert chosen.accumulation == 1
-
-
-@pytest.mark.parametrize("tokens", [16, 1024])
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_pass_is_the_largest_part_of_the_step_that_needs_little_more_memory_than_the_smallest(
-    tokens: int, processes: int
-) -> None:
-    options: dict[str, Any] = {"rl_prompts_per_step": 16, "rl_max_new_tokens": tokens, "use_vllm": True}
-    chosen = plan(HALF_BILLION, processes, **options)
-
-    def peak(size: int) -> int:
-        config = TrainConfig(**options, batch_size=size)
-        return estimate_memory(HALF_BILLION, config, plan_batch(config, processes), DeviceMemory("CPU")).peak
-
-    allowed = peak(1) + EXTRA // processes
-    assert chosen.completions_per_step == 64
-    assert peak(chosen.micro_batch) <= allowed < peak(2 * chosen.micro_batch)
 
 
 @pytest.mark.parametrize(

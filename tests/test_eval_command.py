@@ -88,7 +88,7 @@ def run(*arguments: str) -> str:
     return done.output
 
 
-def test_a_runs_options_are_taken_over_also_for_the_base_beside_it(evals: Evals, trained: Path) -> None:
+def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win(evals: Evals, trained: Path) -> None:
     run("tiny", "sums")
     base, tuned = evals.configs
     for config in (base, tuned):
@@ -100,14 +100,9 @@ def test_a_runs_options_are_taken_over_also_for_the_base_beside_it(evals: Evals,
     assert [config.project_name for config in evals.configs] == ["eval-tiny", "eval-sums"]
     assert evals.plans[1].config.model == "tiny"  # what a vLLM server is started with
     assert evals.plans[1].config.lora_r == 4
-
-
-def test_flags_win_over_the_run_and_another_environment_brings_its_own_options(evals: Evals, trained: Path) -> None:
     run("sums", "--seed", "3", "--cases", "2", "--samples", "4", "--decoding", "sampled")
-    run("sums", "--rl-env", "envs.guess_number")
-    first, other = evals.configs
-    assert (first.seed, first.eval_cases, first.eval_samples, first.decodings) == (3, 2, 4, ("sampled",))
-    assert (other.rl_env, other.seed) == ("envs.guess_number", 7)
+    given = evals.configs[-1]
+    assert (given.seed, given.eval_cases, given.eval_samples, given.decodings) == (3, 2, 4, ("sampled",))
 
 
 def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) -> None:
@@ -159,7 +154,6 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
         (["tiny", *ARITHMETIC, "--cases", "0"], "0 cases"),
         (["nowhere/at/all", *ARITHMETIC], "does not exist"),
         (["http://127.0.0.1:1/v1", *ARITHMETIC, "--use-vllm"], "address"),
-        (["http://127.0.0.1:1/v1", *ARITHMETIC, "--num-processes", "2"], "one process"),
         (["http://key@127.0.0.1:1/v1", *ARITHMETIC], "OPENAI_API_KEY"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from aitrain.environment import loader, locator
 from aitrain.environment.contract import Case
 from aitrain.environment.score_parsing import ScoreResult
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import EnvironmentFailed
 from aitrain.options.train import TrainConfig
 from tests.properties import run_in_process
 from tests.rehearsal import rehearse
@@ -140,17 +140,6 @@ def test_a_row_in_another_format_is_an_error_with_its_file_and_line(tmp_path: Pa
         load(data_path=str(path))
     assert f"{path}, line 2: " in str(caught.value)
     assert said in str(caught.value)
-
-
-def test_a_missing_file_an_empty_one_and_an_unknown_judge_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFailed, match=r"missing\.jsonl"):
-        load(data_path=str(tmp_path / "missing.jsonl"))
-    with pytest.raises(EnvironmentFailed, match=r"empty\.jsonl has no rows"):
-        load(data_path=str(write_rows(tmp_path / "empty.jsonl")))
-    with pytest.raises(EnvironmentFailed, match="exact, lenient"):
-        load(data_path=str(write_rows(tmp_path / "rows.jsonl", row())), judge="strict")
-    with pytest.raises(ConfigError, match="data_path"):
-        load()
 
 
 # -- aitrain data gsm8k

@@ -18,7 +18,6 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.cli.node_run import follow, report_refusal
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
-from aitrain.launch.launcher import launcher_of
 from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token
@@ -34,7 +33,6 @@ from aitrain.launch.nodes import (
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import process_variables
 from aitrain.launch.slurm import Nodes, expand, find_nodes, idle_nodes
-from aitrain.notebook import train_here
 
 FACTS = {"versions": {"trl": "1.0"}, "options": {"lr": 1.0}}
 SLURM = {
@@ -151,15 +149,6 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
     assert plan.folder is None
     assert check(first).folder is not None
     assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
-
-
-def test_a_sweep_a_measured_plan_and_a_notebook_are_refused_on_several_machines(here: Path) -> None:
-    config = TrainConfig(model="tiny", rl_env="envs.arithmetic", nnodes=2, node_rank=0, master_addr="a")
-    with pytest.raises(ConfigError, match="nnodes"):
-        launcher_of(check(config))
-    with pytest.raises(ConfigError, match="nnodes"):
-        train_here(config, object(), {})
-    assert list(here.iterdir()) == []
 
 
 # -- what must be equal
