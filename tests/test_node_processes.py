@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.activity import Part, RolloutProgress, Snapshot, read
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
 from aitrain.launch import nodes, processes
@@ -178,17 +175,6 @@ def test_a_rank_that_is_killed_ends_both_at_once_and_is_named(node: int, machine
     assert other.startswith(machines.links[1 - node].peers[0].name)
 
 
-def test_what_a_rank_says_of_a_lost_connection_gives_way_to_the_machine_that_was_lost(machines: Machines) -> None:
-    def lose() -> None:
-        machines.both_run()
-        machines.links[1].peers[0]._socket.shutdown(socket.SHUT_RDWR)
-        (machines.folder.path / "lost").touch()
-
-    reset = says(Failed("Connection reset by peer", 1))
-    machines.run(f"{READY}; until [ -e $0/lost ]; do sleep 0.02; done; {reset}; exit 1", WAIT, lose)
-    assert machines.messages()[0] == f"{machines.links[0].peers[0].name} is gone"
-
-
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Machines) -> None:
     stopped = Ended("stopped", 2)
@@ -200,18 +186,3 @@ def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Mac
 
     machines.run(script, WAIT, stop)
     assert machines.ends == [stopped, stopped]
-
-
-def test_progress_of_the_other_machine_is_seen_on_node_0(machines: Machines) -> None:
-    seen = Snapshot(7, Part("training", 3.0, True), RolloutProgress(1, 8, 90, 5.0))
-
-    def look() -> None:
-        machines.both_run()
-        machines.links[1].beat = lambda: {"ranks": {1: (seen.count, astuple(seen.part), astuple(seen.rollout))}}
-        machines.links[1].send_beat()
-        wait_until(lambda: machines.first.activity and read(machines.first.activity.memory, 1).count == 7)
-        assert read(machines.first.activity.memory, 1).part.name == "training"
-        machines.first.stop()
-        machines.first.stop()
-
-    machines.run(WAIT, WAIT, look)
