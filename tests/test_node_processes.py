@@ -147,6 +147,16 @@ def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: M
     assert [node["host"] for node in json.loads(first["AITRAIN_NODES"])] == [os.uname().nodename] * 2
 
 
+def test_the_other_machine_gets_the_address_and_the_key_of_node_0s_server(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Leading, "_environment", lambda self: dict(os.environ))
+    server = {SERVER_VARIABLE: "http://nodeA:8000", "VLLM_API_KEY": "of the server"}
+    machines.second._begun.put({"port": 1, "world": 2, "server": server})
+    machines.run(says(END), f"echo ${SERVER_VARIABLE} $VLLM_API_KEY > {shlex.quote(str(machines.folder.path))}/got")
+    assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n"
+
+
 def test_a_machine_without_the_folder_says_so_to_its_processes(machines: Machines) -> None:
     machines.second.shared = SharedFolder(machines.folder.path, False, "", machines.folder.path / "checkpoint-4")
     show = f"echo $AITRAIN_OWN_FOLDER > {shlex.quote(str(machines.folder.path))}/own"
