@@ -72,6 +72,17 @@ def test_a_generator_that_a_limit_ends_may_say_what_it_is_worth_else_it_is_worth
     assert (played.is_over, played.scored.score) == (False, 0.0)
 
 
+def test_a_generator_may_speak_first() -> None:
+    class First(Rows):
+        def episode(self, seed: int) -> Generator[str, str, float]:
+            reply = yield f"the number is {seed}"
+            return float(reply == str(seed))
+
+    played = rehearse(First(), ["5"], seed=5)
+    assert played.opening.messages == ({"role": "user", "content": "the number is 5"},)
+    assert played.scored.score == 1.0
+
+
 def test_a_generator_without_a_score_is_unscored() -> None:
     class Nothing(Rows):
         def episode(self) -> Generator[None, str, None]:
