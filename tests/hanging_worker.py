@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
-import re
-import socket
 import subprocess
 import sys
 import threading
@@ -25,13 +23,6 @@ def lock() -> None:
         pass
 
 
-def thread() -> None:
-    """A thread of a library that is waited for and never ends."""
-    waits = threading.Thread(target=threading.Event().wait, daemon=True)
-    waits.start()
-    waits.join()
-
-
 def c_call() -> None:
     """C code that lets other threads run."""
     while True:
@@ -44,11 +35,6 @@ def holds_the_gil() -> None:
         ctypes.PyDLL(None).poll(0, 0, 1_000_000)
 
 
-def compiles() -> None:
-    """A regular expression that backtracks for ever: C code, busy, with the GIL."""
-    re.match("(a|aa)+$", "a" * 200 + "b")
-
-
 def ignores_signals() -> None:
     """Neither SIGTERM nor Ctrl-C ends it."""
     import signal
@@ -58,28 +44,14 @@ def ignores_signals() -> None:
     time.sleep(1_000_000)
 
 
-def server() -> None:
-    """A server that accepts and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as line:
-        line.recv(1)
-
-
 def child() -> None:
     """A process that it waits for, and that has one of its own; both in sessions of their own."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(1000)'])"
     subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
 
 
-def pipe() -> None:
-    """A pipe that is full and never read."""
-    _, end = os.pipe()
-    while True:
-        os.write(end, bytes(1 << 20))
-
-
 HANGS: dict[str, Callable[[], None]] = {
-    hang.__name__: hang
-    for hang in (lock, thread, c_call, holds_the_gil, compiles, ignores_signals, server, child, pipe)
+    hang.__name__: hang for hang in (lock, c_call, holds_the_gil, ignores_signals, child)
 }
 
 

@@ -41,12 +41,6 @@ def test_prompts_per_step_mean_the_same_step_for_any_number_of_processes(process
     assert made.accumulation == 840 * 4 // 2 // processes
 
 
-def test_one_prompt_and_one_pass_are_spoken_of_in_the_singular() -> None:
-    one = plan(1, rl_prompts_per_step=1, rl_num_generations=4, batch_size=4)
-
-    assert str(one) == "1 prompt x 4 completions = 4 a step = 1 process x 1 forward pass of 4"
-
-
 NUMBERS = list(product(range(1, 9), range(2, 9), range(1, 9), range(1, 9)))
 """(processes, completions per prompt, batch size, prompts or passes)"""
 
@@ -93,12 +87,9 @@ def test_every_way_out_that_a_refusal_names_works() -> None:
                     assert plan(processes, **(options | given | {"batch_size": int(smaller)}))
 
 
-def test_passes_that_contradict_the_prompts_are_refused_with_the_number_that_follows() -> None:
-    with pytest.raises(ConfigError, match="gradient_accumulation: 3 contradicts rl_prompts_per_step, which makes it 8"):
+def test_passes_beside_prompts_must_agree_with_them() -> None:
+    with pytest.raises(ConfigError, match="which makes it 8"):
         plan(1, rl_prompts_per_step=4, gradient_accumulation=3)
-
-
-def test_passes_that_agree_with_the_prompts_are_taken() -> None:
     assert plan(2, rl_prompts_per_step=4, gradient_accumulation=4).accumulation == 4
 
 
@@ -108,30 +99,27 @@ def test_with_trimmed_padding_a_process_sorts_its_completions_into_passes_of_up_
         for more in ({"batch_size": 4, "rl_trim_padding": True}, {"tokens_per_pass": 4096})
     )
 
-    start = "8 prompts x 4 completions = 32 a step = 2 processes x 16, in forward passes of up to "
-    assert str(by_rows) == start + "4 completions, sorted by length"
-    assert str(by_tokens) == start + "4096 tokens, sorted by length"
     assert by_rows.largest_pass(1000) == (4, 1000)
     assert by_tokens.largest_pass(1000) == (5, 819)
     assert by_tokens.largest_pass(5000) == (1, 5000)
-    with pytest.raises(ConfigError, match="rl_prompts_per_step: 1 prompts x 4 completions = 4 cannot be divided"):
+    with pytest.raises(ConfigError, match="rl_prompts_per_step"):
         plan(3, rl_prompts_per_step=1, rl_num_generations=4, tokens_per_pass=4096)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "word"),
     [
-        ({"tokens_per_pass": 99}, "tokens_per_pass: needs the size of a step"),
-        ({"tokens_per_pass": 99, "rl_prompts_per_step": 2, "batch_size": 2}, "contradicts batch_size"),
-        ({"rl_trim_padding": True, "rl_loss_type": "bnpo"}, "rl_trim_padding: --rl-loss-type bnpo would train diff"),
-        ({"rl_trim_padding": True, "rl_entropy_coef": 0.1}, "rl_trim_padding: --rl-entropy-coef would train diff"),
-        ({"rl_trim_padding": True, "trl": {"top_entropy_quantile": 0.5}}, "--trl top_entropy_quantile would train"),
-        ({"rl_trim_padding": True, "trl": {"steps_per_generation": 2}}, "steps_per_generation counts forward passes"),
-        ({"rl_trim_padding": True, "trl": {"deepspeed": "ds.json"}}, "rl_trim_padding: DeepSpeed needs the same"),
+        ({"tokens_per_pass": 99}, "tokens_per_pass"),
+        ({"tokens_per_pass": 99, "rl_prompts_per_step": 2, "batch_size": 2}, "batch_size"),
+        ({"rl_trim_padding": True, "rl_loss_type": "bnpo"}, "bnpo"),
+        ({"rl_trim_padding": True, "rl_entropy_coef": 0.1}, "--rl-entropy-coef"),
+        ({"rl_trim_padding": True, "trl": {"top_entropy_quantile": 0.5}}, "top_entropy_quantile"),
+        ({"rl_trim_padding": True, "trl": {"steps_per_generation": 2}}, "steps_per_generation"),
+        ({"rl_trim_padding": True, "trl": {"deepspeed": "ds.json"}}, "DeepSpeed"),
     ],
-)  # fmt: skip
-def test_trimmed_padding_is_refused_where_it_would_train_something_else(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+)
+def test_trimmed_padding_is_refused_where_it_would_train_something_else(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
         TrainConfig.read(options)
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, TrainConfig
-from aitrain.cells import is_notebook, name_cells, users_lines
-from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.notebook import errors_in_python
@@ -46,44 +44,3 @@ def test_an_error_is_shown_with_the_cells_line_and_without_the_lines_of_aitrain(
     assert "bad.py, line 4, in __init__\n    1 / 0" in shown
     assert "EnvironmentFailed: Bad() raised: ZeroDivisionError" in shown
     assert "loader.py" not in shown
-
-
-GROUP = """\
-import asyncio
-class Grouped:
-    async def fail(self):
-        raise ValueError("no such city")
-    def build_dataset(self):
-        asyncio.run(self.rows())
-    async def rows(self):
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.fail())
-    def score_episode(self): ...
-"""
-
-
-@pytest.mark.usefixtures("kernel")
-def test_an_error_inside_of_a_task_group_is_shown_with_its_own_text_and_line(here: Path) -> None:
-    write(here, {"grouped.py": GROUP})
-    environment = load_env(find_env(TrainConfig(rl_env="grouped.py:Grouped")), {})
-    with pytest.raises(EnvironmentFailed) as caught:
-        build_cases(environment, None)
-
-    assert "raised: ValueError: no such city (the first error of an ExceptionGroup)\nat " in str(caught.value)
-    assert "grouped.py, line 4, in fail" in str(caught.value)
-    shown = "\n".join(caught.value._render_traceback_())
-    assert "grouped.py, line 6, in build_dataset" in shown
-    assert "grouped.py, line 4, in fail" in shown
-
-
-@pytest.mark.usefixtures("kernel")
-def test_only_files_of_cells_are_renamed() -> None:
-    assert name_cells(f'at {KERNEL_FILE}, line 3: "{KERNEL_FILE}"') == 'at Cell In[3], line 3: "Cell In[3]"'
-    assert name_cells("at /tmp/ipykernel_12/9.py, line 3") == "at /tmp/ipykernel_12/9.py, line 3"
-    assert is_notebook()
-
-
-def test_without_a_notebook_nothing_is_renamed() -> None:
-    assert name_cells(f"at {KERNEL_FILE}, line 3") == f"at {KERNEL_FILE}, line 3"
-    assert not is_notebook()
-    assert users_lines(ValueError()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from aitrain.environment.contract import (
     check_contract,
     check_methods,
 )
-from aitrain.execution.async_calls import run_if_async
 
 TEXT = Transcript(Case(7, "38 + 47 =", {"prompt": "38 + 47 =", "answer": 85, "text": "a column"}), " 85")
 QUESTION = [{"role": "system", "content": "Add."}, {"role": "user", "content": "38 + 47 ="}]
@@ -29,37 +29,20 @@ CHAT = Transcript(Case(7, QUESTION, {"prompt": QUESTION, "answer": 85}), ANSWER)
 # -- what score_episode is given
 
 
-def test_a_string_prompt_is_answered_with_a_string() -> None:
-    assert not TEXT.case.is_chat
-    assert TEXT.arguments()["completion"] == " 85"
-    assert TEXT.arguments()["prompt"] == "38 + 47 ="
-    assert TEXT.arguments()["messages"] == [{"role": "user", "content": "38 + 47 ="}, *ANSWER]
-
-
-def test_a_chat_prompt_is_answered_with_one_message() -> None:
-    assert CHAT.case.is_chat
-    assert CHAT.arguments()["completion"] == ANSWER
-    assert CHAT.arguments()["prompt"] == QUESTION
-    assert CHAT.arguments()["messages"] == [*QUESTION, *ANSWER]
-
-
-@pytest.mark.parametrize("completion", [TEXT, CHAT])
-def test_either_way_there_is_the_answer_as_text_the_row_and_its_columns(completion: Transcript) -> None:
+@pytest.mark.parametrize(
+    ("completion", "answer", "messages"),
+    [
+        (TEXT, " 85", [{"role": "user", "content": "38 + 47 ="}, *ANSWER]),
+        (CHAT, ANSWER, [*QUESTION, *ANSWER]),
+    ],
+    ids=["text", "chat"],
+)
+def test_a_completion_has_the_form_of_its_prompt(completion: Transcript, answer: Any, messages: list[Any]) -> None:
     words = completion.arguments()
 
-    assert words["text"] == " 85"
-    assert words["case_idx"] == 7
-    assert words["answer"] == 85
-    assert words["case"]["answer"] == 85
-
-
-def test_a_message_without_text_is_an_empty_text() -> None:
-    assert Transcript(CHAT.case, [{"role": "assistant", "content": None}]).text == ""
-
-
-def test_our_words_win_over_a_column_of_the_same_name_which_the_row_still_has() -> None:
-    assert TEXT.arguments()["text"] == " 85"
-    assert TEXT.arguments()["case"]["text"] == "a column"
+    assert (words["completion"], words["prompt"], words["messages"]) == (answer, completion.case.prompt, messages)
+    assert (words["text"], words["case_idx"], words["answer"]) == (" 85", 7, 85)
+    assert words["case"] == completion.case.row, "with the column `text`, over which our word wins"
 
 
 class Methods:
@@ -109,50 +92,37 @@ def environment(score_episode: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("members", "message"),
+    ("members", "missing"),
     [
-        ({}, "Hotel has no build_dataset: give it one that returns rows with a prompt"),
-        ({"build_dataset": []}, "Hotel has no build_dataset"),
-        ({"build_dataset": print}, "Hotel has no score_episode: give it one that returns a score from 0 to 1"),
-        ({"build_dataset": print, "score_episode": 0.5}, "Hotel has no score_episode"),
+        ({}, "build_dataset"),
+        ({"build_dataset": []}, "build_dataset"),
+        ({"build_dataset": print}, "score_episode"),
+        ({"build_dataset": print, "score_episode": 0.5}, "score_episode"),
     ],
 )
-def test_a_missing_method_is_refused_by_its_name(members: dict[str, Any], message: str) -> None:
-    with pytest.raises(EnvironmentFailed, match=message):
+def test_a_missing_method_is_refused_by_its_name(members: dict[str, Any], missing: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=f"Hotel has no {missing}"):
         check_methods(type("Hotel", (), members)())
 
 
-def test_a_parameter_that_nobody_knows_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(EnvironmentFailed) as caught:
-        check_contract(environment(lambda self, completion, case_id: 1.0), ["prompt", "city", "answer"])
-
-    assert str(caught.value).splitlines() == [
-        "Hotel.score_episode has an unknown parameter, case_id. Did you mean case_idx?",
-        "It may have: model, tokenizer, completion, case_idx, prompt, case, messages, text",
-        "and the columns that every row has: answer, city",
-    ]
-
-
-def test_a_parameter_that_can_only_be_given_by_position_is_refused() -> None:
-    def score_episode(self: Any, completion: str, /) -> float:
-        return 1.0
-
-    with pytest.raises(EnvironmentFailed, match="completion by position only"):
-        check_contract(environment(score_episode), ["prompt"])
+def by_position(self: Any, completion: str, /) -> float:
+    return 1.0
 
 
 @pytest.mark.parametrize(
-    "score_episode",
+    ("score_episode", "refused"),
     [
-        lambda self, **words: 1.0,
-        lambda self, *rest: 1.0,
-        lambda self, answer, text, limit=3: 1.0,
-        lambda self, *, answer: 1.0,
-        Methods.slowly,
+        (lambda self, completion, case_id: 1.0, r"case_id\. Did you mean case_idx\?(.|\n)*answer, city"),
+        (by_position, "completion by position only"),
+        (lambda self, **words: 1.0, ""),
+        (lambda self, answer, text, limit=3: 1.0, ""),
+        (lambda self, *, answer: 1.0, ""),
+        (Methods.slowly, ""),
     ],
 )
-def test_parameters_that_can_be_given_are_not_refused(score_episode: Callable[..., Any]) -> None:
-    check_contract(environment(score_episode), ["prompt", "answer"])
+def test_a_parameter_that_cannot_be_given_is_refused(score_episode: Callable[..., Any], refused: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=refused) if refused else nullcontext():
+        check_contract(environment(score_episode), ["prompt", "city", "answer"])
 
 
 # -- build_dataset
@@ -162,14 +132,8 @@ class Builders:
     def tokenizer(self, tokenizer: Any) -> Any:
         return tokenizer
 
-    def named_otherwise(self, tok: Any) -> Any:
-        return tok
-
     def optional(self, tok: Any = None) -> Any:
         return tok
-
-    def with_a_limit(self, tokenizer: Any, limit: int = 3) -> Any:
-        return tokenizer
 
     def by_keyword(self, *, tokenizer: Any) -> Any:
         return tokenizer
@@ -179,9 +143,6 @@ class Builders:
 
     def by_position(self, tok: Any, /) -> Any:
         return tok
-
-    def anything(self, *arguments: Any) -> Any:
-        return arguments[0]
 
     def any_keyword(self, **words: Any) -> Any:
         return words["tokenizer"]
@@ -205,13 +166,6 @@ def test_build_dataset_gets_the_tokenizer_whatever_it_calls_it_or_nothing(name: 
 
 
 # -- async methods
-
-
-def test_async_methods_share_one_loop_so_that_a_client_stays_usable() -> None:
-    async def loop() -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
-
-    assert run_if_async(loop()) is run_if_async(loop())
 
 
 def test_an_async_method_can_be_waited_for_where_a_loop_runs_already_as_in_a_notebook() -> None:

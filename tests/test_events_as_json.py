@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
-import pytest
 from jsonschema import Draft202012Validator
 
-from aitrain import events
-from aitrain.cli import running
-from aitrain.cli.main import main
-from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, Step, encode, events_schema
-from aitrain.launch.preflight import RunPlan
+from aitrain.events import events_schema
 from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
-from aitrain.runs.run_folder import RunFolder
 from tests.conftest import Run
 
 ARITHMETIC = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--rl-kl-coef", "0"]
@@ -43,48 +36,3 @@ def test_every_line_of_a_run_follows_the_schema_and_the_last_one_is_the_result(a
         assert records
         for record in records:
             Draft202012Validator(schema).validate(record)
-
-
-def test_a_refused_command_is_one_event_with_its_exit_code(aitrain_grpo: Run) -> None:
-    done = aitrain_grpo("--rl-env", "nowhere.py", "--json")
-    assert done.returncode == 2
-    assert done.stderr == ""
-    (line,) = map(json.loads, done.stdout.splitlines())
-    assert line["event"] == "Failed"
-    assert line["exit_code"] == 2
-    assert "no file nowhere.py" in line["message"]
-
-
-def test_a_failure_has_the_warnings_before_it(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Fails:
-        def __init__(self, plan: RunPlan, folder: RunFolder, announce: Announce) -> None:
-            self.announce = announce
-
-        def run(self) -> Failed:
-            self.announce(Note("7 checks passed", "info"))
-            self.announce(Note("score_episode raised: KeyError: 'x'\nat env.py, line 3"))
-            return Failed("Nothing was scored.\nThe first failure is shown above.", 3)
-
-    monkeypatch.setattr(running, "launcher_of", lambda plan: Fails)
-    monkeypatch.setattr("sys.argv", ["aitrain", "grpo", *ARITHMETIC, "--json"])
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    *_, last = map(json.loads, capsys.readouterr().out.splitlines())
-    assert ended.value.code == last["exit_code"] == 3
-    assert last["message"].startswith("Nothing was scored.")
-    assert last["warnings"] == "score_episode raised: KeyError: 'x'\nat env.py, line 3"
-
-
-def test_the_schema_has_every_event_and_refuses_others() -> None:
-    validator = Draft202012Validator(events_schema())
-    made = [Note("a"), Step(1, 2, None, 0.0), Evaluated("before", 0.5, None), Failed("x", 1), RunResult("runs/a", {})]
-    for event in made:
-        validator.validate(json.loads(encode(event)))
-    assert not validator.is_valid({"event": "Note"})
-    assert not validator.is_valid({"event": "Surprise"})
-    described = {one["properties"]["event"]["const"]: set(one["properties"]) for one in events_schema()["anyOf"]}  # type: ignore[attr-defined]
-    for name, kind in events._KINDS.items():
-        assert described[name] == {"event", *(field.name for field in fields(kind))}
