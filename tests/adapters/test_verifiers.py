@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from aitrain import ConfigError, EnvRequirements
 from aitrain.execution.async_calls import run_if_async
 from aitrain.rollout.limits import Limits
-from tests.adapters.conftest import cases_of, made, refusal, source_of
+from tests.adapters.conftest import cases_of, made, source_of
 from tests.adapters.verifiers_standin import FILES
 from tests.conftest import write
 from tests.rollout.asking import play
@@ -41,11 +42,17 @@ def saying(*answers: str) -> Scripted:
     return Scripted(lambda so_far: answers[min(so_far.count("again"), len(answers) - 1)] + "$")
 
 
-def test_rows_hold_all_that_a_rollout_needs() -> None:
-    (first, *rest) = cases_of(made("verifiers:my-env", **RANGE))
+def test_rows_hold_all_that_a_rollout_needs_and_held_out_ones_are_the_environments_own() -> None:
+    handler, environment = signal.getsignal(signal.SIGTERM), made("verifiers:my-env", **RANGE)
+    (first, *rest) = cases_of(environment)
     assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0+0"}]
     assert first.row["vf_input"] == {"answer": "0"}
     assert len(rest) == 5
+    assert len(environment.build_eval_dataset()) == 2
+    assert made("verifiers:my_env:load_other", **RANGE).build_eval_dataset is None
+    assert signal.getsignal(signal.SIGTERM) is handler  # which the framework sets
+    run_if_async(environment.close())
+    assert environment.env.torn_down == 1
 
 
 def test_its_source_is_the_users_package_with_functions_from_elsewhere(here: Path) -> None:
@@ -70,12 +77,6 @@ def test_size_seed_system_and_few_shot_choose_and_change_the_rows() -> None:
     assert all(asked not in case.prompt[-1:] for case in chosen)
 
 
-def test_the_environments_own_held_out_rows_are_used() -> None:
-    environment = made("verifiers:my-env", **RANGE)
-    assert len(environment.build_eval_dataset()) == 2
-    assert made("verifiers:my_env:load_other", **RANGE).build_eval_dataset is None
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_rubric_scores_and_each_function_is_a_metric(isolation: Any) -> None:
     environment = made("verifiers:my-env", **RANGE)
@@ -86,18 +87,15 @@ def test_the_rubric_scores_and_each_function_is_a_metric(isolation: Any) -> None
     assert episodes[1].result.metrics == {"exact": 1.0, "short": 0.9, "parts/a": 1.0, "parts/b": 2.0}
 
 
-def test_a_weighted_function_that_raises_is_missing_data_with_its_line() -> None:
-    environment = made("verifiers:my-env", broken_weight=0.1, **RANGE)
-    (episode,), _ = play(environment, saying("2"), of=cases_of(environment)[:1])
+@pytest.mark.parametrize(
+    ("weight", "said", "words"),
+    [(0.1, "2", r"ValueError: no dictionary(.|\n)*my_env.py, line"), (0.0, "raise", "the tool's server is gone")],
+)
+def test_a_weighted_function_or_a_rollout_that_raises_is_missing_data(weight: float, said: str, words: str) -> None:
+    environment = made("verifiers:my-env", broken_weight=weight, **RANGE)
+    (episode,), _ = play(environment, saying(said), of=cases_of(environment)[:1])
     assert (episode.result.score, episode.stop) == (None, "env_error")
-    assert "ValueError: no dictionary" in episode.failure_message
-    assert "my_env.py, line" in episode.failure_message
-
-
-def test_an_error_of_the_rollout_is_missing_data() -> None:
-    environment = made("verifiers:my-env", **RANGE)
-    (episode,), _ = play(environment, saying("raise"), of=cases_of(environment)[:1])
-    assert "the tool's server is gone" in episode.failure_message
+    assert re.search(words, episode.failure_message), episode.failure_message
 
 
 def test_a_limit_ends_the_rollout_which_is_scored() -> None:
@@ -121,21 +119,6 @@ def test_an_undeclared_range_names_the_setting_and_what_the_weights_suggest(id: 
         made(f"verifiers:{id}")
 
 
-def test_few_shot_without_answers_is_refused(here: Path) -> None:
-    (here / "bare_env.py").write_text(
-        "import verifiers as vf\n"
-        "def load_environment():\n"
-        "    rows = [{'prompt': 'hello', 'answer': ''}] * 3\n"
-        "    return vf.Env(rows, vf.Rubric([], []))\n"
-    )
-    with pytest.raises(ConfigError, match="few_shot"):
-        made("verifiers:bare-env", few_shot=1, **RANGE).build_dataset()
-
-
-def test_an_environment_that_is_not_installed_is_refused_before_verifiers_is_imported() -> None:
-    assert "there is no module nothing_here" in refusal("verifiers:nothing-here", **RANGE)
-
-
 def test_settings_of_the_adapter_and_of_the_environment_may_have_one_name(here: Path) -> None:
     (here / "seeded_env.py").write_text(
         "import my_env\ndef load_environment(seed):\n    return my_env.load_environment(count=seed)\n"
@@ -143,20 +126,7 @@ def test_settings_of_the_adapter_and_of_the_environment_may_have_one_name(here: 
     assert len(cases_of(made("verifiers:seeded-env", arguments={"seed": 4}, **RANGE))) == 4
 
 
-def test_handlers_of_signals_stay_as_they_are() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    made("verifiers:my-env", **RANGE)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_what_the_environment_holds_is_released_once() -> None:
-    environment = made("verifiers:my-env", **RANGE)
-    run_if_async(environment.close())
-    run_if_async(environment.env._teardown())
-    assert environment.env.torn_down == 1
-
-
-def test_a_rubric_that_compares_rollouts_is_refused(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+def test_a_rubric_that_compares_rollouts_is_refused(here: Path) -> None:
     (here / "group_env.py").write_text(
         "import my_env\n"
         "def load_environment():\n"

@@ -37,10 +37,6 @@ class Trained:
     metrics: list[dict[str, Any]]
     records: list[dict[str, Any]]
 
-    def has_metric(self, name: str) -> bool:
-        """Whether all steps have a metric of the environment."""
-        return not self.missing(name)
-
     def missing(self, name: str) -> list[dict[str, Any]]:
         """The lines of steps in metrics.jsonl without this metric of the environment."""
         return [line for line in self.metrics if "reward" in line and f"env/{name}" not in line]

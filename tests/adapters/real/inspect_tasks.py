@@ -8,16 +8,14 @@ from inspect_ai import Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, get_model
-from inspect_ai.scorer import Score, Target, choice, includes, match, mean, model_graded_qa, scorer
+from inspect_ai.scorer import Score, Target, includes, match, mean, scorer
 from inspect_ai.solver import (
     Generate,
     TaskState,
     generate,
-    multiple_choice,
     self_critique,
     solver,
     system_message,
-    use_tools,
 )
 from inspect_ai.tool import tool
 
@@ -81,29 +79,13 @@ def chain(count: int = 24) -> Task:
 
 
 @task
-def tools() -> Task:
-    return Task(dataset=sums(), solver=[use_tools(add()), generate()], scorer=includes())
-
-
-@task
 def agent() -> Task:
     return Task(dataset=sums(), solver=react(prompt="Add.", tools=[add()]), scorer=includes(), message_limit=8)
 
 
 @task
-def letters() -> Task:
-    sample = Sample(input="Capital of France?", choices=["Rome", "Paris"], target="B")
-    return Task(dataset=[sample] * 12, solver=multiple_choice(), scorer=choice())
-
-
-@task
 def critique() -> Task:
     return Task(dataset=sums(), solver=[generate(), self_critique()], scorer=[match(), shortness()])
-
-
-@task
-def graded() -> Task:
-    return Task(dataset=sums(), scorer=model_graded_qa())
 
 
 @task

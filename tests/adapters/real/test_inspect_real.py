@@ -13,9 +13,7 @@ from aitrain.environment.session import AssistantTurn, Message
 from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import read_calls
 from aitrain.execution.failure import CallFailed
-from tests.adapters.conftest import made, source_of
 from tests.adapters.real.conftest import Train, in_environment
-from tests.conftest import write
 
 pytestmark = in_environment("newest")
 
@@ -60,33 +58,15 @@ def test_a_chain_of_solvers_and_its_scorer() -> None:
     assert [message["content"] for message in played.trained] == ["Add.", "1+1=", "2"]
     assert played.is_over
     assert (played.score.score, played.score.metrics) == (1.0, {"match": 1.0, "untrained_requests": 0.0})
-
-
-def test_a_system_prompt_comes_before_that_of_the_task() -> None:
-    assert Played("tools", "2", system="Be short.").trained[0] == {"role": "system", "content": "Be short."}
-
-
-def test_tools_run_and_their_results_are_answered() -> None:
-    played = Played("tools", ADD, "it is 2")
-    assert [tool["function"]["name"] for tool in played.tools] == ["add"]
-    assert [message["role"] for message in played.trained] == ["user", "assistant", "tool", "assistant"]
-    assert played.score.score == 1.0
-
-
-def test_a_call_that_cannot_be_read_gets_an_error() -> None:
-    played = Played("tools", "<tool_call>{broken</tool_call>", "2")
-    assert "is not valid JSON" in played.trained[2]["content"]
+    assert Played("chain", "2", system="Be short.").trained[0]["content"] == "Be short."
 
 
 def test_an_agent_goes_on_until_it_submits() -> None:
     played = Played("agent", ADD, "hm", SUBMIT)
+    assert "add" in [tool["function"]["name"] for tool in played.tools]
+    assert "tool" in [message["role"] for message in played.trained]
     assert played.is_over
     assert played.score.score == 1.0
-
-
-def test_multiple_choice() -> None:
-    assert Played("letters", "ANSWER: B").score.score == 1.0
-    assert Played("letters", "ANSWER: A").score.score == 0.0
 
 
 def test_other_conversations_are_not_trained_and_the_mean_of_the_scorers_is_the_score() -> None:
@@ -97,12 +77,6 @@ def test_other_conversations_are_not_trained_and_the_mean_of_the_scorers_is_the_
         "match": 1.0, "shortness/short": 0.5, "shortness/polite": 0.5, "untrained_requests": 1.0,
     }  # fmt: skip
     assert played.score.score == 0.75
-
-
-def test_a_model_that_grades_is_the_policy_untrained() -> None:
-    played = Played("graded", "2", "GRADE: C")
-    assert "[Task]: 1+1=" in played.untrained[0]["content"]
-    assert played.score.score == 1.0
 
 
 def test_a_simulated_user_that_speaks_first_is_not_trained() -> None:
@@ -117,34 +91,9 @@ def test_a_task_that_rewrites_the_conversation_fails_with_what_it_rewrote() -> N
         Played("rewritten", "2", "4")
 
 
-def test_an_episode_that_a_limit_ended_is_scored_as_it_stands() -> None:
-    played = Played("agent", "it is 2")
-    assert not played.is_over
-    assert played.score.score == 1.0
-
-
-def test_its_source_is_the_file_of_the_task_and_that_of_its_scorer(here: Path) -> None:
-    scorer = "from inspect_ai.scorer import mean, scorer\n\n@scorer(metrics=[mean()])\ndef short():\n"
-    scorer += "    async def score(state, target): ...\n    return score\n"
-    task = "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\nfrom our_scorers import short\n"
-    task += "\n@task\ndef sums():\n    return Task(dataset=[Sample(input='1+1')], scorer=short())\n"
-    write(here, {"our_scorers.py": scorer, "sums.py": task})
-    found = source_of(made(f"inspect:{here}/sums.py@sums"))
-    files = ["our_scorers.py", "sums.py"]
-    assert (found["class"], sorted(found["files"])) == ("inspect:sums.py@sums", files)  # type: ignore[call-overload]
-    assert str(found["package"]).startswith("inspect-ai 0.3.")
-
-
-def test_arguments_of_the_task_are_settings(train: Train) -> None:
-    from aitrain.environment.adapters.inspect import InspectTask
-
-    assert len(InspectTask(f"{TASKS}@chain", count=5).build_dataset()) == 5
-    assert len(InspectTask(f"{TASKS}@chain", size=3, seed=1).build_dataset()) == 3
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("@boxed", "needs a sandbox"), ("", "does not name a task"), ("@chains", r"Did you mean chain\?")],
+    [("@boxed", "needs a sandbox"), ("@chains", r"Did you mean chain\?")],
 )
 def test_tasks_that_cannot_be_run_are_refused(name: str, message: str) -> None:
     from aitrain.environment.adapters.inspect import InspectTask

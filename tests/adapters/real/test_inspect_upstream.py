@@ -59,10 +59,3 @@ def test_private_names_are_imported_in_one_module_and_listed_here() -> None:
     used = {file.name: private_imports(file) for file in PACKAGE.glob("*.py")}
     assert {name for name, found in used.items() if found} == {"inspect_sample.py"}
     assert used["inspect_sample.py"] == set(PARAMETERS)
-
-
-def test_the_tasks_limits_are_attributes() -> None:
-    from inspect_ai import Task
-
-    task = Task(message_limit=3, turn_limit=2)
-    assert (task.message_limit, task.turn_limit, task.model_roles, task.sandbox) == (3, 2, None, None)

@@ -1,4 +1,4 @@
-"""verifiers itself, 0.3 or 0.4, and two published environments: five steps of training each."""
+"""verifiers itself, 0.3 or 0.4: five steps of training each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,11 @@ from pathlib import Path
 import pytest
 
 from aitrain.execution.async_calls import run_if_async
-from tests.adapters.conftest import cases_of, made, source_of
+from tests.adapters.conftest import cases_of, made
 from tests.adapters.real.conftest import Train, in_environment
 from tests.conftest import write
 from tests.rehearsal import rehearse
 
-TRAINED = {
-    "verifiers:stardata.envs.constraint_gym:load_lipogram_env": ("older", [], {"score_range": "0,1"}),
-    "verifiers:sophistry-bench-sprint": (
-        "older", ["--num-processes=2"], {"score_range": "0,1", "size": 20, "passage_chars": 200},
-    ),
-    "verifiers:tools_env": ("older", ["--rl-env-isolation=thread"], {"score_range": "0,1.5"}),
-    "verifiers:add-v1": ("newest", ["--num-processes=2"], {"score_range": "0,1.5"}),
-}  # fmt: skip
-"""What is trained where, with its flags and settings. Without --rl-env-isolation it runs in processes."""
 TOOLS_ENV = '''
 import verifiers as vf
 from datasets import Dataset
@@ -97,12 +88,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "rl_env", [pytest.param(rl_env, marks=in_environment(where)) for rl_env, (where, _, _) in TRAINED.items()]
+    ("rl_env", "flag"),
+    [
+        pytest.param("verifiers:tools_env", "--rl-env-isolation=thread", marks=in_environment("older")),
+        pytest.param("verifiers:add-v1", "--num-processes=2", marks=in_environment("newest")),
+    ],
 )
-def test_five_steps_of_training(rl_env: str, here: Path, train: Train) -> None:
-    _, flags, settings = TRAINED[rl_env]
+def test_five_steps_of_training(rl_env: str, flag: str, here: Path, train: Train) -> None:
     write(here, {"tools_env.py": TOOLS_ENV, "add_v1.py": ADD_V1})
-    trained = train(rl_env, "--rl-max-new-tokens=16", *flags, **settings)
+    trained = train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5")
     assert all(record["metrics"] for record in trained.records)
 
 
@@ -118,10 +112,3 @@ def test_the_tool_servers_of_a_taskset_are_started_from_a_module_in_the_working_
     assert played.moves[0].messages[0]["content"] == "2"
     assert played.scored.score == 1.0
     run_if_async(env.close())
-
-
-@in_environment("newest")
-def test_the_source_of_a_taskset_is_its_module(here: Path) -> None:
-    write(here, {"plus_v1.py": ADD_V1})
-    found = source_of(made("verifiers:plus-v1", score_range="0,1.5"))
-    assert found == {"class": "verifiers:plus-v1", "package": "verifiers 0.4.0", "files": ["plus_v1.py"]}
