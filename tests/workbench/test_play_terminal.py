@@ -36,15 +36,6 @@ def test_a_person_types_answers_until_the_episode_ends(here: Path) -> None:
     assert max(map(len, terminal.shown.splitlines())) <= 80
 
 
-def test_control_d_ends_the_episode_with_the_score_so_far(here: Path) -> None:
-    write(here, {"talk.py": TALK})
-    terminal = start(here, ["env", "play", "talk.py"])
-    terminal.wait_for("> ")
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    assert "score 0.000" in terminal.shown
-
-
 def test_control_c_ends_it_with_130_and_without_a_traceback(here: Path) -> None:
     write(here, {"talk.py": TALK})
     terminal = start(here, ["env", "play", "talk.py"])

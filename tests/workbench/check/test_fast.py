@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ from aitrain.workbench.check.finding import EnvFinding, Scale
 from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
 from aitrain.workbench.check.replies import core_of, equivalent_forms, rewrapped, same_answer, scaffolds, shotguns
 from aitrain.workbench.check.subject import CheckClock, Subject
-from aitrain.workbench.opening import OpenedEnvironment, open_environment
+from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import Constant
 
 
@@ -50,18 +47,9 @@ def run(subject: Subject, *checks: EnvCheck) -> list[CheckResult]:
         return list(run_checks(subject, checks))
 
 
-def test_only_checks_that_need_no_other_process_are_fast() -> None:
-    assert {"repeatable-dataset", "two-ranks", "network"}.isdisjoint(check.name for check in CHECKS if check.is_fast)
-
-
 def play_many(subject: Subject) -> Iterator[EnvFinding]:
     subject.play((case, Constant(str(number))) for case in subject.sample for number in range(1000))
     yield EnvFinding("many", "info", "All were played.")
-
-
-def find_then_play(subject: Subject) -> Iterator[EnvFinding]:
-    yield EnvFinding("many", "info", "Found before.")
-    yield from play_many(subject)
 
 
 def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs() -> None:
@@ -72,12 +60,6 @@ def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs() -> None:
     assert last.skipped == ""
 
 
-def test_what_a_check_found_before_its_time_was_over_is_kept() -> None:
-    (many,) = run(subject_of(Sums(seconds=0.01), check_seconds=0.2), EnvCheck("many", "", find_then_play))
-    assert [finding.what for finding in many.findings] == ["Found before."]
-    assert many.skipped == ""
-
-
 def test_after_the_time_of_all_checks_nothing_more_is_played() -> None:
     subject = subject_of(Sums(wrong=1.0), budget=-1.0)
     skipped = {result.name: result.skipped for result in run(subject, *CHECKS)}
@@ -86,44 +68,6 @@ def test_after_the_time_of_all_checks_nothing_more_is_played() -> None:
         *("repeatable-episode", "isolation", "episode-end", "group-score"),
     }
     assert subject.episodes == []
-
-
-def test_calls_that_hang_end_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = subject_of(Sums())
-    monkeypatch.setattr(subject.player.runner.pool, "abandoned", 16)
-    assert [result.skipped for result in run(subject, *chosen(["floor"]))] == ["16 calls of earlier checks hang"]
-
-
-def test_slow_episodes_are_played_few_at_a_time_as_they_may_share_a_processor() -> None:
-    running, most = threading.Semaphore(0), [0]
-
-    class Counting(Sums):
-        concurrent = True
-
-        def score_episode(self, text: str, answer: str) -> float:
-            running.release()
-            most[0] = max(most[0], running._value)
-            time.sleep(0.1)
-            running.acquire()
-            return 0.0
-
-    with closing(subject_of(Counting())) as subject:
-        subject.play((case, Constant("x")) for case in subject.cases)
-        assert 2 <= most[0] <= 25
-        subject.play_together((case, Constant("x")) for case in subject.cases)
-        assert most[0] > 25
-
-
-@pytest.mark.parametrize("name", ["repeatable-dataset", "two-ranks"])
-@pytest.mark.slow
-def test_what_a_fresh_process_cannot_tell_is_not_called_ok(name: str, tmp_path: Path) -> None:
-    text = "def no_second_time(): raise SystemExit('the licence allows one process')\n" + inspect.getsource(Sums)
-    (tmp_path / "once.py").write_text(f"import time\nfrom typing import Any\n{text}")
-    opened, config = open_environment(TrainConfig(rl_env=f"{tmp_path / 'once.py'}:Sums"))
-    (tmp_path / "once.py").write_text(f"import time\nfrom typing import Any\n{text}\nno_second_time()\n")
-    (result,) = run(Subject(opened, config), *chosen([name]))
-    assert "a fresh process failed: " in result.skipped
-    assert "the licence allows one process" in result.skipped
 
 
 def test_a_check_that_fails_itself_says_so_and_the_others_run() -> None:
@@ -168,19 +112,13 @@ def test_the_answer_is_taken_out_of_its_format_and_put_back(reply: str, core: st
     assert core_of(rewrapped(reply, "zzz")) == "zzz"
 
 
-def test_equal_answers_are_recognised() -> None:
+def test_replies_are_made_of_what_the_prompt_and_the_reference_show() -> None:
     assert same_answer("1,000", "1000.0")
     assert same_answer(" Paris.", "paris")
     assert not same_answer("10", "100")
     assert equivalent_forms("1000")["with thousands separators"] == "1,000"
-
-
-def test_the_right_answer_is_neither_first_nor_last_in_a_list_of_candidates() -> None:
     for reply in shotguns("#### 5", ["1", "2", "3"]):
         assert reply.index("1") < reply.index("5") < reply.index("3")
-
-
-def test_the_format_of_a_prompt_is_found() -> None:
     assert scaffolds("Answer in <answer> tags.") == ["<answer></answer>\n"]
     assert scaffolds("After ####, please.") == ["####"]
     assert scaffolds("What is 3 + 4?") == []
