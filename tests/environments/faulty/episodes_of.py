@@ -234,12 +234,6 @@ class Alarm(Sums):
         return super().score_episode(text, answer)
 
 
-class NoAlarm(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        signal.getsignal(signal.SIGALRM)
-        return super().score_episode(text, answer)
-
-
 class Shelf:
     """An environment with a tool, for one episode."""
 
