@@ -173,16 +173,8 @@ def test_ids_and_settings_are_checked_without_importing_the_package(
     assert {"gymnasium", "gem"}.isdisjoint(sys.modules)
 
 
-@pytest.mark.parametrize(
-    ("id", "settings", "words"),
-    [
-        ("Walk-v1", {}, "set score_range"),
-        ("Walk-v1", {"score_range": "any", "actions": ["go"]}, "Walk-v1 has 2 actions, and `actions` names 1"),
-        ("Arm-v1", {"score_range": "any"}, "which no text names"),
-    ],
-)
-def test_what_only_the_environment_can_tell_is_refused_when_it_is_made(
-    id: str, settings: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        made(f"gym:{id}", **settings)
+def test_what_only_the_environment_can_tell_is_refused_when_it_is_made() -> None:
+    with pytest.raises(ConfigError, match="set score_range"):
+        made("gym:Walk-v1")
+    with pytest.raises(ConfigError, match="has 2 actions"):
+        walk(actions=["go"])

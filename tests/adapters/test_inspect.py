@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aitrain import ConfigError
-from aitrain.environment.adapters.inspect import check_id, score_of, task_name
+from aitrain.environment.adapters.inspect import check_id, score_of
 from tests.conftest import write
 
 ONE = "from inspect_ai import task\n\n@task\ndef sums():\n    pass\n\n\ndef samples():\n    pass\n"
@@ -37,13 +37,6 @@ def test_the_score_is_the_mean_of_the_scorers_and_each_value_is_a_metric(
     assert made.metrics == {**metrics, "untrained_requests": 2.0}
     with pytest.raises(ValueError, match="not a number"):
         score_of({**values, "graded": "rather good"}, {})
-
-
-def test_the_only_task_of_a_file_need_not_be_named(here: Path) -> None:
-    write(here, {"one.py": ONE, "two.py": TWO})
-    assert task_name("one.py") == task_name("one.py@sums") == f"{here}/one.py@sums"
-    assert task_name("two.py@products") == f"{here}/two.py@products"
-    assert task_name("inspect_evals/agentdojo") == "inspect_evals/agentdojo"
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,6 @@ def test_routes_that_are_no_tools_cannot_be_called(server: Server, tmp_path: Pat
     assert server.asked == ["/seed_session", "/verify"]
 
 
-def test_a_result_that_says_done_ends_the_episode_where_done_flag_is_set(server: Server, tmp_path: Path) -> None:
-    press_thrice = TWICE.replace("2", "3")
-    assert play(server, tmp_path, press_thrice, done_flag=True).is_over
-    assert not play(server, tmp_path, press_thrice).is_over
-
-
 def test_a_server_that_fails_to_verify_is_a_failure_and_no_score(server: Server, tmp_path: Path) -> None:
     server.is_broken = True
     with pytest.raises(CallFailed, match=r"/verify was answered with status 500.*Internal Server Error"):

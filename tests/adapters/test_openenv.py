@@ -165,10 +165,3 @@ def test_an_answer_becomes_an_action(schema: dict[str, Any], field: str | None, 
 )
 def test_an_observation_is_shown_as_text(observation: dict[str, Any], shown: list[str] | None, text: str) -> None:
     assert OpenEnvText(GUESS, None, shown).text_of(observation) == text
-
-
-def test_the_policy_is_told_the_fields_of_an_action_that_is_json() -> None:
-    with OpenEnvServer(action=MOVE).running() as server:
-        (message,) = rows(environment(server))[0]["prompt"]
-        assert message["content"].startswith('Answer with a JSON object with these fields: {"x": {"type": "integer"}')
-        assert rows(environment(server, system="Move."))[0]["prompt"][0]["content"] == "Move."

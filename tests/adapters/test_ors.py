@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, EnvironmentFailed, TrainConfig
+from aitrain import EnvironmentFailed, TrainConfig
 from aitrain.environment.adapters import env_server
 from aitrain.environment.adapters.nemo_gym import NeMoGym
 from aitrain.environment.adapters.openenv import OpenEnv
@@ -54,13 +54,6 @@ def test_a_row_is_an_index_and_asks_nothing_of_its_task(server: Server) -> None:
     built = rows(environment(server, system="Be brief.", size=2))
     assert built == [{"prompt": [{"role": "system", "content": "Be brief."}], "index": number} for number in range(2)]
     assert server.asked == ["/list_environments", "/sums/num_tasks"]
-
-
-def test_size_and_seed_choose_tasks(server: Server) -> None:
-    chosen = [row["index"] for row in rows(environment(server, size=5, seed=1))]
-    assert len(set(chosen)) == 5
-    assert chosen != sorted(chosen)
-    assert chosen == [row["index"] for row in rows(environment(server, size=5, seed=1))]
 
 
 def test_an_episode_has_the_prompt_and_the_tools_of_its_session(server: Server) -> None:
@@ -148,22 +141,3 @@ def test_a_server_that_never_answers_is_reported_before_training(
         made = kind(f"http://127.0.0.1:{silent.getsockname()[1]}", score_range="0,1")
         with pytest.raises(EnvironmentFailed, match=r"did not answer within 0\.2 seconds"):
             rows(made)
-
-
-def test_an_unknown_split_or_environment_is_reported_before_training(server: Server) -> None:
-    with pytest.raises(EnvironmentFailed, match="status 400"):
-        rows(environment(server, split="nowhere"))
-    with pytest.raises(ConfigError, match="there is no env products"):
-        rows(environment(server, env="products"))
-
-
-@pytest.mark.parametrize(
-    ("url", "settings", "message"),
-    [
-        ("127.0.0.1:8080", {"score_range": "0,1"}, "does not name a server"),
-        ("http://127.0.0.1:8080", {"score_range": "0,1", "rewards": "mean"}, "must be sum or last"),
-    ],
-)
-def test_wrong_settings_are_refused_without_the_server(url: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        OpenRewardServer(url, **settings)

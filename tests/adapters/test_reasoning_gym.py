@@ -100,16 +100,6 @@ def package(install: Callable[..., None]) -> None:
     install("reasoning-gym", "0.1.25", {f"reasoning_gym/{name}.py": text for name, text in files.items()})
 
 
-def test_a_system_prompt_of_the_framework_is_named_and_the_answer_is_in_its_tag() -> None:
-    env = made("reasoning-gym:sums", size=2, system="simple", answer_tag="answer")
-    case = cases_of(env)[0]
-    assert case.prompt[0] == {"role": "system", "content": "Answer in <answer> tags."}
-    right = env.reference(case.row["entry"])
-    assert right.startswith("<answer>")
-    assert play(env, case, [f"I think {right}"])[1].score == 1.0
-    assert play(env, case, [right.replace("answer", "reply")])[1].score == 0.0
-
-
 @pytest.mark.parametrize("few_shot", [0, 2])
 def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solved_entry(few_shot: int) -> None:
     env = made("reasoning-gym:digits", size=40, few_shot=few_shot)

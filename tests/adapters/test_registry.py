@@ -15,7 +15,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.adapters import ADAPTERS, Adapter
 from aitrain.environment.locator import find_env
-from tests.adapters.conftest import made, source_of
+from tests.adapters.conftest import made
 from tests.conftest import write
 
 ROOT = Path(__file__).parents[2]
@@ -48,21 +48,6 @@ def weather(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adapter]:
     monkeypatch.setitem(ADAPTERS, "weather", made)
     yield made
     sys.modules.pop("weather_adapter", None)
-
-
-@pytest.mark.parametrize(
-    ("rl_env", "adapter", "id"),
-    [
-        ("openenv:http://127.0.0.1:8000", "openenv", "http://127.0.0.1:8000"),
-        ("gem:game:GuessTheNumber-v0-easy", "gem", "game:GuessTheNumber-v0-easy"),
-        ("reasoning_gym:chain_sum", "reasoning-gym", "chain_sum"),
-        ("reward:my_rewards.py:exact,short", "reward", "my_rewards.py:exact,short"),
-    ],
-)
-def test_the_first_colon_ends_the_name_of_the_adapter(here: Path, rl_env: str, adapter: str, id: str) -> None:
-    source = find_env(TrainConfig(rl_env=rl_env))
-    assert source.adapter is ADAPTERS[adapter]
-    assert source.id == id
 
 
 @pytest.mark.usefixtures("weather")
@@ -121,9 +106,3 @@ def test_each_adapter_with_a_package_has_an_extra_with_the_same_versions() -> No
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     wanted = {name: [f"{one.package}{one.versions}"] for name, one in ADAPTERS.items() if one.package}
     assert {name: extras.get(name) for name in wanted} == wanted
-
-
-def test_what_a_server_has_is_named_by_its_address_and_has_no_source_here() -> None:
-    for name in ("openenv", "ors"):
-        found = source_of(made(f"{name}:http://127.0.0.1:1", score_range="0,1"))
-        assert found == {"class": f"{name}:http://127.0.0.1:1", "package": None, "files": []}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import aitrain
-from aitrain import ConfigError
 from aitrain.environment.dataset import build_cases, dataset_note
 from tests.adapters.conftest import cases_of, made, play, refusal, source_of
 from tests.conftest import write
@@ -144,16 +143,6 @@ def test_a_wrong_number_of_rewards_is_a_failure_with_the_functions_name() -> Non
         play(env, cases_of(env)[0], ["yes"])
 
 
-@pytest.mark.parametrize("rule", ["gsm8k", "boxed"])
-def test_by_a_rule_each_ground_truth_passes_for_its_own_row_and_for_no_other(rule: str) -> None:
-    rows = [{"prompt": f"{n}?", "reward_model": {"ground_truth": truth}} for n, truth in enumerate(["72", "-3", "0.5"])]
-    write(Path.cwd(), {"sums.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
-    env = made(f"reward:{rule}", data="sums.jsonl")
-    for case in cases_of(env):
-        scores = [play(env, case, [f"So: {env.reference(other.row)}"])[1].score for other in cases_of(env)]
-        assert scores == [float(number == case.number) for number in range(3)]
-
-
 # -- what is refused
 
 
@@ -171,22 +160,3 @@ def test_what_is_wrong_is_refused_without_running_the_file(id: str, settings: di
     write(Path.cwd(), {"my_rewards.py": REWARDS + "open('somebody_ran_this', 'w').close()\n"})
     assert word in refusal(f"reward:{id}", **{"data": "rows.jsonl", **settings})
     assert not Path("somebody_ran_this").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"score_range": None}, "set score_range"),
-        ({"score_range": "1,0"}, "score_range must be"),
-        ({"weights": [1, 2]}, "2 weights for 1"),
-    ],
-)
-def test_a_range_must_be_declared_and_weights_must_fit(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        environment("my_rewards.py:exact", **settings)
-
-
-def test_the_range_and_processes_are_declared_to_the_run() -> None:
-    requirements = environment("my_rewards.py:exact", score_range=[-1, 2]).requirements
-    assert (requirements.score_range, requirements.isolation) == ((-1.0, 2.0), "process")
-    assert environment("my_rewards.py:exact").requirements.score_range == "any"

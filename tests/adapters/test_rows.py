@@ -112,7 +112,6 @@ def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
         ('{"prompt": "a"}\n[1]\n', "rows.jsonl, line 2: a row must be an object"),
         ('{"prompt": "a"}\n{"text": "b", "label": 1}\n', "rows.jsonl, line 2: no prompt (it has: text, label)"),
         ('{"prompt": []}\n', "rows.jsonl, line 1: no prompt"),
-        ('{"prompt": ["a"]}\n', "rows.jsonl, line 1: no prompt"),
         ("", "no rows in rows.jsonl"),
     ],
 )
@@ -123,29 +122,8 @@ def test_a_wrong_row_is_told_with_file_and_line(text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_missing_column_is_told_with_those_that_are_there() -> None:
-    with pytest.raises(EnvironmentFailed, match=r"line 1: there is no column info.truth \(there are: prompt, info\)"):
-        cases({"prompt": "a", "info": {}}, columns={"answer": "info.truth"})
-
-
 @pytest.mark.parametrize(("data", "word"), [("row.jsonl", "Did you mean rows.jsonl"), ({"rows.jsonl": 0}, "ratio")])
 def test_what_cannot_be_read_is_refused_before_it_is(data: Any, word: str) -> None:
     write(Path.cwd(), {"rows.jsonl": lines({"prompt": "a"})})
     with pytest.raises(ConfigError, match=word):
         RowSource(data).check()
-
-
-def test_a_data_set_of_the_hub_is_named_with_its_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    asked = []
-
-    def load(path: str, config: str | None, split: str) -> datasets.Dataset:
-        asked.append((path, config, split))
-        return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "2"}])
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    for name in ("openai/gsm8k:main", "openai/gsm8k"):
-        (case,) = RowSource(name, split="test").cases()
-        assert (case["prompt"], case["answer"]) == (MESSAGES, "2")
-    assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", None, "test")]

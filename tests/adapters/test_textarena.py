@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError
 from tests.adapters.conftest import cases_of, made, play, refusal, source_of
 from tests.conftest import write
 
@@ -176,14 +175,6 @@ def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tup
     assert result.score == score
 
 
-def test_the_random_opponent_moves_the_same_for_all_episodes_of_a_group() -> None:
-    env = made("textarena:Last-v0", size=2)
-    case = cases_of(env)[0]
-    games = [[play(env, case, guesses(1, 1), seed=seed)[0] for _ in range(2)] for seed in range(12)]
-    assert all(first == second for first, second in games)
-    assert len({str(first) for first, _ in games}) > 1
-
-
 def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
     write(Path.cwd(), {"players.py": "def wild(seen, rng):\n    return '[7]'\n"})
     env = made("textarena:Last-v0", size=2, opponent="players.py:wild")
@@ -207,8 +198,3 @@ def test_games_settings_and_opponents_are_checked_without_importing_the_package(
 ) -> None:
     assert word in refusal(f"textarena:{id}", **settings)
     assert "textarena" not in sys.modules
-
-
-def test_a_seat_that_the_game_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="from 0 to 1"):
-        made("textarena:Last-v0", seat=2)

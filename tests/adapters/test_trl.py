@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError
 from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import ToolCall
 from tests.adapters.conftest import cases_of, made, play, refusal
@@ -95,13 +94,6 @@ def test_the_first_prompt_is_the_one_that_trl_makes(here: Path) -> None:
     assert play(env, case, ["done"])[1].metrics["prompts_end"] == 1.0
 
 
-def test_what_reset_draws_is_the_same_in_a_group_and_another_in_the_next() -> None:
-    env = made("trl:my_envs.py:Drawn", size=1, score_range="0,1")
-    case = cases_of(env)[0]
-    said = [play(env, case, ["no"], seed)[0] for seed in (1, 1, 2)]
-    assert said[0] == said[1] != said[2]
-
-
 def test_public_methods_are_the_tools_of_one_episode_and_get_reward_is_the_score() -> None:
     env = counter()
     case = cases_of(env)[1]
@@ -146,8 +138,3 @@ def test_without_data_reset_says_what_is_asked_and_reward_functions_are_added_to
         "Be kind.", "Say yes.",
     ]  # fmt: skip
     assert play(env, cases[0], ["please"])[1].score == 1.5
-
-
-def test_a_class_without_a_reward_needs_reward_functions() -> None:
-    with pytest.raises(ConfigError, match="Dice has no get_reward"):
-        made("trl:my_envs.py:Dice", score_range="0,1")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, EnvRequirements
+from aitrain import EnvRequirements
 from aitrain.execution.async_calls import run_if_async
 from aitrain.rollout.limits import Limits
 from tests.adapters.conftest import cases_of, made, source_of
@@ -111,31 +111,6 @@ def test_turns_range_and_processes_are_declared() -> None:
         "process", max_turns=3, score_range=(0.0, 1.5)
     )
     assert made("verifiers:my-env", max_turns=-1, **RANGE).requirements.max_turns is None
-
-
-@pytest.mark.parametrize(("id", "advice"), [("my-env", '"0,1.5"'), ("my_env:load_other", '"-1,0"')])
-def test_an_undeclared_range_names_the_setting_and_what_the_weights_suggest(id: str, advice: str) -> None:
-    with pytest.raises(ConfigError, match=f"score_range.*\n.*{advice}"):
-        made(f"verifiers:{id}")
-
-
-def test_settings_of_the_adapter_and_of_the_environment_may_have_one_name(here: Path) -> None:
-    (here / "seeded_env.py").write_text(
-        "import my_env\ndef load_environment(seed):\n    return my_env.load_environment(count=seed)\n"
-    )
-    assert len(cases_of(made("verifiers:seeded-env", arguments={"seed": 4}, **RANGE))) == 4
-
-
-def test_a_rubric_that_compares_rollouts_is_refused(here: Path) -> None:
-    (here / "group_env.py").write_text(
-        "import my_env\n"
-        "def load_environment():\n"
-        "    env = my_env.load_environment()\n"
-        "    env.rubric.has_group_rewards = True\n"
-        "    return env\n"
-    )
-    with pytest.raises(ConfigError, match="compares rollouts"):
-        made("verifiers:group-env", **RANGE)
 
 
 def test_tools_reach_the_policy_and_its_calls_the_environment(here: Path) -> None:

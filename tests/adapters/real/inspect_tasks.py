@@ -7,14 +7,11 @@ from typing import Any
 from inspect_ai import Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser, get_model
 from inspect_ai.scorer import Score, Target, includes, match, mean, scorer
 from inspect_ai.solver import (
-    Generate,
     TaskState,
     generate,
     self_critique,
-    solver,
     system_message,
 )
 from inspect_ai.tool import tool
@@ -42,33 +39,6 @@ def shortness() -> Any:
     return score
 
 
-@solver
-def simulated_user() -> Any:
-    """A user who speaks first, and answers once: a conversation of its own."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for _ in range(2):
-            said = await get_model(role="user").generate("You are the user.")
-            state.messages.append(ChatMessageUser(content=said.completion or "..."))
-            state = await generate(state)
-        return state
-
-    return solve
-
-
-@solver
-def rewriter() -> Any:
-    """Changes what was said before."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        state.messages[-1].content = "something else"
-        state.messages.append(ChatMessageUser(content="And?"))
-        return await generate(state)
-
-    return solve
-
-
 def sums(count: int = 24) -> list[Sample]:
     return [Sample(input=f"{number}+{number}=", target=str(2 * number)) for number in range(count)]
 
@@ -86,16 +56,6 @@ def agent() -> Task:
 @task
 def critique() -> Task:
     return Task(dataset=sums(), solver=[generate(), self_critique()], scorer=[match(), shortness()])
-
-
-@task
-def dialogue() -> Task:
-    return Task(dataset=sums(), solver=simulated_user(), scorer=includes())
-
-
-@task
-def rewritten() -> Task:
-    return Task(dataset=sums(), solver=rewriter(), scorer=includes())
 
 
 @task

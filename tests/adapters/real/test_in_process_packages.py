@@ -90,16 +90,6 @@ def test_a_game_of_textarena_is_played_against_another_player(seat: int) -> None
     assert "Did you mean GuessTheNumber-v0?" in refusal("textarena:GuessTheNumbr-v0")
 
 
-@NEWEST
-def test_a_map_of_gymnasium_is_crossed() -> None:
-    settings = {"score_range": "0,1", "actions": ["left", "down", "right", "up"], "is_slippery": False, "size": 1}
-    env = made("gym:FrozenLake-v1", **settings)
-    said, result = play(env, cases_of(env)[0], ["down", "down", "right", "right", "down", "right"])
-    assert said[0].startswith("[S]FFF\nFHFH\nFFFH\nHFFG")
-    assert result.score == 1.0
-    assert "Did you mean FrozenLake-v1?" in refusal("gym:FrozenLake-v2")
-
-
 @OLDER
 def test_a_game_and_a_question_of_gem_are_won() -> None:
     env = made("gem:game:GuessTheNumber-v0-easy", size=4, score_range="-1,1", max_turns=11)
