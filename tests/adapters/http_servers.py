@@ -52,7 +52,7 @@ class Server:
     def __init__(self, handler: type[_Handler]) -> None:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
-        self.is_broken = self.has_terminal = False
+        self.is_broken = False
         self.lives_for: int | None = None
         """Requests that it answers before it is as good as dead."""
         self._http = _Http(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
@@ -104,8 +104,7 @@ class OrsHandler(_Handler):
             return self.answer({"detail": "Not Found"}, 404)
         if self.path == "/sums/messages":
             return self.answer({"detail": "Not Found"}, 404)
-        terminal = {"name": "submit", "arg": "value"} if self.owner.has_terminal else None
-        return self.answer({"tools": self.TOOLS, "terminal_tool": terminal})
+        return self.answer({"tools": self.TOOLS, "terminal_tool": {"name": "submit", "arg": "value"}})
 
     def do_POST(self) -> None:
         self.owner.asked.append(self.path)
@@ -128,23 +127,13 @@ class OrsHandler(_Handler):
     def call(self, name: str, given: dict[str, Any]) -> None:
         if self.session is None or name == "raise":
             return self.events(("task_id", "1"), ("error", "ZeroDivisionError: division by zero"))
-        if self.owner.is_broken:
-            return self.events(("task_id", "1"))
-        if self.owner.has_terminal and name == "submit":
-            given = {"value": int(given["value"])}
-        if name == "submit" and not isinstance(given.get("value"), int):
+        if name == "submit" and not str(given.get("value")).isdigit():
             return self.result({"ok": False, "error": "Tool input validation error: value"})
-        right = self.session["index"] + 1
+        text, output = "it is        a number", {"reward": None, "finished": False}
         if name == "submit":
-            reward = float(given["value"] == right)
-            text = "right" if reward else "wrong"
-            output = {
-                "reward": reward,
-                "finished": True,
-                "metadata": {"off_by": abs(right - given["value"]), "who": "x"},
-            }
-        else:
-            text, output = f"it is        {'even' if right % 2 == 0 else 'odd'}", {"reward": None, "finished": False}
+            off_by = abs(self.session["index"] + 1 - int(given["value"]))
+            text = "wrong" if off_by else "right"
+            output = {"reward": float(not off_by), "finished": True, "metadata": {"off_by": off_by, "who": "x"}}
         return self.result({"ok": True, "output": {"blocks": [{"type": "text", "text": text}], **output}})
 
     def result(self, value: dict[str, Any]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aitrain import ConfigError
-from tests.adapters.conftest import cases_of, made, play, refusal, source_of
-from tests.conftest import write
+from tests.adapters.conftest import cases_of, made, play, refusal
 
 MAKE = """
 import importlib
@@ -128,16 +126,6 @@ def test_answers_are_read_as_actions_and_the_score_is_the_sum_of_the_rewards(
     heard, result = play(env, cases_of(env)[case], replies)
     assert all(expected in ("", text) for expected, text in zip(said, heard, strict=False))
     assert (result.score, result.metrics) == (score, {"invalid_actions": invalid})
-
-
-def test_its_source_is_the_users_modules_or_the_package_with_its_version(here: Path) -> None:
-    own = "from gymnasium.envs.walk import Walk\nfrom gymnasium.registration import register\n\nclass Run(Walk): ...\n"
-    write(here, {"runs.py": own + "\nregister('Run-v1', 'runs:Run', length=3)\n"})
-    assert source_of(walk()) == {"class": "gym:Walk-v1", "package": "gymnasium 1.2.0", "files": []}
-    run = made("gym:Run-v1", imports=["runs"], score_range="any")
-    assert source_of(run) == {"class": "gym:Run-v1", "package": "gymnasium 1.2.0", "files": ["runs.py"]}
-    game = made("gem:game:Echo-v0", score_range="any")
-    assert source_of(game) == {"class": "gem:game:Echo-v0", "package": "gem-llm 0.1.0", "files": []}
 
 
 def test_an_episode_that_a_limit_ends_keeps_its_rewards_and_the_environment_is_closed() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed
 from aitrain.environment.adapters.nemo_gym import NeMoGym
 from aitrain.environment.contract import Case
 from aitrain.execution.failure import CallFailed
@@ -65,14 +64,6 @@ def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path, se
             {"role": "user", "content": "Press it twice."},
         ]
         assert row["task"] == {**TASK, "wanted": wanted}
-
-
-@pytest.mark.parametrize(("line", "words"), [("{", "line 2: not JSON"), ('{"a": 1}', "line 2: there is no responses_")])
-def test_a_wrong_row_is_told_with_file_and_line(line: str, words: str, tmp_path: Path, server: Server) -> None:
-    wrong = environment(server.url, tmp_path)
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n" + line)
-    with pytest.raises(EnvironmentFailed, match=rf"tasks.jsonl, {words}"):
-        rows_of(wrong)
 
 
 def test_tools_are_called_in_the_session_and_verify_scores_what_was_said_and_called(

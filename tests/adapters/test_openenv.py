@@ -14,7 +14,6 @@ from aitrain.environment.adapters.openenv_text import ActionRefusedError, OpenEn
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import AssistantTurn
-from aitrain.execution.failure import CallFailed
 from tests.rehearsal import Rehearsed, rehearse
 from tests.runner_calls import end, open_sessions, respond
 
@@ -107,12 +106,6 @@ def test_episodes_at_once_have_a_session_each(server: OpenEnvServer, isolation: 
     assert [answer.messages[0]["content"] for answer in answers] == ["right"] * 20
 
 
-def test_an_environment_that_raises_is_a_failure_of_the_environment(server: OpenEnvServer) -> None:
-    with pytest.raises(CallFailed, match="reset failed on the OpenEnv server: EXECUTION_ERROR: no luck") as caught:
-        play(server, seed=13)
-    assert caught.value.failure.kind == "raised"
-
-
 def test_a_lost_connection_fails_the_episode_as_server(server: OpenEnvServer) -> None:
     made = environment(server)
     row = rows(made)[0]
@@ -137,13 +130,11 @@ SAY = {"properties": {"message": {"type": "string"}, "loud": {"type": "boolean"}
 @pytest.mark.parametrize(
     ("schema", "field", "reply", "action"),
     [
-        (SAY, None, " [1] as it is ", {"message": " [1] as it is "}),
         (SAY, "loud", "true", {"loud": True}),
         (GUESS, None, " 7\n", {"guess": 7}),
         (GUESS, None, "LEFT ", {"guess": "LEFT"}),
         (MOVE, None, 'I go {"x": 1, "y": 2}.', {"x": 1, "y": 2}),
         (MOVE, None, "{x: 1}", None),
-        (MOVE, None, "[1, 2]", None),
     ],
 )
 def test_an_answer_becomes_an_action(schema: dict[str, Any], field: str | None, reply: str, action: object) -> None:
@@ -158,7 +149,6 @@ def test_an_answer_becomes_an_action(schema: dict[str, Any], field: str | None, 
     ("observation", "shown", "text"),
     [
         ({"text": "hello", "done": False, "metadata": {}}, None, "hello"),
-        ({"board": [1, 2]}, None, "[1, 2]"),
         ({"a": 1, "b": "é"}, None, '{"a": 1, "b": "é"}'),
         ({"a": 1, "b": "two"}, ["b"], "two"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -99,10 +98,3 @@ def test_a_missing_package_or_another_version_is_refused_before_the_import(
         made("weather:Rome")
     assert all(word in str(caught.value) for word in words.splitlines())
     assert "weather_adapter" not in sys.modules
-
-
-def test_each_adapter_with_a_package_has_an_extra_with_the_same_versions() -> None:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        extras = tomllib.load(file)["project"]["optional-dependencies"]
-    wanted = {name: [f"{one.package}{one.versions}"] for name, one in ADAPTERS.items() if one.package}
-    assert {name: extras.get(name) for name in wanted} == wanted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aitrain
-from aitrain.environment.dataset import build_cases, dataset_note
+from aitrain.environment.dataset import dataset_note
 from tests.adapters.conftest import cases_of, made, play, refusal, source_of
 from tests.conftest import write
 
@@ -90,14 +90,6 @@ def test_the_files_of_the_functions_are_kept_and_a_rule_has_its_version(here: Pa
     two = environment("my_rewards.py:exact,other/my_rewards.py:exact")
     assert source_of(two)["files"] == ["my_rewards.py", "other/my_rewards.py"]
     assert source_of(environment("gsm8k"))["package"] == f"aitrain {aitrain.__version__}"
-
-
-def test_held_out_rows_come_from_a_file_of_their_own_with_solved_cases_as_the_others() -> None:
-    write(Path.cwd(), {"test.jsonl": "".join(json.dumps({"prompt": "Why? ", "answer": word}) + "\n" for word in "ab")})
-    env = environment("my_rewards.py:exact", eval_data="test.jsonl", few_shot=1)
-    train, held_out = build_cases(env, None)
-    assert [env.reference(case.row) for case in train] == ["no", "maybe"]
-    assert [(env.reference(case.row), len(case.prompt)) for case in held_out] == [("b", 3)]
 
 
 # -- functions that compare the answers of a group

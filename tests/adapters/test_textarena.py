@@ -115,14 +115,6 @@ def guesses(*numbers: int) -> list[str]:
     return [f"[{number}]" for number in numbers]
 
 
-def test_the_game_speaks_first_and_tells_only_what_is_new() -> None:
-    env = made("textarena:Guess-v0", size=2)
-    said, _ = play(env, cases_of(env)[0], guesses(10))
-    assert said[0] == "Guess-v0-raw: guess from 1 to 9, as in [3]."
-    assert said[1].startswith("no, ")
-    assert "[10]" not in said[1]
-
-
 @pytest.mark.parametrize(
     ("settings", "replies", "score", "metrics"),
     [

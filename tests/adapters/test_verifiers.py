@@ -10,26 +10,14 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvRequirements
 from aitrain.execution.async_calls import run_if_async
 from aitrain.rollout.limits import Limits
-from tests.adapters.conftest import cases_of, made, source_of
+from tests.adapters.conftest import cases_of, made
 from tests.adapters.verifiers_standin import FILES
-from tests.conftest import write
 from tests.rollout.asking import play
 from tests.rollout.scripted import Scripted
 
 RANGE = {"score_range": "0,1.5"}
-ENV_OF_PARTS = """
-import verifiers as vf
-from polite_rules import polite
-
-def load_environment():
-    inner = vf.Rubric([polite], [0.5])
-    outer = vf.Rubric([], [])
-    outer.rubrics = [inner]
-    return vf.Env([], outer)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -53,28 +41,6 @@ def test_rows_hold_all_that_a_rollout_needs_and_held_out_ones_are_the_environmen
     assert signal.getsignal(signal.SIGTERM) is handler  # which the framework sets
     run_if_async(environment.close())
     assert environment.env.torn_down == 1
-
-
-def test_its_source_is_the_users_package_with_functions_from_elsewhere(here: Path) -> None:
-    parts = {"__init__": "from mine.env import load_environment\n", "env": ENV_OF_PARTS, "scoring": "x = 1\n"}
-    write(
-        here,
-        {f"mine/{name}.py": text for name, text in parts.items()} | {"polite_rules.py": "def polite(): return 1\n"},
-    )
-    files = ["mine/__init__.py", "mine/env.py", "mine/scoring.py", "polite_rules.py"]
-    assert source_of(made("verifiers:mine", **RANGE)) == {
-        "class": "verifiers:mine", "package": "verifiers 0.3.1", "files": files,
-    }  # fmt: skip
-
-
-def test_size_seed_system_and_few_shot_choose_and_change_the_rows() -> None:
-    chosen = cases_of(made("verifiers:my-env", size=2, few_shot=1, seed=1, system="Be brief.", **RANGE))
-    system, asked, answer, question = chosen[0].prompt
-    assert len(chosen) == 2
-    assert system == {"role": "system", "content": "Be brief."}
-    assert int(answer["content"]) == 2 * int(asked["content"][0])
-    assert question["content"] != asked["content"]
-    assert all(asked not in case.prompt[-1:] for case in chosen)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -104,13 +70,6 @@ def test_a_limit_ends_the_rollout_which_is_scored() -> None:
         environment, saying("9", "0"), Limits(2, 99), of=cases_of(environment)[:1], rl_score_range="0,2"
     )
     assert (episode.stop, episode.result.score) == ("max_turns", 1.45)
-
-
-def test_turns_range_and_processes_are_declared() -> None:
-    assert made("verifiers:my-env", max_turns=3, **RANGE).requirements == EnvRequirements(
-        "process", max_turns=3, score_range=(0.0, 1.5)
-    )
-    assert made("verifiers:my-env", max_turns=-1, **RANGE).requirements.max_turns is None
 
 
 def test_tools_reach_the_policy_and_its_calls_the_environment(here: Path) -> None:

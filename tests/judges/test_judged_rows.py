@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, TrainConfig, judges
-from aitrain.cli.grpo import plan_lines
+from aitrain import EnvironmentFailed
 from aitrain.environment.judges import asking
-from aitrain.launch import preflight
-from aitrain.runs.run_folder import read_lines
 from aitrain.workbench.worker import check
 from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal, source_of
-from tests.conftest import Run, write
-from tests.judges.conftest import JudgeModel, quoted_in
+from tests.conftest import write
+from tests.judges.conftest import JudgeModel
 
 __all__ = ["imports_of_its_own"]
 
@@ -69,7 +66,6 @@ def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang()
     ("row", "settings", "words"),
     [
         ({"data_source": "chat"}, {}, "row 0: there is no judge for the data_source chat"),
-        ({"data_source": {"sums": 1, "chat": 1}}, {"judges": {"sums": "own.py:brief"}}, "the data_source chat"),
         ({}, {"judges": "exact"}, "row 0: the judge exact needs a column ground_truth"),
     ],
 )
@@ -84,26 +80,6 @@ def test_rows_that_no_judge_can_score_are_refused_before_training(
 def test_what_is_wrong_is_refused_by_the_command_line() -> None:
     assert "no file trein.jsonl" in refusal("rows:trein.jsonl")
     assert "Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
-
-
-def test_the_plan_names_the_judges_of_the_rows() -> None:
-    rubric = {"judge": "rubric", "url": "http://a/v1", "model": "m", "rubric": "r", "weight": 0.5, "max_calls": 9}
-    config = TrainConfig(rl_env="rows:train.jsonl", rl_env_config={"judges": {"*": "exact", "chat": ["gsm8k", rubric]}})
-    shown = next(line for line in plan_lines(preflight.check(config)) if line.startswith("judges"))
-    assert shown == "judges       exact; chat: gsm8k + 0.5 x rubric (m at http://a/v1, at most 9 calls)"
-
-
-class Polite:
-    """Judges in an environment of one's own."""
-
-    score_episode = judges.load("exact")
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": "Say yes.", "ground_truth": "yes"}]
-
-
-def test_in_an_environment_one_line_is_enough() -> None:
-    assert play(Polite(), cases_of(Polite())[0], ["yes"])[1].score == 1.0
 
 
 # -- aitrain env check
@@ -130,45 +106,4 @@ def test_checks_leave_out_what_judges_behind_an_address_would_say(
     assert not model.asked
 
 
-def test_a_judge_that_obeys_the_answer_is_found_and_one_that_quotes_is_not(model: JudgeModel) -> None:
-    rubric = {"judge": "rubric", "url": model.url, "model": "m", "rubric": "Is it right?"}
-    model.say = lambda body: json.dumps({"score": 10 if any(truth in quoted_in(body)[0] for truth in TRUTHS) else 0})
-    *_, result, _ = checked(["injection"], rubric)
-    assert (result["result"]["findings"], result["result"]["skipped"]) == ([], "")
-    model.say = lambda body: json.dumps(
-        {"score": 10 if "10" in quoted_in(body)[0] or "72" in quoted_in(body)[0] else 0}
-    )
-    *_, result, _ = checked(["injection"], {**rubric, "cache": "other.sqlite"})
-    assert [finding["level"] for finding in result["result"]["findings"]] == ["fail"]
-
-
 # -- a training
-
-
-@pytest.mark.slow
-def test_a_run_trains_on_rows_with_a_rubric_a_ranking_and_failures(
-    here: Path, aitrain_grpo: Run, model: JudgeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def say(body: dict[str, Any]) -> Any:
-        answers = quoted_in(body, "answer")
-        if len(answers) > 1:
-            return json.dumps({"ranking": sorted(range(1, len(answers) + 1), key=lambda number: answers[number - 1])})
-        return 400 if "4" in answers[0] else json.dumps({"score": len(answers[0]) % 11})
-
-    monkeypatch.setenv("JUDGE_SECRET", "a-secret-of-the-judge")
-    model.say = say
-    common = {"url": model.url, "model": "m", "rubric": "Is it short?", "key_name": "JUDGE_SECRET"}
-    described = ["gsm8k", {"judge": "rubric", **common}, {"judge": "ranking", "orders": 1, **common}]
-    done = aitrain_grpo(
-        "--model", "tiny", "--rl-env", "rows:train.jsonl", "--rl-env-config", json.dumps({"judges": described}),
-        "--max-steps", "2", "--rl-max-new-tokens", "4", "--eval-cases", "0", "--rl-max-failed", "1",
-        "--project-name", "it", "--rl-num-generations", "4",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    records = [one for file in (here / "runs/it/rollouts").glob("*.jsonl") for one in read_lines(file)]
-    assert {record["score"] for record in records if record["error"]} == {None}
-    good = [record for record in records if record["score"] is not None]
-    assert all(record["score"] == pytest.approx(sum(record["metrics"].values())) for record in good)
-    assert {name for record in good for name in record["metrics"]} == {"gsm8k", "rubric", "ranking"}
-    assert set(model.keys) == {"Bearer a-secret-of-the-judge"}
-    assert not any(b"a-secret" in file.read_bytes() for file in here.rglob("*") if file.is_file())

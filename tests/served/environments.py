@@ -6,7 +6,7 @@ import random
 import threading
 from typing import Any
 
-from aitrain import EnvRequirements, Score, ToolCall, ToolResult
+from aitrain import EnvRequirements, Score, ToolResult
 
 
 class Single:
@@ -71,34 +71,6 @@ class Generator:
         said = yield None
         said += yield f"hint {random.Random(seed).random()} {self.hints}"
         return len(said) % 5 / 5
-
-
-class Speaks:
-    """An object for each episode, which speaks first and takes the calls."""
-
-    def build_dataset(self) -> list[Any]:
-        return [{"word": f"w{number}"} for number in range(4)]
-
-    def start(self, word: str, seed: int) -> Speaking:
-        return Speaking(word, random.Random(seed))
-
-
-class Speaking:
-    def __init__(self, word: str, numbers: random.Random) -> None:
-        self.word, self.numbers, self.turns = word, numbers, 0
-
-    def get_tools(self) -> list[Any]:
-        return [{"name": "move", "description": "Move.", "parameters": {"type": "object", "properties": {}}}]
-
-    async def opening(self) -> str:
-        return f"Say {self.word} {self.numbers.random()}"
-
-    def step(self, reply: str, calls: list[ToolCall]) -> Any:
-        self.turns += 1
-        return f"{len(calls)} calls" if self.turns < 2 else None
-
-    def score(self) -> float:
-        return self.numbers.random()
 
 
 class Loop:

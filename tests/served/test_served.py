@@ -30,14 +30,11 @@ from aitrain.environment.wire_format import PROTOCOL, env_token
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
 from aitrain.runs.run_folder import to_jsonable
-from aitrain.workbench.check.registry import CHECKS, run_checks
-from aitrain.workbench.check.subject import Subject
-from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import JUNK, Play, Player, reference_of
 from tests.rollout.asking import play
 from tests.rollout.scripted import Scripted
 from tests.runner_calls import end, open_sessions, respond
-from tests.served.environments import Fails, Generator, InOrder, Loop, Single, Speaks, Waits, WithTools
+from tests.served.environments import Fails, Generator, InOrder, Loop, Single, Waits, WithTools
 from tests.served.running import Running, served
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>$'
@@ -56,7 +53,7 @@ def shown(episode: Episode) -> object:
     return said, episode.conversation, counts, result, to_jsonable(episode.case.row), to_jsonable(episode.case.case_idx)
 
 
-KINDS = (Single, WithTools, Generator, Speaks, Loop)
+KINDS = (Single, WithTools, Generator, Loop)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +134,6 @@ def test_a_failure_has_its_kind_its_place_and_the_line_of_the_servers_code() -> 
     assert [episode.stop for episode in played][:2] == ["env_error", "env_timeout"]
     assert len(server.notes) == 4  # the first of each kind
     assert server.episodes == 0
-
-
-def test_the_score_range_is_that_of_the_training() -> None:
-    with served(Fails()) as client:
-        cases = build_cases(client, None)[0]
-        for bounds, expected in (("0,1", None), ("0,3", 2.0), ("any", 2.0)):
-            (episode,), _ = play(client, Scripted(answer), of=[cases[3]], rl_score_range=bounds)
-            assert episode.result.score == expected
 
 
 # -- connections, deadlines, servers that end
@@ -368,17 +357,6 @@ def test_the_files_of_a_served_environment_are_kept_and_none_outside_of_a_folder
         assert kept_files(client) == [{"name": "a.py", "text": "x = 1"}]
         server.service.source = [{"name": name, "text": ""} for name in ("../a.py", "/etc/a.py", "b/c.py")]
         assert [file["name"] for file in kept_files(client)] == ["b/c.py"]
-
-
-def test_checks_of_the_environments_own_process_are_left_to_its_machine() -> None:
-    with served(Single()) as client:
-        subject = Subject(OpenedEnvironment(client, build_cases(client, None)[0]), TrainConfig())
-        with closing(subject):
-            results = {result.name: result for result in run_checks(subject, CHECKS)}
-    left_out = [name for name, result in results.items() if "check it there" in result.skipped]
-    assert left_out == ["side-effects", "repeatable-dataset", "two-ranks", "network", "signals", "pickling"]
-    assert not results["reference"].skipped
-    assert "itself failed" not in str(results)
 
 
 def test_rows_that_were_built_with_another_tokenizer_are_refused() -> None:

@@ -10,15 +10,13 @@ import pytest
 from aitrain import Score, TrainConfig
 from aitrain.cli.env_play import env_play
 from aitrain.environment.contract import Case
-from aitrain.environment.session import ResetResult
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.jobs.tiny_tokenizer import TinyTokenizer
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.person import Person, written
+from aitrain.workbench.person import written
 from aitrain.workbench.play import PlayOptions, play, read_script
-from aitrain.workbench.player import Conversation
 
 VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny", tokenizer="the tokenizer")
 
@@ -145,10 +143,8 @@ def test_a_case_is_a_row_number_or_a_name_and_another_one_is_refused(capsys: pyt
     ("options", "message"),
     [
         ({"policy": "scrpt"}, "Did you mean script?"),
-        ({"policy": "script"}, "belong together"),
         ({"file": Path("x")}, "belong together"),
         ({"policy": "model"}, "name it with --model"),
-        ({"policy": "empty", "model": "tiny"}, "leave one of the two out"),
         ({"keywords": ["case=1"]}, "Arithmetic does not take case. Did you mean cases?"),
     ],
 )
@@ -176,40 +172,3 @@ def test_a_wrong_command_is_refused_before_anything_is_started(options: dict[str
 )
 def test_calls_may_be_typed_in_short(typed: str, answer: str) -> None:
     assert written(typed) == answer
-
-
-def test_an_answer_ends_with_an_empty_line_or_with_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = iter(["two", "lines", "", "", '"""', "with", "", "empty ones", '"""', "last"])
-
-    def read(_: str) -> str:
-        try:
-            return next(typed)
-        except StopIteration:
-            raise EOFError from None
-
-    monkeypatch.setattr("builtins.input", read)
-    person, conversation = Person(lambda _: None), Conversation(cases()[0], ResetResult())
-    answers = [person(conversation) for _ in range(5)]
-    assert [answer and answer.text for answer in answers] == ["two\nlines", "", "with\n\nempty ones", "last", None]
-
-
-class OwnLoop:
-    """Runs its own loop, with a second conversation that is not trained."""
-
-    async def rollout(self, answer: str, endpoint: Any) -> float:
-        messages = [{"role": "user", "content": "first?"}]
-        first = await endpoint.chat(messages)
-        beside = await endpoint.chat([{"role": "user", "content": "what do you think?"}], trained=False)
-        await endpoint.chat([*messages, first, {"role": "user", "content": f"you thought {beside['content']}"}])
-        return 0.5
-
-
-def test_an_environment_with_its_own_loop_is_played_and_its_other_conversations_are_marked(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shown = played(OwnLoop(), capsys, policy="junk")
-    assert "-- the environment asks in another conversation, which is not trained" in shown
-    assert "what do you think?" in shown
-    assert "you thought qwzx" in shown
-    assert "(done, 2 turns)" in shown
-    assert "score 0.500" in shown

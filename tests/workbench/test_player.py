@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
@@ -28,32 +28,6 @@ class Echo:
 
     def reference(self, case_idx: int) -> list[str]:
         return ["a", "b", "right"]
-
-
-class Shop:
-    """A tool for one episode, and an opening."""
-
-    bought = 0
-
-    def start(self) -> Shop:
-        return Shop()
-
-    def opening(self) -> str:
-        return "Hello."
-
-    def get_tools(self) -> list[Callable[..., Any]]:
-        return [self.buy]
-
-    def buy(self, count: int) -> str:
-        """Buy."""
-        self.bought += count
-        return f"{self.bought} bought"
-
-    def step(self, reply: str) -> None:
-        return None
-
-    def score(self) -> float:
-        return self.bought / 10
 
 
 def play(environment: object, policy: Policy, seed: int = 0, **options: Any) -> PlayedEpisode:
@@ -84,15 +58,6 @@ def test_an_episode_ends_with_the_script_the_limit_the_environment_or_a_failure(
     episode = play(Echo(), policy, rl_max_turns=turns)
     assert (episode.stop, episode.score, len(episode.turns)) == (stop, score, answers)
     assert (episode.failure is not None) == (score is None)
-
-
-def test_tool_calls_in_replies_are_run() -> None:
-    call = '<tool_call>{"name": "buy", "arguments": {"count": 4}}</tool_call>'
-    episode = play(Shop(), Script((call, call, "done")))
-    assert episode.score == 0.8
-    assert [message["role"] for message in episode.messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
-    assert episode.messages[0]["tool_calls"][0]["function"] == {"name": "buy", "arguments": {"count": 4}}
-    assert episode.conversation.prompt == [{"role": "user", "content": "begin\n\nHello."}]
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

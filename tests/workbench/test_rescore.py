@@ -20,7 +20,6 @@ from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.rescore import RescoredEpisode, Rescorer
 from aitrain.workbench.rescore_report import RescoreReport
 from tests.rollout.scripted import Scripted, play
-from tests.workbench.test_player import Shop
 
 DIFFERENT = "the environment answered differently"
 
@@ -165,6 +164,28 @@ def test_an_episode_of_several_turns_is_replayed_and_scored_only_if_the_environm
 ) -> None:
     found = rescored(now(), saved(then(), answer, limits))
     assert [(one.before, one.after, one.problem) for one in found] == expected
+
+
+class Shop:
+    """A tool that counts in one episode."""
+
+    bought = 0
+
+    def start(self) -> Shop:
+        return Shop()
+
+    def get_tools(self) -> list[Any]:
+        return [self.buy]
+
+    def buy(self, count: int) -> None:
+        """Buy."""
+        self.bought += count
+
+    def step(self, reply: str) -> None:
+        return None
+
+    def score(self) -> float:
+        return self.bought / 10
 
 
 def test_tools_run_again_in_a_replay_and_malformed_calls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

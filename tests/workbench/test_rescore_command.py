@@ -106,15 +106,3 @@ def test_what_is_no_run_or_has_no_environment_is_refused(here: Path, run: Path) 
         (run / "config.yaml").write_text(config)
         with pytest.raises(ConfigError, match=r"ame (it|its file) with --rl-env"):
             env_rescore.env_rescore("mine")
-
-
-@pytest.mark.parametrize(("command", "arguments"), [("play", {"policy": "empty", "as_json": True}), ("show", {})])
-def test_the_environment_is_closed_once_which_changes_nothing_else(
-    here: Path, capsys: pytest.CaptureFixture[str], command: str, arguments: dict[str, Any]
-) -> None:
-    (here / "closing.py").write_text(f"{ENVIRONMENT}\n    def close(self):\n        raise OSError('gone')\n")
-    options = {"rl_env": "closing.py", "model": "tiny"}
-    assert env_terminal.main({"command": command, "options": options, command: arguments}) == 0
-    printed = capsys.readouterr()
-    assert printed.err.count("close raised: OSError: gone") == 1
-    assert command == "show" or json.loads(printed.out)["stop"] == "done"

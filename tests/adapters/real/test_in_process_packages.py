@@ -78,18 +78,6 @@ def test_every_task_of_reasoning_gym_scores_its_own_answers() -> None:
         assert scores == [1.0] * len(scores), task
 
 
-@NEWEST
-@pytest.mark.parametrize("seat", [0, 1])
-def test_a_game_of_textarena_is_played_against_another_player(seat: int) -> None:
-    env = made("textarena:TicTacToe-v0", size=8, seat=seat)
-    for case in cases_of(env):
-        said, result = play(env, case, [f"[{cell}]" for cell in range(9)])
-        assert (f"[Player {1 - seat}]" in said[0]) == bool(seat)
-        assert said[0] not in said[1:]  # an observation is only what is new
-        assert result.score in (-1.0, 0.0, 1.0)
-    assert "Did you mean GuessTheNumber-v0?" in refusal("textarena:GuessTheNumbr-v0")
-
-
 @OLDER
 def test_a_game_and_a_question_of_gem_are_won() -> None:
     env = made("gem:game:GuessTheNumber-v0-easy", size=4, score_range="-1,1", max_turns=11)

@@ -127,27 +127,6 @@ def test_an_environment_that_connects_somewhere_is_left_alone_before_it_does() -
         assert was_called(listening)
 
 
-def test_an_environment_that_is_connected_already_is_left_alone() -> None:
-    class Connected(Sums):
-        def __init__(self, port: int) -> None:
-            super().__init__()
-            self.connection = socket.create_connection(("127.0.0.1", port))
-
-        def score_episode(self, text: str, answer: str) -> float:
-            self.connection.sendall(b"x")
-            return 1.0
-
-    with server() as (listening, port):
-        environment = Connected(port)
-        with closing(environment.connection):
-            assert f"it is connected to 127.0.0.1:{port}" in checked(environment).skipped
-            other = listening.accept()[0]
-            with closing(other):
-                other.settimeout(0.1)
-                with pytest.raises(TimeoutError):
-                    other.recv(1)
-
-
 class Generous(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return 1.0

@@ -38,8 +38,6 @@ class Nasty:
         print("said by score_episode")
         if self.how == "crash":
             os.kill(os.getpid(), 9)
-        if self.how == "leave":
-            os._exit(0)
         if self.how == "regex" and not text:
             re.match("(a+)+$", "a" * 50 + "!")
         if self.how == "escape":
@@ -98,7 +96,6 @@ def test_a_finding_says_what_where_why_and_how_to_mend_it_and_the_exit_code_is_3
     ("how", "said", "then"),
     [
         ("crash", "was ended by SIGKILL while the check model-use runs", "crashed: its process was ended by signal 9"),
-        ("leave", "ended with exit status 0 while the check model-use runs", "crashed: its process exited with code 0"),
         ("regex", r"no sign of life for 5 seconds.*in score_episode: re.match", "timed out: no answer within 0.3 s"),
     ],
 )
