@@ -52,7 +52,6 @@ class Server:
     def __init__(self, handler: type[_Handler]) -> None:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
-        self.is_broken = False
         self.lives_for: int | None = None
         """Requests that it answers before it is as good as dead."""
         self._http = _Http(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
@@ -167,8 +166,6 @@ class NemoHandler(_Handler):
             session["presses"] += body.get("times", 1)
             return self.answer({"presses": session["presses"], "done": session["presses"] >= 3})
         if self.path == "/verify":
-            if self.owner.is_broken:
-                return self.answer({"detail": "Internal Server Error"}, 500)
             self.owner.sessions[sid]["response"] = body["response"]
             reward = float(session["presses"] == session["wanted"])
             parts = {"presses": session["presses"], "politeness": 0.5}

@@ -20,12 +20,9 @@ TWO = ONE + "\n\n@task(name='other')\ndef products():\n    pass\n"
         ({"match": "C"}, 1.0, {"match": 1.0}),
         ({"match": "I", "f1": 0.5}, 0.25, {"match": 0.0, "f1": 0.5}),
         ({"graded": "P", "other": "N"}, 0.25, {"graded": 0.5, "other": 0.0}),
-        ({"asked": "Yes", "told": False}, 0.5, {"asked": 1.0, "told": 0.0}),
-        ({"rated": "0.75"}, 0.75, {"rated": 0.75}),
         ({"rubric": {"tone": 1, "facts": "I"}, "f1": 1.0}, 0.75, {"rubric/tone": 1.0, "rubric/facts": 0.0, "f1": 1.0}),
         ({"votes": [1, 0, "C"]}, 2 / 3, {"votes/0": 1.0, "votes/1": 0.0, "votes/2": 1.0}),
         ({"graded": float("nan"), "match": "C"}, 1.0, {"match": 1.0}),
-        ({"graded": float("nan")}, None, {}),
         ({}, None, {}),
     ],
 )

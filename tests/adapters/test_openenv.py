@@ -28,12 +28,6 @@ def server() -> Iterator[OpenEnvServer]:
         yield running
 
 
-@pytest.fixture
-def tool_server() -> Iterator[OpenEnvServer]:
-    with OpenEnvServer(action=CALL_TOOL).running() as running:
-        yield running
-
-
 def environment(server: OpenEnvServer, **settings: Any) -> OpenEnv:
     return OpenEnv(server.url, **{"score_range": "-1,1", "sessions": 2, **settings})
 
@@ -68,13 +62,13 @@ def test_the_answer_is_the_action_and_done_ends_the_episode_with_the_sum_of_rewa
     assert play(server, unrewarded=None).scored.score is None
 
 
-def test_the_tools_of_an_mcp_environment_are_offered_as_tools(tool_server: OpenEnvServer) -> None:
+def test_the_tools_of_an_mcp_environment_are_offered_as_tools() -> None:
     call = '<tool_call>{"name": "guess", "arguments": {"number": %d}}</tool_call>'
-    played = play(tool_server, call % 2, call % 7, number=7)
+    with OpenEnvServer(action=CALL_TOOL).running() as server:
+        played = play(server, call % 2, call % 7, number=7)
+        assert play(server, "I do not know.").is_over
     assert [tool["function"]["name"] for tool in played.opening.tools] == ["guess"]
-    assert [move.messages for move in played.moves] == [
-        ({"role": "tool", "name": "guess", "content": text},) for text in ("higher", "right")
-    ]
+    assert [move.messages[0]["content"] for move in played.moves] == ["higher", "right"]
     assert played.is_over
     assert played.scored.score == pytest.approx(0.9)
 
@@ -84,11 +78,9 @@ def test_a_server_that_allows_too_few_sessions_for_all_processes_is_reported_bef
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with OpenEnvServer(most=6).running() as server:
-        with pytest.raises(EnvironmentFailed, match=r"allows 6 of 8 sessions.*\n.*max_concurrent_envs=8"):
+        assert rows(environment(server, sessions=3))
+        with pytest.raises(EnvironmentFailed, match="allows 6 of 8 sessions"):
             rows(environment(server, sessions=4))
-        fits = environment(server, sessions=3, size=1)
-        assert rows(fits)
-        assert fits.requirements.episodes_at_once == 3
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

@@ -113,13 +113,6 @@ def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solv
         assert play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0
 
 
-def test_a_mixture_has_entries_of_all_its_tasks() -> None:
-    env = made(
-        "reasoning-gym:composite", size=4, datasets=[{"name": "sums"}, {"name": "shouts", "config": {"max_number": 3}}]
-    )
-    assert all(play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0 for case in cases_of(env))
-
-
 @pytest.mark.parametrize(
     ("id", "settings", "word"),
     [

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-import aitrain
 from aitrain.environment.dataset import dataset_note
-from tests.adapters.conftest import cases_of, made, play, refusal, source_of
+from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
 
 REWARDS = """
@@ -81,15 +80,6 @@ def test_a_function_of_trl_gets_messages_for_a_chat_prompt() -> None:
     case = cases_of(env)[0]
     assert play(env, case, ["yes"])[1].score == 0.0
     assert play(env, case, ["<think>yes?</think>\nyes"])[1].score == 1.0
-
-
-def test_the_files_of_the_functions_are_kept_and_a_rule_has_its_version(here: Path) -> None:
-    write(here, {"again.py": "from functools import partial\nfrom my_rewards import exact\nexact = partial(exact)\n"})
-    found = source_of(environment(f"{here}/again.py:exact"))
-    assert found == {"class": "reward:again.py:exact", "package": None, "files": ["again.py", "my_rewards.py"]}
-    two = environment("my_rewards.py:exact,other/my_rewards.py:exact")
-    assert source_of(two)["files"] == ["my_rewards.py", "other/my_rewards.py"]
-    assert source_of(environment("gsm8k"))["package"] == f"aitrain {aitrain.__version__}"
 
 
 # -- functions that compare the answers of a group

@@ -82,18 +82,6 @@ def counter(**settings: Any) -> Any:
     return made("trl:my_envs.py:Counter", **{"data": "rows.jsonl", "score_range": "any", **settings})
 
 
-def test_the_first_prompt_is_the_one_that_trl_makes(here: Path) -> None:
-    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Use the tool. "}]
-    write(here, {"rows.jsonl": json.dumps({"prompt": messages, "target": 4}) + "\n"})
-    env = counter(rewards="my_envs.py:prompts_end")
-    case = cases_of(env)[0]
-    assert session_for(env).open(case.arguments(seed=0)).prompt == [
-        messages[0],
-        {"role": "user", "content": "Use the tool. Count to 4."},
-    ]
-    assert play(env, case, ["done"])[1].metrics["prompts_end"] == 1.0
-
-
 def test_public_methods_are_the_tools_of_one_episode_and_get_reward_is_the_score() -> None:
     env = counter()
     case = cases_of(env)[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,23 +69,3 @@ def test_a_limit_ends_the_rollout_which_is_scored() -> None:
         environment, saying("9", "0"), Limits(2, 99), of=cases_of(environment)[:1], rl_score_range="0,2"
     )
     assert (episode.stop, episode.result.score) == ("max_turns", 1.45)
-
-
-def test_tools_reach_the_policy_and_its_calls_the_environment(here: Path) -> None:
-    (here / "tool_env.py").write_text(
-        "import verifiers as vf\n"
-        "from verifiers.types import Tool\n"
-        "def called(completion):\n"
-        "    (call,) = completion[-1].tool_calls\n"
-        "    assert completion[-1]['tool_calls'][0]['function']['name'] == 'add'\n"
-        "    return float(call.arguments == '{\"a\": 1}')\n"
-        "def load_environment():\n"
-        "    rows = [{'prompt': 'add', 'answer': '3'}]\n"
-        "    tool = Tool(name='add', description='', parameters={'type': 'object', 'properties': {}})\n"
-        "    return vf.Env(rows, vf.Rubric([called], [1.0]), tools=[tool])\n"
-    )
-    environment = made("verifiers:tool-env", score_range="0,1")
-    (case,) = cases_of(environment)
-    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    (episode,), _ = play(environment, saying(call), of=[case])
-    assert (episode.result.score, episode.failure_message) == (1.0, "")

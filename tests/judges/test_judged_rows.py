@@ -47,13 +47,6 @@ def test_rows_of_xtuner_need_nothing_else() -> None:
     assert env.score_group is None
 
 
-def test_several_files_and_held_out_rows_of_their_own(here: Path) -> None:
-    write(here, {"more.jsonl": lines(ROWS), "test.jsonl": lines([{**ROWS[0], "reward_model": {"ground_truth": "8"}}])})
-    env = made("rows:train.jsonl,more.jsonl", eval_data="test.jsonl")
-    assert len(cases_of(env)) == 6
-    assert [env.reference(row) for row in env.build_eval_dataset()] == ["#### 8"]
-
-
 def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang() -> None:
     assert made("rows:train.jsonl", judges="exact").requirements.as_options() == {"rl_score_range": "0.0,1.0"}
     own = made("rows:train.jsonl", judges=["exact", {"judge": "own.py:brief", "weight": -0.5}])

@@ -118,14 +118,6 @@ def test_an_answer_cannot_end_its_quotation_or_write_control_tokens(attack: str)
     assert not any(token in text for token in ("<|", "[INST]", "[/INST]", "</s>", "<think>", "\u200b", "\u202e"))
 
 
-def test_of_a_long_answer_the_middle_is_left_out() -> None:
-    text = quoted("answer", "a" * 30_000 + "b" * 30_000)
-    assert (text.count("a" * 10_000 + "\n[40000 characters left out]\n" + "b" * 10_000), len(text) < 21_000) == (
-        1,
-        True,
-    )
-
-
 # -- failures
 
 
@@ -280,18 +272,15 @@ def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatc
     [
         ({"url": "localhost:8000"}, "is not a URL"),
         ({"url": "http://me:secret@host/v1"}, "holds credentials"),
-        ({"rubric": {}}, "rubric must be a text"),
         ({"scale": [10, 10]}, "scale must be two whole numbers"),
-        ({"scale": 10}, "scale of rubric: "),
         ({"max_calls": 0}, "max_calls must be at least 1"),
         ({"retries": -1}, "retries must be at least 0"),
         ({"api_key": "sk-1"}, "key_name names"),
-        ({"modle": "m"}, "Did you mean model?"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     given = {"judge": "rubric", "rubric": "r", "url": "http://127.0.0.1:1/v1", "model": "m"}
-    with pytest.raises(ConfigError, match=words.replace("?", r"\?")) as caught:
+    with pytest.raises(ConfigError, match=words) as caught:
         judges.load({**given, **settings})
     assert "sk-1" not in str(caught.value)
     assert "secret" not in str(caught.value)

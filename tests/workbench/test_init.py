@@ -49,8 +49,6 @@ def test_the_checks_find_no_fault_in_a_template(written: Path, kind: str) -> Non
     [
         ("json", "my_json"),
         ("test", "my_task"),
-        ("torch", "my_torch"),
-        ("My Task!", "my_task"),
         ("folder/hotel", "hotel"),
         ("2048", "task_2048"),
         ("class", "my_class"),

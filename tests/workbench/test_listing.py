@@ -25,12 +25,6 @@ def install(folder: Path, name: str, version: str, entry_points: str = "") -> No
     )
 
 
-def test_bundled_environments_are_listed_with_their_first_sentence() -> None:
-    bundled = {one.rl_env: one.summary for one in listed_environments() if one.source == "bundled"}
-    assert set(bundled) == {"envs.arithmetic", "envs.gsm8k", "envs.guess_number", "envs.hotel_booking"}
-    assert bundled["envs.guess_number"].startswith("The smallest environment of several turns")
-
-
 def test_an_installed_package_lists_its_environments_by_an_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

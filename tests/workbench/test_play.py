@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from aitrain import Score, TrainConfig
-from aitrain.cli.env_play import env_play
 from aitrain.environment.contract import Case
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.jobs.tiny_tokenizer import TinyTokenizer
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.person import written
 from aitrain.workbench.play import PlayOptions, play, read_script
 
 VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny", tokenizer="the tokenizer")
@@ -139,36 +137,4 @@ def test_a_case_is_a_row_number_or_a_name_and_another_one_is_refused(capsys: pyt
         played(OneTurn(), capsys, case="2", policy="reference")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"policy": "scrpt"}, "Did you mean script?"),
-        ({"file": Path("x")}, "belong together"),
-        ({"policy": "model"}, "name it with --model"),
-        ({"keywords": ["case=1"]}, "Arithmetic does not take case. Did you mean cases?"),
-    ],
-)
-def test_a_wrong_command_is_refused_before_anything_is_started(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        env_play("envs.arithmetic", **{"case": "0", **options})
-    assert message in str(refused.value)
-
-
 # -- what a person types
-
-
-@pytest.mark.parametrize(
-    ("typed", "answer"),
-    [
-        ("85", "85"),
-        ("tool add first=2 second=3", '<tool_call>{"name": "add", "arguments": {"first": 2, "second": 3}}</tool_call>'),
-        ("tool say text='two words'", '<tool_call>{"name": "say", "arguments": {"text": "two words"}}</tool_call>'),
-        ("tool leave", '<tool_call>{"name": "leave", "arguments": {}}</tool_call>'),
-        ('{"name": "leave"}', '<tool_call>{"name": "leave"}</tool_call>'),
-        ('{"city": "Arla"}', '{"city": "Arla"}'),
-        ("{not json", "{not json"),
-        ("so:\ntool leave", 'so:\n<tool_call>{"name": "leave", "arguments": {}}</tool_call>'),
-    ],
-)
-def test_calls_may_be_typed_in_short(typed: str, answer: str) -> None:
-    assert written(typed) == answer

@@ -58,11 +58,3 @@ def test_an_episode_ends_with_the_script_the_limit_the_environment_or_a_failure(
     episode = play(Echo(), policy, rl_max_turns=turns)
     assert (episode.stop, episode.score, len(episode.turns)) == (stop, score, answers)
     assert (episode.failure is not None) == (score is None)
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_many_episodes_are_played_at_the_same_time(isolation: Any) -> None:
-    last = ["right" if n % 2 else "wrong" for n in range(6)]
-    plays = [Play(Case(n, PROMPT, {"prompt": PROMPT}, n), Script(("a", "b", word))) for n, word in enumerate(last)]
-    with closing(Player(Echo(), TrainConfig(rl_env_isolation=isolation))) as player:
-        assert [episode.score for episode in player.play(plays)] == [0.0, 1.0] * 3

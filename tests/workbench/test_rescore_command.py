@@ -79,22 +79,16 @@ def test_another_environment_is_given_by_name_with_its_keywords(here: Path, caps
 
 
 @pytest.mark.usefixtures("run")
-def test_a_scorer_that_fails_on_all_episodes_ends_with_3_and_its_line(
+def test_one_step_or_the_last_one_can_be_chosen_and_a_scorer_that_always_fails_is_shown(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "broken.py").write_text(ENVIRONMENT.replace("float(text == answer)", "1 / 0"))
-    assert env_rescore.env_rescore("mine", env="broken.py") == 3
-    error = capsys.readouterr().err
-    assert "None of 6 episodes could be scored again; 6 failed:" in error
-    assert "broken.py, line 10, in score_episode: return 1 / 0" in error
-
-
-@pytest.mark.usefixtures("run")
-def test_one_step_or_the_last_one_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     for chosen, cases in (({"step": 1}, 2), ({"last": True}, 2), ({}, 6)):
         env_rescore.env_rescore("mine", as_json=True, **chosen)
         assert json.loads(capsys.readouterr().out)["episodes"] == cases
     assert env_rescore.env_rescore("mine", step=7) == 2
+    (here / "broken.py").write_text(ENVIRONMENT.replace("float(text == answer)", "1 / 0"))
+    assert env_rescore.env_rescore("mine", env="broken.py") == 3
+    assert "broken.py, line 10, in score_episode: return 1 / 0" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="give one of them"):
         env_rescore.env_rescore("mine", step=1, last=True)
 

@@ -9,23 +9,12 @@ import pytest
 from aitrain.errors import ConfigError
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.show import show
-from tests.workbench.test_play import VIEW, Add, OneTurn, Talk, cases
+from tests.workbench.test_play import VIEW, Add, Talk, cases
 
 
 def shown(environment: Any, capsys: pytest.CaptureFixture[str], count: int = 3, **options: Any) -> str:
     show(OpenedEnvironment(environment, cases(count), ()), VIEW, **options)
     return capsys.readouterr().out
-
-
-def test_a_case_is_rendered_with_its_tokens_columns_and_reference(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(OneTurn(), capsys, case="1")
-    assert "cases     3\n" in text
-    assert "columns   prompt (list), answer (str)\n" in text
-    assert "tokens    21 in each prompt (tiny, 3 cases)\n" in text
-    assert text.endswith(
-        "-- case 1 (case_idx c1): 21 tokens ---------------------------------------------\n"
-        "<|im_start|>user\n1?<|im_end|>\n<|im_start|>assistant\nanswer: 1\nreference: 1\n"
-    )
 
 
 def test_tools_and_what_the_environment_says_first_are_part_of_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.execution.async_calls import run_if_async
-from tests.adapters.conftest import cases_of, made
 from tests.adapters.real.conftest import Train, in_environment
 from tests.conftest import write
-from tests.rehearsal import rehearse
 
 TOOLS_ENV = '''
 import verifiers as vf
@@ -58,34 +55,6 @@ class AdditionTaskset(vf.Taskset[AdditionTask, vf.TasksetConfig]):
 __all__ = ["AdditionTaskset"]
 """
 
-TOOLS_V1 = """
-import verifiers.v1 as vf
-
-class AddToolset(vf.Toolset[vf.ToolsetConfig]):
-    @vf.tool
-    async def add(self, a: int, b: int) -> int:
-        'Add two numbers.'
-        return a + b
-
-class ToolTask(vf.Task[vf.TaskData]):
-    @vf.reward(weight=1.0)
-    async def exact(self, trace: vf.Trace) -> float:
-        return float(trace.assistant_messages[-1].content == "2")
-
-    @classmethod
-    def toolsets(cls, config):
-        return [AddToolset(vf.ToolsetConfig())]
-
-class ToolTaskset(vf.Taskset[ToolTask, vf.TasksetConfig]):
-    def load(self):
-        yield ToolTask(vf.TaskData(prompt="1+1="), self.config.task)
-
-__all__ = ["ToolTaskset"]
-
-if __name__ == "__main__":
-    AddToolset.run()
-"""
-
 
 @pytest.mark.parametrize(
     ("rl_env", "flag"),
@@ -98,17 +67,3 @@ def test_five_steps_of_training(rl_env: str, flag: str, here: Path, train: Train
     write(here, {"tools_env.py": TOOLS_ENV, "add_v1.py": ADD_V1})
     trained = train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5")
     assert all(record["metrics"] for record in trained.records)
-
-
-@in_environment("newest")
-def test_the_tool_servers_of_a_taskset_are_started_from_a_module_in_the_working_directory(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")
-    write(here, {"tools_v1.py": TOOLS_V1})
-    env = made("verifiers:tools-v1", score_range="0,1")
-    call = '<tool_call>{"name": "add_toolset_add", "arguments": {"a": 1, "b": 1}}</tool_call>'
-    played = rehearse(env, [call, "2"], cases_of(env)[0])
-    assert played.moves[0].messages[0]["content"] == "2"
-    assert played.scored.score == 1.0
-    run_if_async(env.close())

@@ -20,9 +20,6 @@ import pytest
 from aitrain import TrainConfig, activity
 from aitrain.environment.dataset import build_cases
 from aitrain.workbench.check.before_training import FastCheck, check_quickly
-from aitrain.workbench.check.side_effects import network, side_effects, signals
-from aitrain.workbench.check.subject import Subject
-from aitrain.workbench.opening import OpenedEnvironment
 from tests.conftest import has_ended
 
 
@@ -194,14 +191,3 @@ def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) 
         f"Environment checks: {found.passed} passed, {found.left_out} left out for lack of time."
     ]
     assert has_ended(int(Path("pid").read_text()))
-
-
-def test_the_checks_do_not_close_the_environment_of_the_run(here: Path) -> None:
-    class Closing(Sums):
-        def close(self) -> None:
-            Path("closed").touch()
-
-    assert checked(Closing()).passed
-    with closing(Subject(OpenedEnvironment(Closing(), build_cases(Closing(), None)[0]), TrainConfig())) as subject:
-        assert [*side_effects(subject), *network(subject), *signals(subject)] == []
-        assert not Path("closed").exists()
