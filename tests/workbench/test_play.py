@@ -15,6 +15,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import PlayOptions, play, read_script
+from aitrain.workbench.show import show
 
 VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny", tokenizer="the tokenizer")
 
@@ -137,4 +138,21 @@ def test_a_case_is_a_row_number_or_a_name_and_another_one_is_refused(capsys: pyt
         played(OneTurn(), capsys, case="2", policy="reference")
 
 
-# -- what a person types
+# -- aitrain env show
+
+
+def shown(environment: Any, capsys: pytest.CaptureFixture[str], count: int = 3, **options: Any) -> str:
+    show(OpenedEnvironment(environment, cases(count), ()), VIEW, **options)
+    return capsys.readouterr().out
+
+
+def test_tools_and_what_the_environment_says_first_are_part_of_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(Add(), capsys, count=10)
+    assert "tools     add(first: integer, second: integer)\n" in text
+    assert '{"type": "function", "function": {"name": "add"' in text
+    assert [line.split(" (")[0] for line in text.splitlines() if line.startswith("--")] == [
+        "-- case 0", "-- case 3", "-- case 6",
+    ]  # fmt: skip
+    assert "0?\n\nseed 0<|im_end|>" in shown(Talk(), capsys, case="0")
+    with pytest.raises(ConfigError, match="there is no case 7"):
+        shown(Talk(), capsys, case="7")

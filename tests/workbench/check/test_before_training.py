@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import random
 import socket
-import sqlite3
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,20 @@ import pytest
 from aitrain import TrainConfig, activity
 from aitrain.environment.dataset import build_cases
 from aitrain.workbench.check.before_training import FastCheck, check_quickly
+from aitrain.workbench.check.finding import EnvFinding, Scale
+from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
+from aitrain.workbench.check.replies import core_of, equivalent_forms, rewrapped, same_answer, scaffolds, shotguns
+from aitrain.workbench.check.subject import CheckClock, Subject
+from aitrain.workbench.opening import OpenedEnvironment
+from aitrain.workbench.player import Constant
 from tests.conftest import has_ended
 
 
 class Sums:
-    """Right answers earn 1; counts its calls, and reads and writes much of its process."""
+    """Right answers earn 1, others what a test says; notes its calls on itself."""
 
-    def __init__(self) -> None:
-        self.scored: list[str] = []
+    def __init__(self, wrong: float = 0.0, seconds: float = 0.0) -> None:
+        self.wrong, self.seconds, self.scored = wrong, seconds, list[str]()
 
     def build_dataset(self) -> list[dict[str, Any]]:
         return [{"prompt": f"{n} + {n} = ?", "answer": str(2 * n)} for n in range(11, 31)]
@@ -37,7 +42,8 @@ class Sums:
 
     def score_episode(self, text: str, answer: str) -> float:
         self.scored.append(text)
-        return float(text.strip() == answer)
+        time.sleep(self.seconds)
+        return 1.0 if text.strip() == answer else self.wrong
 
 
 def checked(environment: Any, seconds: float = 30.0, **options: Any) -> FastCheck:
@@ -80,7 +86,8 @@ def test_nothing_of_the_process_changes(here: Path, capfd: pytest.CaptureFixture
 
     assert found.passed
     assert random.getstate() == expected
-    assert vars(environment) == {"scored": []}
+    assert environment.scored == []
+    assert not hasattr(environment, "last")
     assert "SEEN" not in os.environ
     assert Path.cwd() == here
     assert threading.active_count() == threads
@@ -88,45 +95,18 @@ def test_nothing_of_the_process_changes(here: Path, capfd: pytest.CaptureFixture
     assert capfd.readouterr().out == ""
 
 
-def test_an_open_database_is_left_alone(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "cache.db")):
-        assert "the open database" in checked(Sums()).skipped
-
-
-@contextmanager
-def server() -> Iterator[tuple[socket.socket, int]]:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        listening.settimeout(0.1)
-        yield listening, listening.getsockname()[1]
-
-
-def was_called(listening: socket.socket) -> bool:
-    try:
-        listening.accept()[0].close()
-    except TimeoutError:
-        return False
-    return True
-
-
 def test_an_environment_that_connects_somewhere_is_left_alone_before_it_does() -> None:
     class Judged(Sums):
         def score_episode(self, text: str, answer: str) -> float:
-            with socket.create_connection(("127.0.0.1", port)) as one:
-                one.sendall(b"what is this worth?")
+            socket.create_connection(address).close()
             return 1.0
 
-    with server() as (listening, port):
-        found = checked(Judged())
-        assert "it connects to" in found.skipped
-        assert "127.0.0.1" in found.skipped
-        assert not was_called(listening)
-        Judged().score_episode("", "")
-        assert was_called(listening)
-
-
-class Generous(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return 1.0
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        address = listening.getsockname()
+        assert "it connects to" in checked(Judged()).skipped
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
 
 
 class Failing(Sums):
@@ -170,7 +150,7 @@ def test_an_environment_that_cannot_be_checked_in_a_fork_is_not_judged(environme
 
 
 def test_what_is_wrong_is_said_in_few_lines_and_a_scorer_that_always_fails_is_named() -> None:
-    lines = list(checked(Generous()).lines())
+    lines = list(checked(Sums(wrong=1.0)).lines())
     assert any(line.startswith("Environment check floor (case ") for line in lines)
     assert len("".join(lines).splitlines()) <= 4
     found = checked(Failing())
@@ -191,3 +171,91 @@ def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) 
         f"Environment checks: {found.passed} passed, {found.left_out} left out for lack of time."
     ]
     assert has_ended(int(Path("pid").read_text()))
+
+
+# -- the parts that they are made of
+
+
+def subject_of(environment: object, **limits: float) -> Subject:
+    return Subject(
+        OpenedEnvironment(environment, build_cases(environment, None)[0]), TrainConfig(), clock=CheckClock(**limits)
+    )
+
+
+def run(subject: Subject, *checks: EnvCheck) -> list[CheckResult]:
+    with closing(subject):
+        return list(run_checks(subject, checks))
+
+
+def play_many(subject: Subject) -> Iterator[EnvFinding]:
+    subject.play((case, Constant(str(number))) for case in subject.sample for number in range(1000))
+    yield EnvFinding("many", "info", "All were played.")
+
+
+def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs() -> None:
+    many, last = run(
+        subject_of(Sums(seconds=0.01), check_seconds=0.2), EnvCheck("many", "", play_many), *chosen(["dataset"])
+    )
+    assert (many.findings, many.skipped) == ((), "took longer than 0.2 seconds")
+    assert last.skipped == ""
+
+
+def test_after_the_time_of_all_checks_nothing_more_is_played() -> None:
+    subject = subject_of(Sums(wrong=1.0), budget=-1.0)
+    skipped = {result.name: result.skipped for result in run(subject, *CHECKS)}
+    assert [skipped[name] for name in ("floor", "shotgun", "dataset")] == ["no time left", "no time left", ""]
+    assert subject.episodes == []
+
+
+def test_a_check_that_fails_itself_says_so_and_the_others_run() -> None:
+    def broken(_: object) -> Any:
+        raise RuntimeError("mine")
+
+    checks = [EnvCheck("broken", "", broken, "rows"), *chosen(["floor"])]
+    first, second = run(subject_of(Sums(wrong=1.0)), *checks)
+    assert first.skipped == "the check itself failed: RuntimeError: mine"
+    assert second.findings[0].level == "fail"
+
+
+@pytest.mark.parametrize(
+    ("zero", "full", "score", "share"),
+    [
+        (0.0, 0.5, 0.25, 0.5),
+        (-1.0, 0.0, -0.5, 0.5),
+        (0.0, None, 1.0, None),
+        (0.0, 1.0, None, None),
+        (0.0, 1.0, -1, -1),
+    ],
+)
+def test_a_score_is_a_share_of_what_the_reference_earns(
+    zero: float, full: float | None, score: float | None, share: float | None
+) -> None:
+    assert Scale(zero, full).share(score) == share
+
+
+@pytest.mark.parametrize(
+    ("reply", "core"),
+    [
+        ("72", "72"),
+        ("3 + 4 = 7\n#### 7", "7"),
+        ("Let me see. <answer> a, b </answer>\n", "a, b"),
+        ("so \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("The answer is 12.", "12"),
+        ("<answer>1</answer> or <answer>2</answer>", "2"),
+    ],
+)
+def test_the_answer_is_taken_out_of_its_format_and_put_back(reply: str, core: str) -> None:
+    assert core_of(reply) == core
+    assert core_of(rewrapped(reply, "zzz")) == "zzz"
+
+
+def test_replies_are_made_of_what_the_prompt_and_the_reference_show() -> None:
+    assert same_answer("1,000", "1000.0")
+    assert same_answer(" Paris.", "paris")
+    assert not same_answer("10", "100")
+    assert equivalent_forms("1000")["with thousands separators"] == "1,000"
+    for reply in shotguns("#### 5", ["1", "2", "3"]):
+        assert reply.index("1") < reply.index("5") < reply.index("3")
+    assert scaffolds("Answer in <answer> tags.") == ["<answer></answer>\n"]
+    assert scaffolds("After ####, please.") == ["####"]
+    assert scaffolds("What is 3 + 4?") == []
