@@ -1,4 +1,4 @@
-"""Small servers for tests of the adapters by URL, made with the standard library; each follows its protocol."""
+"""Small servers for tests of adapters by URL and of judges; each follows its protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ CHUNK = 16
 """Characters of one SSE event; real servers send 4096, here even small results take several."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    owner: Any
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
@@ -49,7 +50,7 @@ class _Http(ThreadingHTTPServer):
 class Server:
     """A server with what it was asked; its sessions are dicts by their id."""
 
-    def __init__(self, handler: type[_Handler]) -> None:
+    def __init__(self, handler: type[Handler]) -> None:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
         self.lives_for: int | None = None
@@ -64,16 +65,12 @@ class Server:
         try:
             yield self
         finally:
-            self.stop()
+            self._http.shutdown()
+            self._http.server_close()
             thread.join()
 
-    def stop(self) -> None:
-        """End it, as a server that dies does."""
-        self._http.shutdown()
-        self._http.server_close()
 
-
-class OrsHandler(_Handler):
+class OrsHandler(Handler):
     """Sums, as a server of the Open Reward Standard: `submit` is rewarded and finishes, `hint` is neither."""
 
     owner: Server
@@ -141,7 +138,7 @@ class OrsHandler(_Handler):
         self.events(("task_id", "1"), *(("chunk", chunk) for chunk in chunks[:-1]), ("end", chunks[-1]))
 
 
-class NemoHandler(_Handler):
+class NemoHandler(Handler):
     """A resources server of NeMo Gym: the tool `press` counts in the session, `verify` wants two presses."""
 
     owner: Server

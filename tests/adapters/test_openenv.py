@@ -135,15 +135,3 @@ def test_an_answer_becomes_an_action(schema: dict[str, Any], field: str | None, 
         return
     with pytest.raises(ActionRefusedError, match="the fields x, y"):
         OpenEnvText(schema, field).action_of(reply)
-
-
-@pytest.mark.parametrize(
-    ("observation", "shown", "text"),
-    [
-        ({"text": "hello", "done": False, "metadata": {}}, None, "hello"),
-        ({"a": 1, "b": "é"}, None, '{"a": 1, "b": "é"}'),
-        ({"a": 1, "b": "two"}, ["b"], "two"),
-    ],
-)
-def test_an_observation_is_shown_as_text(observation: dict[str, Any], shown: list[str] | None, text: str) -> None:
-    assert OpenEnvText(GUESS, None, shown).text_of(observation) == text

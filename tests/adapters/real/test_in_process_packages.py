@@ -51,12 +51,10 @@ TRAINED: dict[str, dict[str, Any]] = {
 def test_five_steps_of_training(rl_env: str, here: Path, train: Train) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"Go {n}."}], "target": n} for n in range(1, 17)]
     write(here, {"counter.py": COUNTER, "targets.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
-    trained = train(rl_env, RANKS, **TRAINED[rl_env])
-    for record in trained.records:  # each is scored against the entry that its prompt asks
+    for record in train(rl_env, RANKS, **TRAINED[rl_env]):  # each is scored against the entry that its prompt asks
         asked = record["row"].get("entry", {}).get("question", "")
         assert asked in (record["prompt"] or [{"content": ""}])[-1]["content"]
-    if rl_env.startswith("reward"):
-        assert all("env/longest" in line for line in trained.metrics if "reward" in line)
+        assert not rl_env.startswith("reward") or {"has_digit", "longest"} <= record["metrics"].keys()
 
 
 @OLDER

@@ -59,7 +59,7 @@ def test_tasks_that_cannot_be_run_are_refused(name: str, message: str) -> None:
 
 def test_several_conversations_train_on_two_ranks_in_processes(train: Train) -> None:
     flags = ["--num-processes=2", "--rl-env-isolation=process"]
-    trained = train(f"inspect:{TASKS}@critique", *flags)
-    assert trained.missing("shortness/short") == []
-    assert all(line.get("env/untrained_requests", 1.0) == 1.0 for line in trained.metrics)
-    assert all(len(one["turns"]) == 2 for one in trained.records)
+    for record in train(f"inspect:{TASKS}@critique", *flags):
+        assert record["metrics"]["untrained_requests"] == 1.0
+        assert "shortness/short" in record["metrics"]
+        assert len(record["turns"]) == 2

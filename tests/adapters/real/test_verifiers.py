@@ -65,5 +65,4 @@ __all__ = ["AdditionTaskset"]
 )
 def test_five_steps_of_training(rl_env: str, flag: str, here: Path, train: Train) -> None:
     write(here, {"tools_env.py": TOOLS_ENV, "add_v1.py": ADD_V1})
-    trained = train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5")
-    assert all(record["metrics"] for record in trained.records)
+    assert all(record["metrics"] for record in train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5"))
