@@ -6,9 +6,7 @@ import asyncio
 import http.client
 import json
 import stat
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from aitrain.workbench.player import JUNK, Play, Player, reference_of
 from tests.rollout.asking import play
 from tests.rollout.scripted import Scripted
 from tests.runner_calls import end, open_sessions, respond
-from tests.served.environments import Fails, Generator, InOrder, Loop, Single, Waits, WithTools
+from tests.served.environments import Fails, Generator, InOrder, Loop, Objects, Single, WithTools
 from tests.served.running import Running, served
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>$'
@@ -110,15 +108,6 @@ def runner_of(client: ServedEnvironment, **options: Any) -> EnvRunner:
     return start_runner(client, TrainConfig(**options))
 
 
-@contextmanager
-def playing(environment: Any, **options: Any) -> Iterator[tuple[Running, ServedEnvironment, EnvRunner]]:
-    """A server, a client of it, and what plays there."""
-    with ExitStack() as stack:
-        server = stack.enter_context(closing(Running(environment)))
-        client = stack.enter_context(closing(connect(server.url)))
-        yield server, client, stack.enter_context(closing(runner_of(client, **options)))
-
-
 def test_a_failure_has_its_kind_its_place_and_the_line_of_the_servers_code() -> None:
     with closing(Running(Fails())) as server, closing(connect(server.url)) as client:
         played, _ = play(client, Scripted(answer), of=list(build_cases(client, None)[0]), rl_env_timeout=1.0)
@@ -137,27 +126,6 @@ def test_a_failure_has_its_kind_its_place_and_the_line_of_the_servers_code() -> 
 
 
 # -- connections, deadlines, servers that end
-
-
-def test_a_call_whose_connection_is_lost_is_sent_again_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_session, "RETRY_SECONDS", 0.01)
-    environment = Waits()
-    with playing(environment) as (server, client, runner):
-        sessions = open_sessions(runner, [build_cases(client, None)[0][0]], [0])
-        environment.go.clear()
-
-        def cut() -> None:
-            assert environment.began.acquire(timeout=10)
-            server.cut_connections()
-            environment.go.set()
-
-        threading.Thread(target=cut).start()
-        (response,) = respond(runner, sessions, [AssistantTurn("a")])
-        assert response.is_over
-        assert sessions[0].failure is None
-        assert not environment.began.acquire(blocking=False)  # there was no second step
-        end(runner, sessions)
-        assert environment.closed.acquire(timeout=10)
 
 
 def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +152,13 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(served_session, "RETRY_SECONDS", 0.02)
-    server = Running(Waits())
+    server = Running(Objects())
     with closing(connect(server.url)) as client, closing(runner_of(client, rl_env_timeout=1.0)) as runner:
         cases, port = build_cases(client, None)[0], server.port
         sessions = open_sessions(runner, cases[:2], [0, 1])
         server.close()
         respond(runner, sessions[:1], [AssistantTurn("a")])
-        again = Running(Waits(), port)
+        again = Running(Objects(), port)
         with closing(again):
             respond(runner, sessions[1:], [AssistantTurn("a")])
             failures = [session.failure for session in sessions]
@@ -208,7 +176,7 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
 
 def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_session, "RETRY_SECONDS", 0.02)
-    first, second = Running(Waits()), Running(Waits())
+    first, second = Running(Objects()), Running(Objects())
     client = connect(f"{first.url}, {second.url}/")
     with closing(second), closing(client), closing(runner_of(client)) as runner:
         cases = build_cases(client, None)[0]
@@ -224,8 +192,12 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone(monkeypatch
 
 
 def test_sessions_of_a_client_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = Waits()
-    with playing(environment) as (server, client, runner):
+    environment = Objects()
+    with (
+        closing(Running(environment)) as server,
+        closing(connect(server.url)) as client,
+        closing(runner_of(client)) as runner,
+    ):
         open_sessions(runner, build_cases(client, None)[0][:3], range(3))
         server.run(server.service.end_lost())
         assert server.episodes == 3
@@ -297,7 +269,7 @@ def test_wrong_requests_are_answered_with_what_is_wrong() -> None:
 
 
 def test_servers_of_another_protocol_or_of_different_environments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Running(Single())) as server, closing(Running(Waits())) as other:
+    with closing(Running(Single())) as server, closing(Running(Objects())) as other:
         with pytest.raises(EnvironmentFailed, match="different environments"):
             connect(f"{server.url},{other.url}")
         described = server.service.read("/v1/environment", {})
