@@ -119,7 +119,6 @@ def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solv
         ("sum", {}, "Did you mean sums?"),
         ("shouts", {"max_nunber": 3}, "Did you mean max_number?"),
         ("composite", {}, '{"datasets": [{"name"'),
-        ("composite", {"datasets": [{"name": "sum"}]}, "Did you mean sums?"),
         ("composite", {"datasets": [{"name": "sums", "config": {"maximum": 3}}]}, "does not take maximum"),
     ],
 )

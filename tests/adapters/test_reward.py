@@ -132,7 +132,6 @@ def test_a_wrong_number_of_rewards_is_a_failure_with_the_functions_name() -> Non
     ("id", "settings", "word"),
     [
         ("my_rewards.py:exat", {}, "Did you mean exact?"),
-        ("my_reward.py:exact", {}, "Did you mean my_rewards.py?"),
         ("exact", {}, "reward:my_rewards.py:exact,short"),
         ("my_rewards.py:exact", {"data": "row.jsonl"}, "Did you mean rows.jsonl?"),
         ("my_rewards.py:exact", {"wieghts": [1]}, "Did you mean weights?"),

@@ -169,7 +169,6 @@ def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
 @pytest.mark.parametrize(
     ("id", "settings", "word"),
     [
-        ("Gues-v0", {}, "Did you mean Guess-v0?"),
         ("Guess-v0", {"hihgest": 3}, "Did you mean highest?"),
         ("Last-v0", {"opponent": "any_leagl"}, "any_legal, first_legal"),
         ("Last-v0", {"opponent": "players.py:wild"}, "no file players.py"),

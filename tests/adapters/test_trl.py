@@ -109,8 +109,6 @@ def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> No
     [
         ("my_envs.py:Countr", {}, "Did you mean Counter?"),
         ("my_envs.py:Counter", {"rewards": "my_envs.py:rolld"}, "Did you mean rolled?"),
-        ("my_envs.py:Counter", {"data": "nowhere.jsonl"}, "no file nowhere.jsonl"),
-        ("my_envs", {}, "file.py:name"),
     ],
 )
 def test_what_is_wrong_is_refused_before_it_is_imported(id: str, settings: dict[str, Any], word: str) -> None:

@@ -110,7 +110,10 @@ def runner_of(client: ServedEnvironment, **options: Any) -> EnvRunner:
 
 def test_a_failure_has_its_kind_its_place_and_the_line_of_the_servers_code() -> None:
     with closing(Running(Fails())) as server, closing(connect(server.url)) as client:
-        played, _ = play(client, Scripted(answer), of=list(build_cases(client, None)[0]), rl_env_timeout=1.0)
+        cases = list(build_cases(client, None)[0])
+        played, _ = play(client, Scripted(answer), of=cases, rl_env_timeout=1.0)
+        (wider,), _ = play(client, Scripted(answer), of=[cases[3]], rl_score_range="0,3")
+    assert wider.result.score == 2.0  # the range is that of the training
     results = [episode.result for episode in played]
     assert [result.score for result in results] == [None] * 5 + [1.0]
     failures = [result.failure for result in results if result.failure]

@@ -7,11 +7,9 @@ from typing import Any
 from inspect_ai import Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Target, includes, match, mean, scorer
+from inspect_ai.scorer import includes, match
 from inspect_ai.solver import (
-    TaskState,
     generate,
-    self_critique,
     system_message,
 )
 from inspect_ai.tool import tool
@@ -31,14 +29,6 @@ def add() -> Any:
     return execute
 
 
-@scorer(metrics=[mean()])
-def shortness() -> Any:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value={"short": 1 / (1 + len(state.output.completion)), "polite": "P"})
-
-    return score
-
-
 def sums(count: int = 24) -> list[Sample]:
     return [Sample(input=f"{number}+{number}=", target=str(2 * number)) for number in range(count)]
 
@@ -51,11 +41,6 @@ def chain(count: int = 24) -> Task:
 @task
 def agent() -> Task:
     return Task(dataset=sums(), solver=react(prompt="Add.", tools=[add()]), scorer=includes(), message_limit=8)
-
-
-@task
-def critique() -> Task:
-    return Task(dataset=sums(), solver=[generate(), self_critique()], scorer=[match(), shortness()])
 
 
 @task

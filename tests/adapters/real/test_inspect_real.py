@@ -1,4 +1,4 @@
-"""Tasks of Inspect: played with replies that are written down, and trained."""
+"""Tasks of Inspect: played with replies that are written down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from aitrain import ConfigError
 from aitrain.environment.contract import Case
-from tests.adapters.real.conftest import Train, in_environment
+from tests.adapters.real.conftest import in_environment
 from tests.rehearsal import Rehearsed, rehearse
 
 pytestmark = in_environment("newest")
@@ -52,14 +52,3 @@ def test_tasks_that_cannot_be_run_are_refused(name: str, message: str) -> None:
 
     with pytest.raises(ConfigError, match=message):
         InspectTask(f"{TASKS}{name}")
-
-
-# -- trained
-
-
-def test_several_conversations_train_on_two_ranks_in_processes(train: Train) -> None:
-    flags = ["--num-processes=2", "--rl-env-isolation=process"]
-    for record in train(f"inspect:{TASKS}@critique", *flags):
-        assert record["metrics"]["untrained_requests"] == 1.0
-        assert "shortness/short" in record["metrics"]
-        assert len(record["turns"]) == 2

@@ -21,7 +21,6 @@ from aitrain.environment.dataset import build_cases
 from aitrain.workbench.check.before_training import FastCheck, check_quickly
 from aitrain.workbench.check.finding import EnvFinding, Scale
 from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
-from aitrain.workbench.check.replies import core_of, equivalent_forms, rewrapped, same_answer, scaffolds, shotguns
 from aitrain.workbench.check.subject import CheckClock, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import Constant
@@ -231,31 +230,3 @@ def test_a_score_is_a_share_of_what_the_reference_earns(
     zero: float, full: float | None, score: float | None, share: float | None
 ) -> None:
     assert Scale(zero, full).share(score) == share
-
-
-@pytest.mark.parametrize(
-    ("reply", "core"),
-    [
-        ("72", "72"),
-        ("3 + 4 = 7\n#### 7", "7"),
-        ("Let me see. <answer> a, b </answer>\n", "a, b"),
-        ("so \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
-        ("The answer is 12.", "12"),
-        ("<answer>1</answer> or <answer>2</answer>", "2"),
-    ],
-)
-def test_the_answer_is_taken_out_of_its_format_and_put_back(reply: str, core: str) -> None:
-    assert core_of(reply) == core
-    assert core_of(rewrapped(reply, "zzz")) == "zzz"
-
-
-def test_replies_are_made_of_what_the_prompt_and_the_reference_show() -> None:
-    assert same_answer("1,000", "1000.0")
-    assert same_answer(" Paris.", "paris")
-    assert not same_answer("10", "100")
-    assert equivalent_forms("1000")["with thousands separators"] == "1,000"
-    for reply in shotguns("#### 5", ["1", "2", "3"]):
-        assert reply.index("1") < reply.index("5") < reply.index("3")
-    assert scaffolds("Answer in <answer> tags.") == ["<answer></answer>\n"]
-    assert scaffolds("After ####, please.") == ["####"]
-    assert scaffolds("What is 3 + 4?") == []
