@@ -194,6 +194,19 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone(monkeypatch
         end(runner, sessions)
 
 
+def test_episodes_leave_a_server_that_refuses_them() -> None:
+    """It plays the fewest episodes, as each of them ends at once."""
+    first, second = Running(Objects()), Running(Objects())
+    with closing(second), closing(connect(f"{first.url},{second.url}")) as client, closing(runner_of(client)) as runner:
+        cases, port = build_cases(client, None)[0], first.port
+        first.close()
+        with closing(Running(Objects(rows=3), port)) as other:
+            sessions = open_sessions(runner, cases[:6], range(6))
+            assert [session.failure for session in sessions] == [None] * 6
+            assert (other.episodes, second.episodes) == (0, 6)
+            end(runner, sessions)
+
+
 def test_sessions_of_a_client_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = Objects()
     with (

@@ -12,6 +12,7 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.errors import RunFailed
+from aitrain.rollout.chat_format import NoTemplateSupport
 from aitrain.rollout.limits import Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.episode_record import episode_record
@@ -163,6 +164,39 @@ def test_an_episode_of_several_turns_is_replayed_and_scored_only_if_the_environm
 ) -> None:
     found = rescored(now(), saved(then(), answer, limits))
     assert [(one.before, one.after, one.problem) for one in found] == expected
+
+
+class Shop:
+    """A tool that counts in one episode."""
+
+    bought = 0
+
+    def start(self) -> Shop:
+        return Shop()
+
+    def get_tools(self) -> list[Any]:
+        return [self.buy]
+
+    def buy(self, count: int) -> None:
+        """Buy."""
+        self.bought += count
+
+    def step(self, reply: str) -> None:
+        return None
+
+    def score(self) -> float:
+        return self.bought / 10
+
+
+def test_tools_run_again_in_a_replay_and_malformed_calls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NoTemplateSupport, "has_tool_calls", True)  # the template can write tool calls
+    said = ['{"name": "buy", "arguments": {"count": 3}}', '{"name": "buy", "arguments": {"count": 3']
+    said += ['{"name": "buy", "arguments": {}}', '{"name": "buy", "arguments": {"count": 4}}']
+    calls = [f"<tool_call>{call}</tool_call>$" for call in said]
+    records = saved(Shop(), lambda text: [*calls, "done$"][text.count("$a:") - 1])
+    opened = OpenedEnvironment(Shop(), rows())
+    found = Rescorer(opened, TrainConfig(rl_max_turns=9), None).rescore(records)
+    assert [(one.before, one.after, one.problem) for one in found] == [(0.7, 0.7, "")] * 4
 
 
 # -- the report
