@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import stat
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +223,17 @@ def test_sessions_of_a_client_that_is_gone_are_ended(monkeypatch: pytest.MonkeyP
         assert server.episodes == 0
     assert all(environment.closed.acquire(timeout=10) for _ in range(3))
     assert server.notes == ["Ended 3 episodes of clients that are gone."]
+
+
+def test_a_client_says_that_it_lives_while_its_episodes_wait_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_session, "CLIENT_SECONDS", 0.06)
+    heard = threading.Event()
+    with closing(Running(Objects())) as server, closing(connect(server.url)) as client:
+        with closing(runner_of(client)) as runner:
+            sessions = open_sessions(runner, build_cases(client, None)[0][:1], [0])
+            monkeypatch.setattr(server.service, "hear", lambda _: heard.set())
+            assert heard.wait(60)
+            end(runner, sessions)
 
 
 def test_new_episodes_are_refused_when_too_many_calls_hang(monkeypatch: pytest.MonkeyPatch) -> None:
