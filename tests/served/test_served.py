@@ -228,12 +228,15 @@ def test_sessions_of_a_client_that_is_gone_are_ended(monkeypatch: pytest.MonkeyP
 def test_a_client_says_that_it_lives_while_its_episodes_wait_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_session, "CLIENT_SECONDS", 0.06)
     heard = threading.Event()
-    with closing(Running(Objects())) as server, closing(connect(server.url)) as client:
-        with closing(runner_of(client)) as runner:
-            sessions = open_sessions(runner, build_cases(client, None)[0][:1], [0])
-            monkeypatch.setattr(server.service, "hear", lambda _: heard.set())
-            assert heard.wait(60)
-            end(runner, sessions)
+    with (
+        closing(Running(Objects())) as server,
+        closing(connect(server.url)) as client,
+        closing(runner_of(client)) as runner,
+    ):
+        sessions = open_sessions(runner, build_cases(client, None)[0][:1], [0])
+        monkeypatch.setattr(server.service, "hear", lambda _: heard.set())
+        assert heard.wait(60)
+        end(runner, sessions)
 
 
 def test_new_episodes_are_refused_when_too_many_calls_hang(monkeypatch: pytest.MonkeyPatch) -> None:
