@@ -1,4 +1,4 @@
-"""Small servers for tests of the adapters by URL, made with the standard library; each follows its protocol."""
+"""Small servers for tests of adapters by URL and of judges; each follows its protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ CHUNK = 16
 """Characters of one SSE event; real servers send 4096, here even small results take several."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    owner: Any
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
@@ -49,10 +50,9 @@ class _Http(ThreadingHTTPServer):
 class Server:
     """A server with what it was asked; its sessions are dicts by their id."""
 
-    def __init__(self, handler: type[_Handler]) -> None:
+    def __init__(self, handler: type[Handler]) -> None:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
-        self.is_broken = self.has_terminal = False
         self.lives_for: int | None = None
         """Requests that it answers before it is as good as dead."""
         self._http = _Http(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
@@ -65,16 +65,12 @@ class Server:
         try:
             yield self
         finally:
-            self.stop()
+            self._http.shutdown()
+            self._http.server_close()
             thread.join()
 
-    def stop(self) -> None:
-        """End it, as a server that dies does."""
-        self._http.shutdown()
-        self._http.server_close()
 
-
-class OrsHandler(_Handler):
+class OrsHandler(Handler):
     """Sums, as a server of the Open Reward Standard: `submit` is rewarded and finishes, `hint` is neither."""
 
     owner: Server
@@ -104,8 +100,7 @@ class OrsHandler(_Handler):
             return self.answer({"detail": "Not Found"}, 404)
         if self.path == "/sums/messages":
             return self.answer({"detail": "Not Found"}, 404)
-        terminal = {"name": "submit", "arg": "value"} if self.owner.has_terminal else None
-        return self.answer({"tools": self.TOOLS, "terminal_tool": terminal})
+        return self.answer({"tools": self.TOOLS, "terminal_tool": {"name": "submit", "arg": "value"}})
 
     def do_POST(self) -> None:
         self.owner.asked.append(self.path)
@@ -128,23 +123,13 @@ class OrsHandler(_Handler):
     def call(self, name: str, given: dict[str, Any]) -> None:
         if self.session is None or name == "raise":
             return self.events(("task_id", "1"), ("error", "ZeroDivisionError: division by zero"))
-        if self.owner.is_broken:
-            return self.events(("task_id", "1"))
-        if self.owner.has_terminal and name == "submit":
-            given = {"value": int(given["value"])}
-        if name == "submit" and not isinstance(given.get("value"), int):
+        if name == "submit" and not str(given.get("value")).isdigit():
             return self.result({"ok": False, "error": "Tool input validation error: value"})
-        right = self.session["index"] + 1
+        text, output = "it is        a number", {"reward": None, "finished": False}
         if name == "submit":
-            reward = float(given["value"] == right)
-            text = "right" if reward else "wrong"
-            output = {
-                "reward": reward,
-                "finished": True,
-                "metadata": {"off_by": abs(right - given["value"]), "who": "x"},
-            }
-        else:
-            text, output = f"it is        {'even' if right % 2 == 0 else 'odd'}", {"reward": None, "finished": False}
+            off_by = abs(self.session["index"] + 1 - int(given["value"]))
+            text = "wrong" if off_by else "right"
+            output = {"reward": float(not off_by), "finished": True, "metadata": {"off_by": off_by, "who": "x"}}
         return self.result({"ok": True, "output": {"blocks": [{"type": "text", "text": text}], **output}})
 
     def result(self, value: dict[str, Any]) -> None:
@@ -153,7 +138,7 @@ class OrsHandler(_Handler):
         self.events(("task_id", "1"), *(("chunk", chunk) for chunk in chunks[:-1]), ("end", chunks[-1]))
 
 
-class NemoHandler(_Handler):
+class NemoHandler(Handler):
     """A resources server of NeMo Gym: the tool `press` counts in the session, `verify` wants two presses."""
 
     owner: Server
@@ -178,8 +163,6 @@ class NemoHandler(_Handler):
             session["presses"] += body.get("times", 1)
             return self.answer({"presses": session["presses"], "done": session["presses"] >= 3})
         if self.path == "/verify":
-            if self.owner.is_broken:
-                return self.answer({"detail": "Internal Server Error"}, 500)
             self.owner.sessions[sid]["response"] = body["response"]
             reward = float(session["presses"] == session["wanted"])
             parts = {"presses": session["presses"], "politeness": 0.5}

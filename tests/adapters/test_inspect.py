@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aitrain import ConfigError
-from aitrain.environment.adapters.inspect import check_id, score_of, task_name
+from aitrain.environment.adapters.inspect import check_id, score_of
 from tests.conftest import write
 
 ONE = "from inspect_ai import task\n\n@task\ndef sums():\n    pass\n\n\ndef samples():\n    pass\n"
@@ -19,14 +19,10 @@ TWO = ONE + "\n\n@task(name='other')\ndef products():\n    pass\n"
     [
         ({"match": "C"}, 1.0, {"match": 1.0}),
         ({"match": "I", "f1": 0.5}, 0.25, {"match": 0.0, "f1": 0.5}),
-        ({"graded": "P"}, 0.5, {"graded": 0.5}),
-        ({"graded": "N"}, 0.0, {"graded": 0.0}),
-        ({"asked": "Yes", "told": False}, 0.5, {"asked": 1.0, "told": 0.0}),
-        ({"rated": "0.75"}, 0.75, {"rated": 0.75}),
+        ({"graded": "P", "other": "N"}, 0.25, {"graded": 0.5, "other": 0.0}),
         ({"rubric": {"tone": 1, "facts": "I"}, "f1": 1.0}, 0.75, {"rubric/tone": 1.0, "rubric/facts": 0.0, "f1": 1.0}),
         ({"votes": [1, 0, "C"]}, 2 / 3, {"votes/0": 1.0, "votes/1": 0.0, "votes/2": 1.0}),
         ({"graded": float("nan"), "match": "C"}, 1.0, {"match": 1.0}),
-        ({"graded": float("nan")}, None, {}),
         ({}, None, {}),
     ],
 )
@@ -36,19 +32,8 @@ def test_the_score_is_the_mean_of_the_scorers_and_each_value_is_a_metric(
     made = score_of(values, {"untrained_requests": 2.0})
     assert made.score == (None if score is None else pytest.approx(score))
     assert made.metrics == {**metrics, "untrained_requests": 2.0}
-
-
-@pytest.mark.parametrize("value", ["rather good", None, object()])
-def test_a_value_that_counts_as_no_number_is_an_error_and_not_0(value: object) -> None:
-    with pytest.raises(ValueError, match=r"the scorer graded gave .*, which is not a number"):
-        score_of({"graded": value}, {})
-
-
-def test_the_only_task_of_a_file_need_not_be_named(here: Path) -> None:
-    write(here, {"one.py": ONE, "two.py": TWO})
-    assert task_name("one.py") == task_name("one.py@sums") == f"{here}/one.py@sums"
-    assert task_name("two.py@products") == f"{here}/two.py@products"
-    assert task_name("inspect_evals/agentdojo") == "inspect_evals/agentdojo"
+    with pytest.raises(ValueError, match="not a number"):
+        score_of({**values, "graded": "rather good"}, {})
 
 
 @pytest.mark.parametrize(
@@ -64,8 +49,3 @@ def test_a_file_or_task_that_is_not_there_is_refused_without_inspect(here: Path,
     write(here, {"one.py": ONE, "two.py": TWO})
     with pytest.raises(ConfigError, match=message):
         check_id(id, {})
-
-
-def test_a_wrong_score_range_is_refused_without_inspect() -> None:
-    with pytest.raises(ConfigError, match="score_range must be LOW,HIGH"):
-        check_id("package/task", {"score_range": "high"})

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed
 from aitrain.environment.adapters.nemo_gym import NeMoGym
 from aitrain.environment.contract import Case
-from aitrain.execution.failure import CallFailed
-from tests.adapters.conftest import refusal
 from tests.adapters.http_servers import NemoHandler, Server
 from tests.rehearsal import Rehearsed, rehearse
 
@@ -58,94 +55,32 @@ def play(server: Server, folder: Path, *replies: str, task: dict[str, Any] = TAS
 
 
 def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path, server: Server) -> None:
-    (row,) = rows_of(environment(server.url, tmp_path))
-    assert row["prompt"] == [
-        {"role": "system", "content": "You press."},
-        {"role": "user", "content": "Press it twice."},
-    ]
-    assert row["task"] == TASK
-
-
-def test_a_system_prompt_takes_the_place_of_the_tasks_own(tmp_path: Path, server: Server) -> None:
-    (row,) = rows_of(environment(server.url, tmp_path, system="Do it."))
-    assert [message["content"] for message in row["prompt"]] == ["Do it.", "Press it twice."]
-
-
-def test_rows_are_not_built_without_a_server(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFailed, match=r"Start the NeMo Gym server at http://127\.0\.0\.1:9 first"):
-        rows_of(environment("http://127.0.0.1:9", tmp_path))
-
-
-@pytest.mark.parametrize(("line", "words"), [("{", "line 2: not JSON"), ('{"a": 1}', "line 2: there is no responses_")])
-def test_a_wrong_row_is_told_with_file_and_line(line: str, words: str, tmp_path: Path, server: Server) -> None:
-    wrong = environment(server.url, tmp_path)
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n" + line)
-    with pytest.raises(EnvironmentFailed, match=rf"tasks.jsonl, {words}"):
-        rows_of(wrong)
-
-
-def test_size_and_seed_choose_rows(tmp_path: Path, server: Server) -> None:
     tasks = [{**TASK, "wanted": number} for number in range(20)]
-    rows = rows_of(environment(server.url, tmp_path, *tasks, size=4, seed=3))
-    wanted = [row["task"]["wanted"] for row in rows]
-    assert len(wanted) == 4
-    assert wanted != [0, 1, 2, 3]
+    for settings, system, wanted in (({}, "You press.", 0), ({"system": "Do it.", "size": 4, "seed": 3}, "Do it.", 8)):
+        row, *_ = rows_of(environment(server.url, tmp_path, *tasks, **settings))
+        assert row["prompt"] == [
+            {"role": "system", "content": system},
+            {"role": "user", "content": "Press it twice."},
+        ]
+        assert row["task"] == {**TASK, "wanted": wanted}
 
 
 def test_tools_are_called_in_the_session_and_verify_scores_what_was_said_and_called(
     server: Server, tmp_path: Path
 ) -> None:
-    played = play(server, tmp_path, TWICE, "Done.")
+    wrong = '<tool_call>{"name": "press", "arguments": {"hard": true}}</tool_call>'
+    played = play(server, tmp_path, wrong, TWICE, "Done.")
     assert [tool["function"]["name"] for tool in played.opening.tools] == ["press"]
-    assert json.loads(played.moves[0].messages[0]["content"]) == {"presses": 2, "done": False}
+    assert "unknown argument" in played.moves[0].messages[0]["content"]
+    assert json.loads(played.moves[1].messages[0]["content"]) == {"presses": 2, "done": False}
     assert played.is_over
     assert played.scored.score == 1.0
     assert played.scored.metrics == {"presses": 2.0, "politeness": 0.5, "mask_sample": 0.0}
     (session,) = server.sessions.values()
     said = session["response"]["output"]
-    assert [item["type"] for item in said] == ["function_call", "function_call_output", "message"]
-    assert said[0]["call_id"] == said[1]["call_id"]
-    assert said[2]["content"][0]["text"] == "Done."
-
-
-def test_an_error_of_a_tool_is_its_result(server: Server, tmp_path: Path) -> None:
-    wrong = '<tool_call>{"name": "press", "arguments": {"hard": true}}</tool_call>'
-    played = play(server, tmp_path, wrong, "I give up.")
-    assert "unknown argument" in played.moves[0].messages[0]["content"]
-    assert played.scored.score == 0.0
-
-
-def test_routes_that_are_no_tools_cannot_be_called(server: Server, tmp_path: Path) -> None:
-    played = play(server, tmp_path, '<tool_call>{"name": "verify", "arguments": {}}</tool_call>')
-    assert played.moves[0].messages[0]["content"] == "error: there is no tool verify"
-    assert server.asked == ["/seed_session", "/verify"]
-
-
-def test_a_result_that_says_done_ends_the_episode_where_done_flag_is_set(server: Server, tmp_path: Path) -> None:
-    press_thrice = TWICE.replace("2", "3")
-    assert play(server, tmp_path, press_thrice, done_flag=True).is_over
-    assert not play(server, tmp_path, press_thrice).is_over
-
-
-def test_a_masked_sample_has_no_score(server: Server, tmp_path: Path) -> None:
+    assert [item["type"] for item in said] == [*["function_call", "function_call_output"] * 2, "message"]
+    assert said[2]["call_id"] == said[3]["call_id"] != said[0]["call_id"]
+    assert said[4]["content"][0]["text"] == "Done."
     assert play(server, tmp_path, TWICE, "Done.", task={**TASK, "masked": True}).scored.score is None
-
-
-def test_a_server_that_fails_to_verify_is_a_failure_and_no_score(server: Server, tmp_path: Path) -> None:
-    server.is_broken = True
-    with pytest.raises(CallFailed, match=r"/verify was answered with status 500.*Internal Server Error"):
-        play(server, tmp_path, "Done.")
-
-
-def test_a_server_that_goes_away_fails_the_episode_as_server(server: Server, tmp_path: Path) -> None:
-    made = environment(server.url, tmp_path)
-    (row,) = rows_of(made)
-    server.stop()
-    with pytest.raises(CallFailed) as caught:
-        rehearse(made, ["Done."], Case(0, row["prompt"], row))
-    assert caught.value.failure.kind == "server"
-
-
-def test_a_file_that_is_not_there_is_refused_before_the_run() -> None:
-    message = refusal("nemo-gym:http://127.0.0.1:9", data="nowhere.jsonl", score_range="0,1")
-    assert "no file nowhere.jsonl" in message
+    verify = play(server, tmp_path, TWICE.replace("press", "verify"))
+    assert verify.moves[0].messages[0]["content"] == "error: there is no tool verify"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, EnvironmentFailed, TrainConfig
-from aitrain.environment.adapters import env_server
+from aitrain import EnvironmentFailed, TrainConfig
 from aitrain.environment.adapters.nemo_gym import NeMoGym
 from aitrain.environment.adapters.openenv import OpenEnv
+from aitrain.environment.adapters.openenv_text import OpenEnvText
 from aitrain.environment.adapters.ors import OpenRewardServer
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner
+from aitrain.execution.failure import CallFailed
 from tests.adapters.http_servers import OrsHandler, Server
 from tests.rehearsal import Rehearsed, rehearse
 from tests.runner_calls import open_sessions
@@ -47,51 +48,33 @@ def play(server: Server, *replies: str, index: int = 3, **settings: Any) -> Rehe
     return rehearse(made, replies, Case(index, [], {"prompt": [], "index": index}, index))
 
 
-def test_a_row_is_an_index_and_asks_nothing_of_its_task(server: Server) -> None:
-    built = rows(environment(server, system="Be brief.", size=2))
-    assert built == [{"prompt": [{"role": "system", "content": "Be brief."}], "index": number} for number in range(2)]
-    assert server.asked == ["/list_environments", "/sums/num_tasks"]
-
-
-def test_size_and_seed_choose_tasks(server: Server) -> None:
-    chosen = [row["index"] for row in rows(environment(server, size=5, seed=1))]
-    assert len(set(chosen)) == 5
-    assert chosen != sorted(chosen)
-    assert chosen == [row["index"] for row in rows(environment(server, size=5, seed=1))]
-
-
-def test_an_episode_has_the_prompt_and_the_tools_of_its_session(server: Server) -> None:
-    opening = play(server, system="Be brief.").opening
-    assert opening.messages == ({"role": "user", "content": "What is 3 + 1?"},)
-    assert [tool["function"]["name"] for tool in opening.tools] == ["submit", "hint", "raise"]
-    assert opening.runs_tools
-
-
 def test_a_tool_that_finishes_ends_the_episode_with_its_reward(server: Server) -> None:
     played = play(server, call("hint"), call("submit", '{"value": 4}'), "never said")
     assert played.is_over
-    assert len(played.moves) == 2
-    assert played.moves[-1].messages == ({"role": "tool", "name": "submit", "content": "right"},)
+    assert played.opening.messages == ({"role": "user", "content": "What is 3 + 1?"},)
+    assert [tool["function"]["name"] for tool in played.opening.tools] == ["submit", "hint", "raise"]
+    said = [message for move in played.moves for message in move.messages]
+    assert said == [
+        {"role": "tool", "name": "hint", "content": "it is        a number"},  # spaces at the edge of a chunk are kept
+        {"role": "tool", "name": "submit", "content": "right"},
+    ]
     assert played.scored.score == 1.0
     assert played.scored.metrics == {"off_by": 0.0, "return": 1.0, "rewards": 1.0}
+    assert server.sessions == {}
+    assert server.asked[-2:] == ["/delete", "/delete_session"]
 
 
-def test_spaces_at_the_edge_of_a_chunk_are_part_of_the_result(server: Server) -> None:
-    assert play(server, call("hint")).moves[0].messages[0]["content"] == "it is        even"
-
-
-def test_an_answer_without_a_call_ends_the_episode_which_is_worth_what_unrewarded_says(server: Server) -> None:
-    played = play(server, "4")
-    assert played.is_over
-    assert played.scored.score == 0.0
-    assert play(server, "4", unrewarded=None).scored.score is None
-
-
-def test_an_answer_without_a_call_goes_to_the_terminal_tool_if_there_is_one(server: Server) -> None:
-    server.has_terminal = True
+def test_an_answer_without_a_call_goes_to_the_terminal_tool(server: Server) -> None:
     played = play(server, "4")
     assert played.is_over
     assert played.scored.score == 1.0
+    assert play(server, call("hint"), unrewarded=None).scored.score is None
+
+
+def test_a_tool_that_raises_is_a_failure_of_the_environment(server: Server) -> None:
+    with pytest.raises(CallFailed, match="ZeroDivisionError: division by zero") as caught:
+        play(server, call("raise"))
+    assert caught.value.failure.kind == "raised"
 
 
 def test_a_wrong_call_gets_an_error_and_the_episode_goes_on(server: Server) -> None:
@@ -104,96 +87,18 @@ def test_a_wrong_call_gets_an_error_and_the_episode_goes_on(server: Server) -> N
     assert played.scored.score == 0.0
 
 
-def test_each_session_is_deleted_at_the_end(server: Server) -> None:
-    play(server, "4")
-    assert server.sessions == {}
-    assert server.asked[-2:] == ["/delete", "/delete_session"]
+KINDS = [OpenRewardServer, OpenEnv, partial(NeMoGym, data="tasks.jsonl")]
 
 
-def failure(server: Server, reply: str) -> tuple[str, str]:
-    from aitrain.execution.failure import CallFailed
-
-    with pytest.raises(CallFailed) as caught:
-        play(server, reply)
-    return caught.value.failure.kind, caught.value.failure.message
-
-
-def test_a_tool_that_raises_is_a_failure_of_the_environment(server: Server) -> None:
-    kind, message = failure(server, call("raise"))
-    assert kind == "raised"
-    assert "ZeroDivisionError: division by zero" in message
-
-
-def test_a_call_that_the_server_does_not_finish_is_a_failure_of_the_server(server: Server) -> None:
-    server.is_broken = True
-    kind, message = failure(server, call("hint"))
-    assert kind == "server"
-    assert "ended the call of hint without a result" in message
-
-
-def test_a_server_that_died_is_a_failure_of_the_server_for_each_episode(server: Server) -> None:
-    made = environment(server)
-    built = rows(made)
-    server.stop()
-    runner = EnvRunner(made, TrainConfig(rl_env_retries=1))
-    try:
-        cases = [Case(number, [], row, number) for number, row in enumerate(built[:3])]
-        sessions = open_sessions(runner, cases, [0, 0, 0])
-    finally:
-        runner.close()
-    assert [one.failure.kind for one in sessions if one.failure] == ["server"] * 3
-
-
-@pytest.mark.slow
-def test_many_episodes_at_once_keep_to_their_sessions(server: Server) -> None:
-    made = environment(server)
-    built = rows(made)
-    runner = EnvRunner(made, TrainConfig())
-    try:
-        sessions = open_sessions(runner, [Case(n, [], built[n % 12], n) for n in range(48)], [0] * 48)
-    finally:
-        runner.close()
-    assert [one.failure for one in sessions] == [None] * 48
-    said = [one.reset.messages[0]["content"] for one in sessions]
-    assert said == [f"What is {n % 12} + 1?" for n in range(48)]
-    assert len(server.sessions) == 48
-
-
-def test_a_server_that_is_not_there_is_reported_before_training() -> None:
-    made = OpenRewardServer("http://127.0.0.1:9", score_range="0,1")
-    with pytest.raises(EnvironmentFailed) as caught:
-        rows(made)
-    assert str(caught.value).startswith("The server at http://127.0.0.1:9 did not answer /list_environments: ConnectE")
-    assert str(caught.value).endswith("Start the ORS server at http://127.0.0.1:9 first, or correct its URL.")
-
-
-@pytest.mark.parametrize("kind", [OpenRewardServer, OpenEnv, partial(NeMoGym, data="tasks.jsonl")])
-def test_a_server_that_never_answers_is_reported_before_training(
-    kind: Any, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: Any, here: Path) -> None:
     (here / "tasks.jsonl").write_text('{"responses_create_params": {"input": "?"}}')
-    monkeypatch.setattr(env_server, "START_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        made = kind(f"http://127.0.0.1:{silent.getsockname()[1]}", score_range="0,1")
-        with pytest.raises(EnvironmentFailed, match=r"did not answer within 0\.2 seconds"):
-            rows(made)
-
-
-def test_an_unknown_split_or_environment_is_reported_before_training(server: Server) -> None:
-    with pytest.raises(EnvironmentFailed, match=r"status 400.*Invalid split"):
-        rows(environment(server, split="nowhere"))
-    with pytest.raises(ConfigError, match="there is no env products"):
-        rows(environment(server, env="products"))
-
-
-@pytest.mark.parametrize(
-    ("url", "settings", "message"),
-    [
-        ("127.0.0.1:8080", {"score_range": "0,1"}, "does not name a server"),
-        ("http://127.0.0.1:8080", {}, "set score_range"),
-        ("http://127.0.0.1:8080", {"score_range": "0,1", "rewards": "mean"}, "must be sum or last"),
-    ],
-)
-def test_wrong_settings_are_refused_without_the_server(url: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        OpenRewardServer(url, **settings)
+    made = kind("http://127.0.0.1:9", score_range="0,1")
+    with pytest.raises(EnvironmentFailed, match=r"Start the .* server at http://127\.0\.0\.1:9 first"):
+        rows(made)
+    if kind is OpenEnv:
+        made.text = OpenEnvText({"properties": {}})
+    row = {"index": 1, "reset": {}, "task": {}}
+    with closing(EnvRunner(made, TrainConfig(rl_env_retries=1))) as runner:
+        sessions = open_sessions(runner, [Case(number, [], row, number) for number in range(3)], [0, 0, 0])
+    assert [one.failure.kind for one in sessions if one.failure] == ["server"] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -99,33 +100,6 @@ def package(install: Callable[..., None]) -> None:
     install("reasoning-gym", "0.1.25", {f"reasoning_gym/{name}.py": text for name, text in files.items()})
 
 
-def test_each_answer_is_scored_against_the_entry_of_its_row() -> None:
-    env = made("reasoning-gym:sums", size=4)
-    cases = cases_of(env)
-    assert len(cases) == 4
-    for case in cases:
-        assert play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0
-        assert play(env, case, ["none"])[1].score == 0.0
-
-
-def test_a_system_prompt_of_the_framework_is_named_and_the_answer_is_in_its_tag() -> None:
-    env = made("reasoning-gym:sums", size=2, system="simple", answer_tag="answer")
-    case = cases_of(env)[0]
-    assert case.prompt[0] == {"role": "system", "content": "Answer in <answer> tags."}
-    right = env.reference(case.row["entry"])
-    assert right.startswith("<answer>")
-    assert play(env, case, [f"I think {right}"])[1].score == 1.0
-    assert play(env, case, [right.replace("answer", "reply")])[1].score == 0.0
-
-
-def test_solved_entries_are_not_among_those_asked() -> None:
-    env = made("reasoning-gym:sums", size=2, few_shot=1)
-    cases = cases_of(env)
-    assert len(cases) == 2
-    questions = [message["content"] for case in cases for message in case.prompt if message["role"] == "user"]
-    assert [question[0] for question in questions] == ["2", "0", "2", "1"]
-
-
 @pytest.mark.parametrize("few_shot", [0, 2])
 def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solved_entry(few_shot: int) -> None:
     env = made("reasoning-gym:digits", size=40, few_shot=few_shot)
@@ -139,39 +113,17 @@ def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solv
         assert play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0
 
 
-def test_a_mixture_has_entries_of_all_its_tasks() -> None:
-    env = made(
-        "reasoning-gym:composite", size=4, datasets=[{"name": "sums"}, {"name": "shouts", "config": {"max_number": 3}}]
-    )
-    assert all(play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0 for case in cases_of(env))
-
-
-def test_a_task_without_answers_has_no_reference() -> None:
-    env = made("reasoning-gym:sums", size=2, gives_answer=False)
-    assert env.reference(cases_of(env)[0].row["entry"]) is None
-
-
 @pytest.mark.parametrize(
-    ("id", "settings", "words"),
+    ("id", "settings", "word"),
     [
-        ("sum", {}, ["no task sum", "Did you mean sums?"]),
-        ("sums", {"max_nunber": 3}, ["the task sums does not take max_nunber", "Did you mean max_number?"]),
-        ("shouts", {"max_nunber": 3}, ["the task shouts does not take max_nunber"]),
-        ("composite", {}, ["needs its tasks", '{"datasets": [{"name"']),
-        ("composite", {"datasets": [{"name": "sum"}]}, ["no task sum", "Did you mean sums?"]),
-        ("composite", {"datasets": [{"name": "sums", "config": {"maximum": 3}}]}, ["does not take maximum"]),
+        ("sum", {}, "Did you mean sums?"),
+        ("shouts", {"max_nunber": 3}, "Did you mean max_number?"),
+        ("composite", {}, '{"datasets": [{"name"'),
+        ("composite", {"datasets": [{"name": "sums", "config": {"maximum": 3}}]}, "does not take maximum"),
     ],
 )
 def test_tasks_and_their_settings_are_checked_without_importing_the_package(
-    id: str, settings: dict[str, Any], words: list[str]
+    id: str, settings: dict[str, Any], word: str
 ) -> None:
-    import sys
-
-    message = refusal(f"reasoning-gym:{id}", **settings)
-    assert all(word in message for word in words), message
+    assert word in refusal(f"reasoning-gym:{id}", **settings)
     assert "reasoning_gym" not in sys.modules
-
-
-def test_the_range_and_processes_are_declared() -> None:
-    requirements = made("reasoning-gym:sums").requirements
-    assert (requirements.isolation, requirements.score_range) == ("process", (0.0, 1.0))

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError
-from aitrain.environment.adapters.scripted_opponents import opponent_named
 from tests.adapters.conftest import cases_of, made, play, refusal, source_of
 from tests.conftest import write
 
@@ -117,48 +115,21 @@ def guesses(*numbers: int) -> list[str]:
     return [f"[{number}]" for number in numbers]
 
 
-def test_the_game_speaks_first_and_tells_only_what_is_new() -> None:
-    env = made("textarena:Guess-v0", size=2)
-    case = cases_of(env)[0]
-    assert case.prompt == []
-    said, _ = play(env, case, guesses(10))
-    assert said[0] == "Guess-v0-raw: guess from 1 to 9, as in [3]."
-    assert said[1].startswith("no, ")
-    assert "[10]" not in said[1]
-
-
-def test_a_wrapper_that_is_named_is_taken() -> None:
-    env = made("textarena:Guess-v0-train", size=2)
-    assert play(env, cases_of(env)[0], [])[0][0].startswith("Guess-v0-train:")
-
-
-def test_the_players_reward_is_the_score() -> None:
-    env = made("textarena:Guess-v0", size=2, max_turns=9)
-    case = cases_of(env)[0]
-    result = play(env, case, guesses(*range(1, 10)))[1]
-    assert result.score == 1.0
-    assert play(env, case, ["nothing"])[1].score == -1.0
-    assert play(env, case, ["nothing"])[1].metrics["invalid_move"] == 1.0
-    env = made("textarena:Guess-v0", size=2, max_turns=2)
-    assert play(env, case, guesses(10, 11))[1].score == 0.25
-
-
-def test_a_game_that_a_limit_ends_is_worth_nothing_or_lost_with_other_players() -> None:
-    env = made("textarena:Guess-v0", size=2)
-    result = play(env, cases_of(env)[0], guesses(10))[1]
-    assert (result.score, result.metrics) == (0.0, {"unfinished": 1.0})
-    env = made("textarena:Last-v0", size=2, opponent="first_legal")
-    assert play(env, cases_of(env)[0], guesses(1))[1].score == -1.0
-
-
-def test_each_case_is_a_game_of_its_own_and_always_the_same() -> None:
-    env = made("textarena:Guess-v0", size=8, max_turns=9)
-    cases = cases_of(env)
-    wins = [len(play(env, case, guesses(*range(1, 10)))[0]) for case in cases]
-    assert len(set(wins)) > 1
-    assert [len(play(env, case, guesses(*range(1, 10)))[0]) for case in cases] == wins
-    other = made("textarena:Guess-v0", size=8, seed=100, max_turns=9)
-    assert [len(play(other, case, guesses(*range(1, 10)))[0]) for case in cases_of(other)] != wins
+@pytest.mark.parametrize(
+    ("settings", "replies", "score", "metrics"),
+    [
+        ({"max_turns": 9}, guesses(*range(1, 10)), 1.0, {"invalid_move": 0.0, "opponent_erred": 0.0}),
+        ({}, ["nothing"], -1.0, {"invalid_move": 1.0, "opponent_erred": 0.0}),
+        ({"max_turns": 2}, guesses(10, 11), 0.25, {"invalid_move": 0.0, "opponent_erred": 0.0}),
+        ({}, guesses(10), 0.0, {"unfinished": 1.0}),
+    ],
+)
+def test_the_players_reward_is_the_score(
+    settings: dict[str, Any], replies: list[str], score: float, metrics: dict[str, float]
+) -> None:
+    env = made("textarena:Guess-v0", size=2, **settings)
+    result = play(env, cases_of(env)[0], replies)[1]
+    assert (result.score, result.metrics) == (score, metrics)
 
 
 def test_games_do_not_disturb_each_others_random_numbers_nor_the_runs() -> None:
@@ -175,7 +146,8 @@ def test_games_do_not_disturb_each_others_random_numbers_nor_the_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seat", "replies", "score"), [(0, (1, 2), 1.0), (0, (1, 1), -1.0), (1, (1, 1), 1.0), (1, (2,), -1.0)]
+    ("seat", "replies", "score"),
+    [(0, (1, 2), 1.0), (0, (1, 1), -1.0), (1, (1, 1), 1.0), (1, (2,), -1.0), (0, (1,), -1.0)],
 )
 def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tuple[int, ...], score: float) -> None:
     env = made("textarena:Last-v0", size=2, seat=seat, opponent="first_legal")
@@ -183,29 +155,6 @@ def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tup
     said, result = play(env, case, guesses(*replies))
     assert said[0].startswith(["You begin.", "You are second.\n4 left: [1] [2]\n[Player 0] [1]"][seat])
     assert result.score == score
-
-
-def test_the_smallest_number_of_players_is_found() -> None:
-    assert made("textarena:Guess-v0").players == 1
-    assert made("textarena:Last-v0").players == 2
-
-
-def test_a_seat_that_the_game_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="seat must be from 0 to 1, not 2"):
-        made("textarena:Last-v0", seat=2)
-
-
-def test_the_random_opponent_moves_the_same_for_all_episodes_of_a_group() -> None:
-    env = made("textarena:Last-v0", size=2)
-    case = cases_of(env)[0]
-    games = [[play(env, case, guesses(1, 1), seed=seed)[0] for _ in range(2)] for seed in range(12)]
-    assert all(first == second for first, second in games)
-    assert len({str(first) for first, _ in games}) > 1
-
-
-def test_an_opponent_that_is_shown_no_moves_is_a_failure_that_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="give them an opponent of your own"):
-        opponent_named("any_legal")("Say something.", random.Random(0))
 
 
 def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
@@ -218,17 +167,15 @@ def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "settings", "words"),
+    ("id", "settings", "word"),
     [
-        ("Gues-v0", {}, ["no environment Gues-v0", "Did you mean Guess-v0?"]),
-        ("Guess-v0", {"hihgest": 3}, ["Guess-v0 does not take hihgest", "Did you mean highest?"]),
-        ("Last-v0", {"opponent": "any_leagl"}, ["no opponent any_leagl", "any_legal, first_legal"]),
-        ("Last-v0", {"opponent": "players.py:wild"}, ["no file players.py"]),
+        ("Guess-v0", {"hihgest": 3}, "Did you mean highest?"),
+        ("Last-v0", {"opponent": "any_leagl"}, "any_legal, first_legal"),
+        ("Last-v0", {"opponent": "players.py:wild"}, "no file players.py"),
     ],
 )
 def test_games_settings_and_opponents_are_checked_without_importing_the_package(
-    id: str, settings: dict[str, Any], words: list[str]
+    id: str, settings: dict[str, Any], word: str
 ) -> None:
-    message = refusal(f"textarena:{id}", **settings)
-    assert all(word in message for word in words), message
+    assert word in refusal(f"textarena:{id}", **settings)
     assert "textarena" not in sys.modules

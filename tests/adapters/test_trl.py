@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError
 from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import ToolCall
 from tests.adapters.conftest import cases_of, made, play, refusal
@@ -83,55 +82,16 @@ def counter(**settings: Any) -> Any:
     return made("trl:my_envs.py:Counter", **{"data": "rows.jsonl", "score_range": "any", **settings})
 
 
-def test_what_reset_returns_continues_the_prompts_last_message() -> None:
-    env = counter()
-    said, _ = play(env, cases_of(env)[1], ["done"])
-    assert said == ["Use the tool.Count to 4."]
-
-
-def test_the_first_prompt_is_the_one_that_trl_makes(here: Path) -> None:
-    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Use the tool. "}]
-    write(here, {"rows.jsonl": json.dumps({"prompt": messages, "target": 4}) + "\n"})
-    env = counter(rewards="my_envs.py:prompts_end")
-    case = cases_of(env)[0]
-    assert session_for(env).open(case.arguments(seed=0)).prompt == [
-        messages[0],
-        {"role": "user", "content": "Use the tool. Count to 4."},
-    ]
-    assert play(env, case, ["done"])[1].metrics["prompts_end"] == 1.0
-
-
-def test_what_reset_draws_is_the_same_in_a_group_and_another_in_the_next() -> None:
-    env = made("trl:my_envs.py:Drawn", size=1, score_range="0,1")
-    case = cases_of(env)[0]
-    said = [play(env, case, ["no"], seed)[0] for seed in (1, 1, 2)]
-    assert said[0] == said[1] != said[2]
-
-
-def test_public_methods_are_the_tools_and_get_reward_is_the_score() -> None:
+def test_public_methods_are_the_tools_of_one_episode_and_get_reward_is_the_score() -> None:
     env = counter()
     case = cases_of(env)[1]
-    session = session_for(env)
-    names = [schema["function"]["name"] for schema in session.open(case.arguments(seed=0)).tools]
-    assert names == ["increment"]
-    said, result = play(env, case, [ToolCall("increment", {"by": 1}), ToolCall("increment", {"by": 2}), "done"])
-    assert said[1:] == ["1", "3"]
-    assert result.score == 0.75
-    assert result.metrics == {"Counter": 0.75}
-
-
-def test_each_episode_has_an_instance_of_its_own() -> None:
-    env = counter()
-    case = cases_of(env)[0]
-    assert play(env, case, [ToolCall("increment", {"by": 2}), "done"])[1].score == 1.0
-    assert play(env, case, ["done"])[1].score == 0.0
-
-
-def test_an_exception_in_a_tool_is_an_answer_to_the_model_as_in_trl() -> None:
-    env = counter()
-    said, result = play(env, cases_of(env)[0], [ToolCall("increment", {"by": -1}), "done"])
-    assert json.loads(said[1]) == {"error": "only upwards"}
-    assert result.score == 0.0
+    (tool,) = session_for(env).open(case.arguments(seed=0)).tools
+    assert tool["function"]["name"] == "increment"
+    add = [ToolCall("increment", {"by": number}) for number in (1, 2, -1)]
+    said, result = play(env, case, [*add, "done"])
+    assert said == ["Use the tool.Count to 4.", "1", "3", '{"error": "only upwards"}']
+    assert (result.score, result.metrics) == (0.75, {"Counter": 0.75})
+    assert play(env, case, [add[0], "done"])[1].score == 0.25  # another instance
 
 
 def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> None:
@@ -144,38 +104,23 @@ def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> No
     assert result.metrics == {"rolled": 2.0, "polite": 1.0}
 
 
-def test_reward_functions_are_added_to_the_classs_own() -> None:
-    env = made("trl:my_envs.py:Riddle", rewards="my_envs.py:polite", size=2, score_range="0,2")
-    said, result = play(env, cases_of(env)[0], ["please"])
-    assert said == ["Say yes."]
-    assert result.score == 1.5
-
-
-def test_without_data_reset_says_what_is_asked() -> None:
-    env = made("trl:my_envs.py:Riddle", size=3, system="Be kind.", score_range="0,1")
-    cases = cases_of(env)
-    assert len(cases) == 3
-    session = session_for(env)
-    assert session.open(cases[0].arguments(seed=0)).prompt == [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Say yes."},
-    ]
-
-
 @pytest.mark.parametrize(
-    ("id", "settings", "words"),
+    ("id", "settings", "word"),
     [
-        ("my_envs.py:Countr", {}, ["no class Countr", "Did you mean Counter?"]),
-        ("my_envs.py:Counter", {"rewards": "my_envs.py:rolld"}, ["no function rolld", "Did you mean rolled?"]),
-        ("my_envs.py:Counter", {"data": "nowhere.jsonl"}, ["no file nowhere.jsonl"]),
-        ("my_envs", {}, ["file.py:name"]),
+        ("my_envs.py:Countr", {}, "Did you mean Counter?"),
+        ("my_envs.py:Counter", {"rewards": "my_envs.py:rolld"}, "Did you mean rolled?"),
     ],
 )
-def test_what_is_wrong_is_refused_before_it_is_imported(id: str, settings: dict[str, Any], words: list[str]) -> None:
-    message = refusal(f"trl:{id}", **settings)
-    assert all(word in message for word in words), message
+def test_what_is_wrong_is_refused_before_it_is_imported(id: str, settings: dict[str, Any], word: str) -> None:
+    assert word in refusal(f"trl:{id}", **settings)
 
 
-def test_a_class_without_a_reward_needs_reward_functions() -> None:
-    with pytest.raises(ConfigError, match="Dice has no get_reward"):
-        made("trl:my_envs.py:Dice", score_range="0,1")
+def test_without_data_reset_says_what_is_asked_and_reward_functions_are_added_to_the_classs_own() -> None:
+    settings = {"rewards": "my_envs.py:polite", "size": 3, "system": "Be kind.", "score_range": "0,2"}
+    env = made("trl:my_envs.py:Riddle", **settings)
+    cases = cases_of(env)
+    assert len(cases) == 3
+    assert [message["content"] for message in session_for(env).open(cases[0].arguments(seed=0)).prompt] == [
+        "Be kind.", "Say yes.",
+    ]  # fmt: skip
+    assert play(env, cases[0], ["please"])[1].score == 1.5

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aitrain import ConfigError, EnvRequirements
 from aitrain.execution.async_calls import run_if_async
 from aitrain.rollout.limits import Limits
-from tests.adapters.conftest import cases_of, made, refusal, source_of
+from tests.adapters.conftest import cases_of, made
 from tests.adapters.verifiers_standin import FILES
-from tests.conftest import write
 from tests.rollout.asking import play
 from tests.rollout.scripted import Scripted
 
 RANGE = {"score_range": "0,1.5"}
-ENV_OF_PARTS = """
-import verifiers as vf
-from polite_rules import polite
-
-def load_environment():
-    inner = vf.Rubric([polite], [0.5])
-    outer = vf.Rubric([], [])
-    outer.rubrics = [inner]
-    return vf.Env([], outer)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -41,39 +29,17 @@ def saying(*answers: str) -> Scripted:
     return Scripted(lambda so_far: answers[min(so_far.count("again"), len(answers) - 1)] + "$")
 
 
-def test_rows_hold_all_that_a_rollout_needs() -> None:
-    (first, *rest) = cases_of(made("verifiers:my-env", **RANGE))
+def test_rows_hold_all_that_a_rollout_needs_and_held_out_ones_are_the_environments_own() -> None:
+    handler, environment = signal.getsignal(signal.SIGTERM), made("verifiers:my-env", **RANGE)
+    (first, *rest) = cases_of(environment)
     assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0+0"}]
     assert first.row["vf_input"] == {"answer": "0"}
     assert len(rest) == 5
-
-
-def test_its_source_is_the_users_package_with_functions_from_elsewhere(here: Path) -> None:
-    parts = {"__init__": "from mine.env import load_environment\n", "env": ENV_OF_PARTS, "scoring": "x = 1\n"}
-    write(
-        here,
-        {f"mine/{name}.py": text for name, text in parts.items()} | {"polite_rules.py": "def polite(): return 1\n"},
-    )
-    files = ["mine/__init__.py", "mine/env.py", "mine/scoring.py", "polite_rules.py"]
-    assert source_of(made("verifiers:mine", **RANGE)) == {
-        "class": "verifiers:mine", "package": "verifiers 0.3.1", "files": files,
-    }  # fmt: skip
-
-
-def test_size_seed_system_and_few_shot_choose_and_change_the_rows() -> None:
-    chosen = cases_of(made("verifiers:my-env", size=2, few_shot=1, seed=1, system="Be brief.", **RANGE))
-    system, asked, answer, question = chosen[0].prompt
-    assert len(chosen) == 2
-    assert system == {"role": "system", "content": "Be brief."}
-    assert int(answer["content"]) == 2 * int(asked["content"][0])
-    assert question["content"] != asked["content"]
-    assert all(asked not in case.prompt[-1:] for case in chosen)
-
-
-def test_the_environments_own_held_out_rows_are_used() -> None:
-    environment = made("verifiers:my-env", **RANGE)
     assert len(environment.build_eval_dataset()) == 2
     assert made("verifiers:my_env:load_other", **RANGE).build_eval_dataset is None
+    assert signal.getsignal(signal.SIGTERM) is handler  # which the framework sets
+    run_if_async(environment.close())
+    assert environment.env.torn_down == 1
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -86,18 +52,15 @@ def test_the_rubric_scores_and_each_function_is_a_metric(isolation: Any) -> None
     assert episodes[1].result.metrics == {"exact": 1.0, "short": 0.9, "parts/a": 1.0, "parts/b": 2.0}
 
 
-def test_a_weighted_function_that_raises_is_missing_data_with_its_line() -> None:
-    environment = made("verifiers:my-env", broken_weight=0.1, **RANGE)
-    (episode,), _ = play(environment, saying("2"), of=cases_of(environment)[:1])
+@pytest.mark.parametrize(
+    ("weight", "said", "words"),
+    [(0.1, "2", r"ValueError: no dictionary(.|\n)*my_env.py, line"), (0.0, "raise", "the tool's server is gone")],
+)
+def test_a_weighted_function_or_a_rollout_that_raises_is_missing_data(weight: float, said: str, words: str) -> None:
+    environment = made("verifiers:my-env", broken_weight=weight, **RANGE)
+    (episode,), _ = play(environment, saying(said), of=cases_of(environment)[:1])
     assert (episode.result.score, episode.stop) == (None, "env_error")
-    assert "ValueError: no dictionary" in episode.failure_message
-    assert "my_env.py, line" in episode.failure_message
-
-
-def test_an_error_of_the_rollout_is_missing_data() -> None:
-    environment = made("verifiers:my-env", **RANGE)
-    (episode,), _ = play(environment, saying("raise"), of=cases_of(environment)[:1])
-    assert "the tool's server is gone" in episode.failure_message
+    assert re.search(words, episode.failure_message), episode.failure_message
 
 
 def test_a_limit_ends_the_rollout_which_is_scored() -> None:
@@ -106,83 +69,3 @@ def test_a_limit_ends_the_rollout_which_is_scored() -> None:
         environment, saying("9", "0"), Limits(2, 99), of=cases_of(environment)[:1], rl_score_range="0,2"
     )
     assert (episode.stop, episode.result.score) == ("max_turns", 1.45)
-
-
-def test_turns_range_and_processes_are_declared() -> None:
-    assert made("verifiers:my-env", max_turns=3, **RANGE).requirements == EnvRequirements(
-        "process", max_turns=3, score_range=(0.0, 1.5)
-    )
-    assert made("verifiers:my-env", max_turns=-1, **RANGE).requirements.max_turns is None
-
-
-@pytest.mark.parametrize(("id", "advice"), [("my-env", '"0,1.5"'), ("my_env:load_other", '"-1,0"')])
-def test_an_undeclared_range_names_the_setting_and_what_the_weights_suggest(id: str, advice: str) -> None:
-    with pytest.raises(ConfigError, match=f"score_range.*\n.*{advice}"):
-        made(f"verifiers:{id}")
-
-
-def test_few_shot_without_answers_is_refused(here: Path) -> None:
-    (here / "bare_env.py").write_text(
-        "import verifiers as vf\n"
-        "def load_environment():\n"
-        "    rows = [{'prompt': 'hello', 'answer': ''}] * 3\n"
-        "    return vf.Env(rows, vf.Rubric([], []))\n"
-    )
-    with pytest.raises(ConfigError, match="few_shot"):
-        made("verifiers:bare-env", few_shot=1, **RANGE).build_dataset()
-
-
-def test_an_environment_that_is_not_installed_is_refused_before_verifiers_is_imported() -> None:
-    assert "there is no module nothing_here" in refusal("verifiers:nothing-here", **RANGE)
-
-
-def test_settings_of_the_adapter_and_of_the_environment_may_have_one_name(here: Path) -> None:
-    (here / "seeded_env.py").write_text(
-        "import my_env\ndef load_environment(seed):\n    return my_env.load_environment(count=seed)\n"
-    )
-    assert len(cases_of(made("verifiers:seeded-env", arguments={"seed": 4}, **RANGE))) == 4
-
-
-def test_handlers_of_signals_stay_as_they_are() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    made("verifiers:my-env", **RANGE)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_what_the_environment_holds_is_released_once() -> None:
-    environment = made("verifiers:my-env", **RANGE)
-    run_if_async(environment.close())
-    run_if_async(environment.env._teardown())
-    assert environment.env.torn_down == 1
-
-
-def test_a_rubric_that_compares_rollouts_is_refused(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
-    (here / "group_env.py").write_text(
-        "import my_env\n"
-        "def load_environment():\n"
-        "    env = my_env.load_environment()\n"
-        "    env.rubric.has_group_rewards = True\n"
-        "    return env\n"
-    )
-    with pytest.raises(ConfigError, match="compares rollouts"):
-        made("verifiers:group-env", **RANGE)
-
-
-def test_tools_reach_the_policy_and_its_calls_the_environment(here: Path) -> None:
-    (here / "tool_env.py").write_text(
-        "import verifiers as vf\n"
-        "from verifiers.types import Tool\n"
-        "def called(completion):\n"
-        "    (call,) = completion[-1].tool_calls\n"
-        "    assert completion[-1]['tool_calls'][0]['function']['name'] == 'add'\n"
-        "    return float(call.arguments == '{\"a\": 1}')\n"
-        "def load_environment():\n"
-        "    rows = [{'prompt': 'add', 'answer': '3'}]\n"
-        "    tool = Tool(name='add', description='', parameters={'type': 'object', 'properties': {}})\n"
-        "    return vf.Env(rows, vf.Rubric([called], [1.0]), tools=[tool])\n"
-    )
-    environment = made("verifiers:tool-env", score_range="0,1")
-    (case,) = cases_of(environment)
-    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    (episode,), _ = play(environment, saying(call), of=[case])
-    assert (episode.result.score, episode.failure_message) == (1.0, "")

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from aitrain import EnvRequirements, Score, ToolCall, ToolResult
+from aitrain import EnvRequirements, Score, ToolCall
 
 
 class Ranked:
@@ -70,20 +70,3 @@ class Moving:
 
     def score(self) -> Score:
         return Score(-1 + len(self.calls) / 2, {"calls": len(self.calls)})
-
-
-class Leaves:
-    """A tool ends the episode."""
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": [{"role": "user", "content": f"Leave room {number}."}]} for number in range(12)]
-
-    def get_tools(self) -> list[Any]:
-        return [self.leave]
-
-    def leave(self) -> ToolResult:
-        """Leave the room."""
-        return ToolResult("you are out", done=True)
-
-    def score_episode(self, messages: list[dict[str, Any]]) -> float:
-        return float(messages[-1].get("content") == "you are out")

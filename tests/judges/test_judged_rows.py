@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, TrainConfig, judges
-from aitrain.batch import plan_batch
-from aitrain.cli.grpo import plan_lines
+from aitrain import EnvironmentFailed
 from aitrain.environment.judges import asking
-from aitrain.launch import preflight
 from aitrain.workbench.worker import check
 from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal, source_of
-from tests.conftest import Run, write
-from tests.judges.conftest import JudgeModel, quoted_in
+from tests.conftest import write
+from tests.judges.conftest import JudgeModel
 
 __all__ = ["imports_of_its_own"]
 
@@ -50,25 +47,6 @@ def test_rows_of_xtuner_need_nothing_else() -> None:
     assert env.score_group is None
 
 
-@pytest.mark.parametrize(
-    ("groups", "completions", "updates", "per_update"), [(128, 8, 1, 1024), (1024, 5, 4, 1280), (64, 5, 1, 320)]
-)
-def test_batches_have_the_shapes_of_xtuners_documentation(
-    groups: int, completions: int, updates: int, per_update: int
-) -> None:
-    options = {"rl_prompts_per_step": groups // updates, "rl_num_generations": completions, "batch_size": 8}
-    plan = plan_batch(TrainConfig(**options), 8)  # type: ignore[arg-type]
-    assert plan.completions_per_step == per_update
-    assert plan.completions_per_step * updates == groups * completions
-
-
-def test_several_files_and_held_out_rows_of_their_own(here: Path) -> None:
-    write(here, {"more.jsonl": lines(ROWS), "test.jsonl": lines([{**ROWS[0], "reward_model": {"ground_truth": "8"}}])})
-    env = made("rows:train.jsonl,more.jsonl", eval_data="test.jsonl")
-    assert len(cases_of(env)) == 6
-    assert [env.reference(row) for row in env.build_eval_dataset()] == ["#### 8"]
-
-
 def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang() -> None:
     assert made("rows:train.jsonl", judges="exact").requirements.as_options() == {"rl_score_range": "0.0,1.0"}
     own = made("rows:train.jsonl", judges=["exact", {"judge": "own.py:brief", "weight": -0.5}])
@@ -81,8 +59,6 @@ def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang()
     ("row", "settings", "words"),
     [
         ({"data_source": "chat"}, {}, "row 0: there is no judge for the data_source chat"),
-        ({}, {"judges": {"sums": "exact"}}, "no judge for rows without a data_source"),
-        ({"data_source": {"sums": 1, "chat": 1}}, {"judges": {"sums": "own.py:brief"}}, "the data_source chat"),
         ({}, {"judges": "exact"}, "row 0: the judge exact needs a column ground_truth"),
     ],
 )
@@ -95,42 +71,11 @@ def test_rows_that_no_judge_can_score_are_refused_before_training(
 
 
 def test_what_is_wrong_is_refused_by_the_command_line() -> None:
-    assert "no file trein.jsonl (looked from" in refusal("rows:trein.jsonl")
-    assert "there is no judge gms8k. Did you mean gsm8k?" in refusal("rows:train.jsonl", judges="gms8k")
-    assert "does not take judge. Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
-
-
-def test_the_plan_names_the_judges_of_the_rows() -> None:
-    rubric = {"judge": "rubric", "url": "http://a/v1", "model": "m", "rubric": "r", "weight": 0.5, "max_calls": 9}
-    config = TrainConfig(rl_env="rows:train.jsonl", rl_env_config={"judges": {"*": "exact", "chat": ["gsm8k", rubric]}})
-    shown = next(line for line in plan_lines(preflight.check(config)) if line.startswith("judges"))
-    several = TrainConfig(
-        rl_env=["rows:train.jsonl", f"sums={Path(__file__).parents[1]}/environments/several.py:Early"]
-    )
-    lines = list(plan_lines(preflight.check(several)))
-    assert "environment  train.jsonl: 50.0% of the prompts, rows:train.jsonl" in lines[1]
-    assert shown == "judges       exact; chat: gsm8k + 0.5 x rubric (m at http://a/v1, at most 9 calls)"
-
-
-class Polite:
-    """Judges in an environment of one's own."""
-
-    score_episode = judges.load("exact")
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": "Say yes.", "ground_truth": "yes"}]
-
-
-def test_in_an_environment_one_line_is_enough() -> None:
-    assert play(Polite(), cases_of(Polite())[0], ["yes"])[1].score == 1.0
+    assert "no file trein.jsonl" in refusal("rows:trein.jsonl")
+    assert "Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
 
 
 # -- aitrain env check
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(asking.VARIABLE, asking.OFFLINE)
 
 
 def checked(only: list[str], judge: Any) -> list[Any]:
@@ -141,8 +86,10 @@ def checked(only: list[str], judge: Any) -> list[Any]:
     return sent
 
 
-@pytest.mark.usefixtures("offline")
-def test_checks_leave_out_what_judges_behind_an_address_would_say(model: JudgeModel) -> None:
+def test_checks_leave_out_what_judges_behind_an_address_would_say(
+    model: JudgeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(asking.VARIABLE, asking.OFFLINE)
     rubric = {"judge": "rubric", "url": model.url, "model": "m", "rubric": "Is it polite?", "weight": 0.5}
     opened, *_, result, _ = checked(["reference"], ["gsm8k", rubric])
     assert f"Not asked without --ask-judges: the judge at {model.url}." in opened["opened"]["note"]
@@ -152,53 +99,4 @@ def test_checks_leave_out_what_judges_behind_an_address_would_say(model: JudgeMo
     assert not model.asked
 
 
-def test_a_judge_that_obeys_the_answer_is_found_and_one_that_quotes_is_not(model: JudgeModel) -> None:
-    rubric = {"judge": "rubric", "url": model.url, "model": "m", "rubric": "Is it right?"}
-    model.say = lambda body: json.dumps({"score": 10 if any(truth in quoted_in(body)[0] for truth in TRUTHS) else 0})
-    *_, result, _ = checked(["injection"], rubric)
-    assert (result["result"]["findings"], result["result"]["skipped"]) == ([], "")
-    model.say = lambda body: json.dumps(
-        {"score": 10 if "10" in quoted_in(body)[0] or "72" in quoted_in(body)[0] else 0}
-    )
-    *_, result, _ = checked(["injection"], {**rubric, "cache": "other.sqlite"})
-    assert [finding["level"] for finding in result["result"]["findings"]] == ["fail"]
-
-
 # -- a training
-
-
-@pytest.mark.slow
-def test_a_run_trains_on_rows_with_a_rubric_a_ranking_and_failures(
-    here: Path, aitrain_grpo: Run, model: JudgeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def say(body: dict[str, Any]) -> Any:
-        answers = quoted_in(body, "answer")
-        if len(answers) > 1:
-            return json.dumps({"ranking": sorted(range(1, len(answers) + 1), key=lambda number: answers[number - 1])})
-        return 400 if "4" in answers[0] else json.dumps({"score": len(answers[0]) % 11})
-
-    monkeypatch.setenv("JUDGE_SECRET", "a-secret-of-the-judge")
-    model.say = say
-    common = {"url": model.url, "model": "m", "rubric": "Is it short?", "key_name": "JUDGE_SECRET"}
-    described = {"openai/gsm8k": ["gsm8k", {"judge": "rubric", **common}, {"judge": "ranking", "orders": 1, **common}]}
-    done = aitrain_grpo(
-        "--model", "tiny", "--rl-env", "rows:train.jsonl", "--rl-env-config", json.dumps({"judges": described}),
-        "--max-steps", "2", "--rl-max-new-tokens", "4", "--eval-cases", "0", "--rl-max-failed", "1",
-        "--project-name", "it", "--rl-num-generations", "4",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    steps = [json.loads(line) for line in (here / "runs/it/metrics.jsonl").read_text().splitlines()]
-    assert {"env/gsm8k", "env/rubric", "env/ranking"} <= steps[0].keys()
-    records = [
-        json.loads(line)
-        for file in sorted((here / "runs/it/rollouts").glob("*.jsonl"))
-        for line in file.read_text().splitlines()
-    ]
-    failed = [record for record in records if record["error"]]
-    assert failed
-    assert all(record["score"] is None for record in failed)
-    good = [record for record in records if record["score"] is not None]
-    assert all(record["score"] == pytest.approx(sum(record["metrics"].values())) for record in good)
-    assert set(model.keys) == {"Bearer a-secret-of-the-judge"}
-    assert not any(b"a-secret" in file.read_bytes() for file in here.rglob("*") if file.is_file())
-    assert "key_name: JUDGE_SECRET" in (here / "runs/it/config.yaml").read_text()

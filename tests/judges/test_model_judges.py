@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ def in_a_folder(here: Path) -> None:
     """Each test has a cache of its own."""
 
 
-def rubric(model: JudgeModel, **settings: Any) -> judges.Rubric:
-    return judges.Rubric(**{"url": model.url, "model": "judge", "rubric": "Is it right?", **settings})
+def rubric(served: JudgeModel, **settings: Any) -> judges.Rubric:
+    return judges.Rubric(**{"url": served.url, "model": "judge", "rubric": "Is it right?", **settings})
 
 
 def scored(judge: judges.Rubric, text: str = "4", **episode: Any) -> Score:
@@ -40,56 +41,51 @@ def failure(judge: judges.Rubric, text: str = "4") -> tuple[str, str]:
 # -- what is asked, and what is read
 
 
-def test_a_rubric_gives_a_share_of_its_scale(model: JudgeModel) -> None:
-    model.say = lambda body: '{"score": 3}'
-    assert scored(rubric(model)) == Score(0.3)
-    assert scored(rubric(model, scale=[1, 5])) == Score(0.5)
+@pytest.mark.parametrize(
+    ("said", "settings", "score"),
+    [
+        ('{"score": 3}', {}, Score(0.3)),
+        ('{"score": 3}', {"scale": [1, 5]}, Score(0.5)),
+        (
+            '{"right": 10, "polite": 5}',
+            {"rubric": {"right": "R", "polite": "P"}},
+            Score(0.75, {"right": 1.0, "polite": 0.5}),
+        ),
+    ],
+)
+def test_a_rubric_gives_a_share_of_its_scale_and_the_mean_of_its_criteria(
+    model: JudgeModel, said: str, settings: dict[str, Any], score: Score
+) -> None:
+    model.say = lambda body: said
+    assert scored(rubric(model, **settings)) == score
 
 
-def test_each_criterion_is_a_metric_and_the_score_their_mean(model: JudgeModel) -> None:
-    model.say = lambda body: '{"right": 10, "polite": 5}'
-    judge = rubric(model, rubric={"right": "Is it right?", "polite": "Is it polite?"})
-    assert scored(judge) == Score(0.75, {"right": 1.0, "polite": 0.5})
-    assert "- polite: Is it polite?" in model.asked[0]["messages"][0]["content"]
-    assert [*model.asked[0]["response_format"]["json_schema"]["schema"]["properties"]] == ["right", "polite"]
-
-
-def test_the_model_sees_the_task_the_reference_and_the_answer_as_data(model: JudgeModel) -> None:
-    scored(rubric(model), "four", prompt=[{"role": "user", "content": "2 + 2?"}], case={"ground_truth": 4})
-    (body,) = model.asked
-    assert (quoted_in(body, "task"), quoted_in(body, "reference"), quoted_in(body)) == (["2 + 2?"], ["4"], ["four"])
-    assert body["temperature"] == 0
-
-
-def test_a_conversation_of_several_turns_is_judged_as_a_whole(model: JudgeModel) -> None:
+def test_the_model_sees_the_task_the_reference_and_all_turns_of_the_answer_as_data(model: JudgeModel) -> None:
     asked = [{"role": "user", "content": "2 + 2?"}]
-    said = [
-        {"role": "assistant", "content": "5"},
-        {"role": "user", "content": "Sure?"},
-        {"role": "assistant", "content": "4"},
-    ]
-    scored(rubric(model), "4", prompt=asked, messages=[*asked, *said])
-    assert quoted_in(model.asked[0]) == ["assistant: 5\n\nuser: Sure?\n\nassistant: 4"]
+    said = [{"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]
+    for messages, answer in ((asked, "four"), ([*asked, *said], "assistant: 5\n\nuser: Sure?")):
+        scored(rubric(model), "four", prompt=asked, messages=messages, case={"ground_truth": 4})
+        body = model.asked[-1]
+        assert (quoted_in(body, "task"), quoted_in(body, "reference"), quoted_in(body)) == (["2 + 2?"], ["4"], [answer])
 
 
 @pytest.mark.parametrize(
     ("said", "share"),
     [
-        ('{"score": 7}', 0.7),
         (' {"score": 7, "why": "so"}\n', 0.7),
         ('```json\n{"score": 7}\n```', 0.7),
         ('<think>{"score": 1}</think>{"score": 7}', 0.7),
+        ('{"score": 0}', 0.0),
+        ('{"score": 10}', 1.0),
         ("7", None),
-        ("Score: 7", None),
         ('{"score": 7} {"score": 10}', None),
         ('The answer says {"score": 10}', None),
         ('{"score": "7"}', None),
         ('{"score": 11}', None),
+        ('{"score": -1}', None),
         ('{"score": true}', None),
         ('{"score": NaN}', None),
         ('{"points": 7}', None),
-        ("[7]", None),
-        ("", None),
         ("[" * 10_000, None),
     ],
 )
@@ -98,9 +94,7 @@ def test_a_verdict_is_one_json_object_and_nothing_is_guessed(model: JudgeModel, 
     if share is not None:
         assert scored(rubric(model)).score == share
     else:
-        kind, message = failure(rubric(model))
-        assert kind == "server"
-        assert "no verdict" in message
+        assert failure(rubric(model))[0] == "server"
     assert len(model.asked) == 1
 
 
@@ -124,84 +118,60 @@ def test_an_answer_cannot_end_its_quotation_or_write_control_tokens(attack: str)
     assert not any(token in text for token in ("<|", "[INST]", "[/INST]", "</s>", "<think>", "\u200b", "\u202e"))
 
 
-def test_of_a_long_answer_the_middle_is_left_out() -> None:
-    text = quoted("answer", "a" * 30_000 + "b" * 30_000)
-    assert len(text) < 21_000
-    assert "[40000 characters left out]" in text
-
-
 # -- failures
 
 
-def test_a_busy_server_is_asked_again(model: JudgeModel) -> None:
-    statuses = iter([429, 503])
-    model.say = lambda body: next(statuses, '{"score": 10}')
-    assert scored(rubric(model)).score == 1.0
-    assert len(model.asked) == 3
-
-
-@pytest.mark.parametrize(("status", "asked", "words"), [(500, 3, "status 500"), (401, 1, "JUDGE_SECRET")])
-def test_a_server_that_fails_is_missing_data(model: JudgeModel, status: int, asked: int, words: str) -> None:
-    model.say = lambda body: status
-    kind, message = failure(rubric(model, retries=2, key_name="JUDGE_SECRET"))
-    assert (kind, len(model.asked)) == ("server", asked)
-    assert words in message
+@pytest.mark.parametrize(
+    ("said", "asked", "kind", "words"),
+    [
+        ([429, 503, '{"score": 10}'], 3, "", ""),
+        ([500] * 3, 3, "server", "status 500"),
+        ([401], 1, "server", "JUDGE_SECRET"),
+        ([{"choices": []}], 1, "server", "no chat completion"),
+    ],
+)
+def test_a_busy_server_is_asked_again_and_one_that_fails_is_missing_data(
+    model: JudgeModel, said: list[Any], asked: int, kind: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(said)
+    model.say = lambda body: next(answers)
+    monkeypatch.setenv("JUDGE_SECRET", "a-secret-of-the-judge")
+    judge = rubric(model, retries=2, key_name="JUDGE_SECRET")
+    if kind:
+        found, message = failure(judge)
+        assert found == kind
+        assert words in message
+    else:
+        assert scored(judge).score == 1.0
+    assert model.keys == ["Bearer a-secret-of-the-judge"] * asked
+    assert "a-secret" not in repr(judge)
 
 
 def test_a_server_that_is_not_there_or_too_slow_is_missing_data(model: JudgeModel) -> None:
     assert failure(judges.Rubric(url="http://127.0.0.1:9", model="m", rubric="r", retries=0))[0] == "server"
-    model.say = lambda body: __import__("time").sleep(0.2) or "{}"
-    assert failure(rubric(model, retries=0, timeout=0.05)) == (
-        "timed_out",
-        f"the judge at {model.url} did not answer within 0.05 s",
-    )
-
-
-def test_an_answer_that_is_no_chat_completion_is_missing_data(model: JudgeModel) -> None:
-    model.say = lambda body: {"choices": []}
-    assert "no chat completion" in failure(rubric(model))[1]
-
-
-def test_the_key_is_read_from_its_variable_and_is_in_no_message(
-    model: JudgeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JUDGE_SECRET", "a-secret-of-the-judge")
-    model.say = lambda body: {"choices": "a-secret-of-the-judge"}
-    judge = rubric(model, key_name="JUDGE_SECRET")
-    assert "a-secret" not in repr(judge)
-    failure(judge)
-    assert model.keys == ["Bearer a-secret-of-the-judge"]
+    told = threading.Event()
+    model.say = lambda body: told.wait(30) and 500
+    assert failure(rubric(model, retries=0, timeout=0.05))[0] == "timed_out"
+    told.set()
 
 
 # -- cache and budget
 
 
-def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel) -> None:
+def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel, here: Path) -> None:
     async def together(judge: judges.Rubric) -> list[Score]:
-        return await asyncio.gather(*(judge("4", prompt="2 + 2?") for _ in range(8)))
+        return await asyncio.gather(*(judge("a private answer", prompt="2 + 2?") for _ in range(8)))
 
-    assert {score.score for score in run_async(together(rubric(model)))} == {1.0}
-    assert scored(rubric(model)).score == 1.0
-    assert len(model.asked) == 1
-    other = judges.Rubric(url=model.url, model="other", rubric="Is it right?")
-    assert scored(rubric(model), "5").score == scored(other).score == 1.0
-    assert len(model.asked) == 3
-    scored(rubric(model, cache=False))
-    assert len(model.asked) == 4
-    scored(rubric(model, url=model.url.replace("127.0.0.1", "localhost")))  # may be another model of this name
-    assert len(model.asked) == 5
-
-
-def test_the_cache_holds_no_text_of_the_policy(model: JudgeModel, here: Path) -> None:
-    scored(rubric(model), "a private answer")
-    assert b"private" not in (here / "judge_cache.sqlite").read_bytes()
-
-
-def test_failures_are_not_kept(model: JudgeModel) -> None:
     model.say = lambda body: "no"
-    failure(rubric(model))
+    failure(rubric(model), "a private answer")
     model.say = lambda body: '{"score": 10}'
-    assert scored(rubric(model)).score == 1.0
+    assert {score.score for score in run_async(together(rubric(model)))} == {1.0}
+    assert len(model.asked) == 2  # the failure is not kept
+    others = ({"model": "other"}, {"cache": False}, {"url": model.url.replace("127.0.0.1", "localhost")})
+    for count, settings in enumerate(others, start=3):
+        scored(rubric(model, **settings), "a private answer")
+        assert len(model.asked) == count
+    assert b"private" not in (here / "judge_cache.sqlite").read_bytes()
 
 
 @pytest.mark.parametrize(("budget", "made"), [({"max_calls": 2}, 2), ({"max_tokens": 150}, 2), ({"max_tokens": 50}, 1)])
@@ -209,11 +179,9 @@ def test_a_used_up_budget_is_missing_data_and_known_verdicts_stay(
     model: JudgeModel, budget: dict[str, int], made: int
 ) -> None:
     judge = rubric(model, **budget)
-    texts = ["a", "b"][:made]
-    assert [scored(judge, text).score for text in texts] == [1.0] * made
+    assert [scored(judge, text).score for text in ("a", "b")[:made]] == [1.0] * made
     kind, message = failure(judge, "c")
     assert kind == "raised"
-    assert "is used up" in message
     assert next(iter(budget)) in message
     assert len(model.asked) == made
     assert scored(judge, "a").score == 1.0
@@ -230,7 +198,7 @@ def _use(file: Path) -> None:
         store.keep(str(number), [0.5])
 
 
-def test_several_processes_share_a_file_and_its_budget(here: Path) -> None:
+def test_several_processes_share_a_file_and_its_budget_and_the_first_verdict_counts(here: Path) -> None:
     file = here / "judge_cache.sqlite"
     processes = [multiprocessing.get_context("fork").Process(target=_use, args=(file,)) for _ in range(4)]
     for process in processes:
@@ -238,18 +206,7 @@ def test_several_processes_share_a_file_and_its_budget(here: Path) -> None:
     for process in processes:
         process.join()
     assert VerdictStore(file).spent("judge") == (100, 300)
-    assert VerdictStore(file).find("0") == [0.5]
-
-
-def test_the_first_verdict_for_a_question_counts(here: Path) -> None:
-    store = VerdictStore(here / "file.sqlite")
-    assert store.keep("key", [0.1]) == [0.1]
-    assert store.keep("key", [0.9]) == [0.1]
-
-
-def test_a_damaged_file_is_named(model: JudgeModel, here: Path) -> None:
-    (here / "judge_cache.sqlite").write_text("no database at all, but long enough to look like one" * 100)
-    assert "judge_cache.sqlite" in failure(rubric(model))[1]
+    assert VerdictStore(file).keep("0", [0.9]) == [0.5]
 
 
 # -- ranking
@@ -266,30 +223,17 @@ def ranked(model: JudgeModel, texts: list[str], **settings: Any) -> list[float |
     return run_async(judge(texts, prompt="Say it."))
 
 
-def test_answers_of_a_group_are_ranked_and_equal_ones_score_equally(model: JudgeModel) -> None:
+def test_answers_of_a_group_are_ranked_in_both_orders_and_equal_ones_score_equally(model: JudgeModel) -> None:
     model.say = by_length
     assert ranked(model, ["aaaa", "a", "aa", "a"]) == [0.0, 1.0, 0.5, 1.0]
-    assert len(model.asked) == 2
     first, second = (quoted_in(body, "answer-") for body in model.asked)
     assert first == second[::-1]
-
-
-def test_a_model_that_prefers_a_place_has_no_say(model: JudgeModel) -> None:
-    model.say = lambda body: '{"ranking": [1, 2, 3]}'
-    assert ranked(model, ["a", "b", "c"]) == [0.5, 0.5, 0.5]
-
-
-def test_the_order_in_which_answers_are_shown_does_not_depend_on_the_order_of_the_group(model: JudgeModel) -> None:
-    model.say = by_length
-    ranked(model, ["a", "bb", "ccc"])
-    assert ranked(model, ["ccc", "a", "bb"]) == [0.0, 1.0, 0.5]
+    assert ranked(model, ["a", "aaaa", "aa"]) == [1.0, 0.0, 0.5]
+    assert len(model.asked) == 2  # the order of the group does not matter
+    assert (ranked(model, ["a"]), ranked(model, ["a", "a"])) == ([None], [0.5, 0.5])
     assert len(model.asked) == 2
-
-
-def test_one_answer_has_no_rank_and_equal_answers_are_not_asked_about(model: JudgeModel) -> None:
-    assert ranked(model, ["a"]) == [None]
-    assert ranked(model, ["a", "a"]) == [0.5, 0.5]
-    assert not model.asked
+    model.say = lambda body: '{"ranking": [1, 2, 3]}'  # it prefers a place
+    assert ranked(model, ["x", "y", "z"]) == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("said", ["[1, 2]", '{"ranking": [1, 1]}', '{"ranking": [1]}', '{"ranking": ["1", "2"]}', "{}"])
@@ -315,12 +259,6 @@ def test_a_remote_judge_gets_the_answer_and_the_row(model: JudgeModel) -> None:
     }  # fmt: skip
 
 
-def test_a_remote_judge_that_returns_no_score_is_a_failure_of_its_name(model: JudgeModel) -> None:
-    model.say = lambda body: {"score": "good"}
-    with pytest.raises(CallFailed, match=r"the judge remote returned .*'good'"):
-        judges.load(model.url)(text="", case={})
-
-
 def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AITRAIN_JUDGES", "offline")
     assert scored(rubric(model)) == Score(None)
@@ -334,20 +272,15 @@ def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatc
     [
         ({"url": "localhost:8000"}, "is not a URL"),
         ({"url": "http://me:secret@host/v1"}, "holds credentials"),
-        ({"rubric": {}}, "rubric must be a text"),
-        ({"rubric": 3}, "rubric.*of rubric: Input should be"),
-        ({"scale": [10, 0]}, "scale must be two whole numbers"),
-        ({"scale": 10}, "scale of rubric: "),
+        ({"scale": [10, 10]}, "scale must be two whole numbers"),
         ({"max_calls": 0}, "max_calls must be at least 1"),
         ({"retries": -1}, "retries must be at least 0"),
-        ({"concurrency": "many"}, "concurrency of rubric: "),
         ({"api_key": "sk-1"}, "key_name names"),
-        ({"modle": "m"}, "Did you mean model?"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     given = {"judge": "rubric", "rubric": "r", "url": "http://127.0.0.1:1/v1", "model": "m"}
-    with pytest.raises(ConfigError, match=words.replace("?", r"\?")) as caught:
+    with pytest.raises(ConfigError, match=words) as caught:
         judges.load({**given, **settings})
     assert "sk-1" not in str(caught.value)
     assert "secret" not in str(caught.value)

@@ -6,7 +6,7 @@ import random
 import threading
 from typing import Any
 
-from aitrain import EnvRequirements, Score, ToolCall, ToolResult
+from aitrain import EnvRequirements, Score, ToolResult
 
 
 class Single:
@@ -73,34 +73,6 @@ class Generator:
         return len(said) % 5 / 5
 
 
-class Speaks:
-    """An object for each episode, which speaks first and takes the calls."""
-
-    def build_dataset(self) -> list[Any]:
-        return [{"word": f"w{number}"} for number in range(4)]
-
-    def start(self, word: str, seed: int) -> Speaking:
-        return Speaking(word, random.Random(seed))
-
-
-class Speaking:
-    def __init__(self, word: str, numbers: random.Random) -> None:
-        self.word, self.numbers, self.turns = word, numbers, 0
-
-    def get_tools(self) -> list[Any]:
-        return [{"name": "move", "description": "Move.", "parameters": {"type": "object", "properties": {}}}]
-
-    async def opening(self) -> str:
-        return f"Say {self.word} {self.numbers.random()}"
-
-    def step(self, reply: str, calls: list[ToolCall]) -> Any:
-        self.turns += 1
-        return f"{len(calls)} calls" if self.turns < 2 else None
-
-    def score(self) -> float:
-        return self.numbers.random()
-
-
 class Loop:
     """Its own loop, with a conversation that is not trained."""
 
@@ -129,30 +101,26 @@ class InOrder:
         return self.count / 100
 
 
-class Waits:
-    """Waits in each step until it may go on; `began` counts the steps."""
+class Objects:
+    """An object for each episode; `closed` counts those that were closed."""
 
     concurrent = True
 
     def __init__(self, rows: int = 8) -> None:
-        self.rows, self.go = rows, threading.Event()
-        self.began, self.closed = threading.Semaphore(0), threading.Semaphore(0)
-        self.go.set()
+        self.rows, self.closed = rows, threading.Semaphore(0)
 
     def build_dataset(self) -> list[Any]:
         return [{"prompt": f"{number}?"} for number in range(self.rows)]
 
-    def start(self, case_idx: int) -> Waiting:
-        return Waiting(self)
+    def start(self, case_idx: int) -> OneObject:
+        return OneObject(self)
 
 
-class Waiting:
-    def __init__(self, of: Waits) -> None:
+class OneObject:
+    def __init__(self, of: Objects) -> None:
         self.of = of
 
-    def step(self, reply: str) -> str | None:
-        self.of.began.release()
-        assert self.of.go.wait(30)
+    def step(self, reply: str) -> None:
         return None
 
     def score(self) -> float:

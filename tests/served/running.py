@@ -56,10 +56,6 @@ class Running:
         """The result of a coroutine in the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
 
-    def cut_connections(self) -> None:
-        """Close all connections, as a network that fails."""
-        self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self.server._connections)])
-
     def close(self) -> None:
         """Stop the server; its sessions are gone."""
         if self._thread.is_alive():

@@ -76,20 +76,3 @@ def test_a_training_on_a_server_is_that_on_the_environment_itself(
     assert (runs / "remote" / "environment" / "guess.py").read_text() == ENVIRONMENT
     for folder, _, names in os.walk(runs):
         assert not any(TOKEN.encode() in Path(folder, name).read_bytes() for name in names)
-
-
-@pytest.mark.slow
-def test_a_server_of_an_environment_that_cannot_listen_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AITRAIN_ENV_TOKEN", raising=False)
-    (here / "guess.py").write_text(ENVIRONMENT)
-    with serving("guess.py") as (server, url):
-        port = url.rpartition(":")[2]
-        command = [sys.executable, "-P", "-m", "aitrain", "env", "serve", "guess.py"]
-        taken = subprocess.run([*command, "--port", port], capture_output=True, text=True, check=False)
-        server.terminate()
-        assert server.wait(20) == 0
-    assert taken.returncode == 2
-    assert f"--port {port}: " in taken.stderr
-    open_to_all = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
-    assert open_to_all.returncode == 2
-    assert "Set AITRAIN_ENV_TOKEN" in open_to_all.stderr

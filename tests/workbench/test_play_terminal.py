@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import write
 from tests.workbench.terminal import start
 
@@ -36,15 +34,6 @@ def test_a_person_types_answers_until_the_episode_ends(here: Path) -> None:
     assert max(map(len, terminal.shown.splitlines())) <= 80
 
 
-def test_control_d_ends_the_episode_with_the_score_so_far(here: Path) -> None:
-    write(here, {"talk.py": TALK})
-    terminal = start(here, ["env", "play", "talk.py"])
-    terminal.wait_for("> ")
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    assert "score 0.000" in terminal.shown
-
-
 def test_control_c_ends_it_with_130_and_without_a_traceback(here: Path) -> None:
     write(here, {"talk.py": TALK})
     terminal = start(here, ["env", "play", "talk.py"])
@@ -68,11 +57,3 @@ def test_breakpoint_and_input_in_the_environment_have_the_terminal(here: Path) -
     assert terminal.end() == 0
     assert "because so it is" in terminal.shown
     assert "score 1.000" in terminal.shown
-
-
-@pytest.mark.slow
-def test_a_model_plays_with_the_engine_of_a_run(here: Path) -> None:
-    terminal = start(here, ["env", "play", "envs.arithmetic", "--model", "tiny", "--max-new-tokens", "8"])
-    assert terminal.end() == 0
-    assert "-- model answers, " in terminal.shown
-    assert "score " in terminal.shown

@@ -7,17 +7,10 @@ from typing import Any
 from inspect_ai import Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser, get_model
-from inspect_ai.scorer import Score, Target, choice, includes, match, mean, model_graded_qa, scorer
+from inspect_ai.scorer import includes, match
 from inspect_ai.solver import (
-    Generate,
-    TaskState,
     generate,
-    multiple_choice,
-    self_critique,
-    solver,
     system_message,
-    use_tools,
 )
 from inspect_ai.tool import tool
 
@@ -36,41 +29,6 @@ def add() -> Any:
     return execute
 
 
-@scorer(metrics=[mean()])
-def shortness() -> Any:
-    async def score(state: TaskState, target: Target) -> Score:
-        return Score(value={"short": 1 / (1 + len(state.output.completion)), "polite": "P"})
-
-    return score
-
-
-@solver
-def simulated_user() -> Any:
-    """A user who speaks first, and answers once: a conversation of its own."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        for _ in range(2):
-            said = await get_model(role="user").generate("You are the user.")
-            state.messages.append(ChatMessageUser(content=said.completion or "..."))
-            state = await generate(state)
-        return state
-
-    return solve
-
-
-@solver
-def rewriter() -> Any:
-    """Changes what was said before."""
-
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state = await generate(state)
-        state.messages[-1].content = "something else"
-        state.messages.append(ChatMessageUser(content="And?"))
-        return await generate(state)
-
-    return solve
-
-
 def sums(count: int = 24) -> list[Sample]:
     return [Sample(input=f"{number}+{number}=", target=str(2 * number)) for number in range(count)]
 
@@ -81,39 +39,8 @@ def chain(count: int = 24) -> Task:
 
 
 @task
-def tools() -> Task:
-    return Task(dataset=sums(), solver=[use_tools(add()), generate()], scorer=includes())
-
-
-@task
 def agent() -> Task:
     return Task(dataset=sums(), solver=react(prompt="Add.", tools=[add()]), scorer=includes(), message_limit=8)
-
-
-@task
-def letters() -> Task:
-    sample = Sample(input="Capital of France?", choices=["Rome", "Paris"], target="B")
-    return Task(dataset=[sample] * 12, solver=multiple_choice(), scorer=choice())
-
-
-@task
-def critique() -> Task:
-    return Task(dataset=sums(), solver=[generate(), self_critique()], scorer=[match(), shortness()])
-
-
-@task
-def graded() -> Task:
-    return Task(dataset=sums(), scorer=model_graded_qa())
-
-
-@task
-def dialogue() -> Task:
-    return Task(dataset=sums(), solver=simulated_user(), scorer=includes())
-
-
-@task
-def rewritten() -> Task:
-    return Task(dataset=sums(), solver=rewriter(), scorer=includes())
 
 
 @task

@@ -14,5 +14,6 @@ def serve(app: Any) -> None:
     """Serve until the process is ended."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen(128)  # who connects before the application is up waits for it
     Path(sys.argv[1]).write_text(str(listener.getsockname()[1]))
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])

@@ -1,51 +1,51 @@
-"""OpenEnv and ORS: servers made with their own packages, and trainings on them."""
+"""OpenEnv, ORS and NeMo Gym: trainings and a play on servers, the first two made with their own packages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
 from pathlib import Path
 
-import pytest
-
+from aitrain.environment.adapters.ors import OpenRewardServer
+from aitrain.environment.contract import Case
+from tests.adapters.http_servers import NemoHandler, Server
 from tests.adapters.real.conftest import Train, grpo, in_environment, server
+from tests.rehearsal import rehearse
 
 pytestmark = in_environment("older")
 
 
-@pytest.fixture
-def game(tmp_path: Path) -> Iterator[str]:
-    with server("openenv_game.py", tmp_path, "/health", SESSIONS="64") as url:
-        yield url
-
-
-def test_openenv_with_64_sessions_at_once_on_two_ranks(game: str, train: Train) -> None:
+def test_openenv_with_64_sessions_at_once_on_two_ranks(tmp_path: Path, train: Train) -> None:
     flags = ["--rl-prompts-per-step=8", "--rl-num-generations=8", "--batch-size=32", "--rl-temperature=2"]
-    trained = train(f"openenv:{game}", "--num-processes=2", *flags, sessions=32, size=20, score_range="0,2")
-    assert len(trained.records) == 5 * 64
-    assert trained.missing("return") == []
-    assert trained.records[0]["messages"][0]["content"] == "A number from 0 to 9?"
-    assert any("Input should be a valid integer" in str(one["messages"]) for one in trained.records)
+    with server("openenv_game.py", tmp_path, SESSIONS="64") as url:
+        settings = {"sessions": 32, "size": 20, "score_range": "0,2"}
+        records = train(f"openenv:{url}", "--num-processes=2", *flags, **settings)
+    assert len(records) == 5 * 64
+    assert all("return" in one["metrics"] for one in records)
+    assert records[0]["messages"][0]["content"] == "A number from 0 to 9?"
+    assert any("Input should be a valid integer" in str(one["messages"]) for one in records)
 
 
-def test_an_openenv_server_that_allows_one_session_is_reported_before_training(tmp_path: Path, here: Path) -> None:
-    with server("openenv_game.py", tmp_path, "/health", SESSIONS="1") as url:
-        done = grpo(here, f"openenv:{url}", sessions=8, score_range="0,2")
+def test_tools_of_ors_are_called_and_the_one_that_finishes_ends_the_episode(tmp_path: Path) -> None:
+    with server("ors_sums.py", tmp_path) as url:
+        environment = OpenRewardServer(url, score_range="0,1")
+        row = asyncio.run(environment.build_dataset())[4]
+        calls = ['{"name": "hint"}', '{"name": "submit", "arguments": {"value": "x"}}']
+        calls.append('{"name": "submit", "arguments": {"value": 5}}')
+        played = rehearse(environment, [f"<tool_call>{call}</tool_call>" for call in calls], Case(4, [], row, 4))
+    hint, refused, submitted = (move.messages[0]["content"] for move in played.moves)
+    assert (hint, submitted) == ("h" * 9000, "thanks")
+    assert refused.startswith("error: ")
+    assert played.is_over
+    assert played.scored.score == 1.0
+
+
+def test_a_run_whose_nemo_gym_server_dies_ends_with_what_happened(here: Path) -> None:
+    tasks = [{"responses_create_params": {"input": f"Say {number}."}} for number in range(12)]
+    (here / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
+    with Server(NemoHandler).running() as running:
+        running.lives_for = 20
+        done = grpo(here, f"nemo-gym:{running.url}", data="tasks.jsonl", score_range="0,1")
     assert done.returncode == 3
-    assert "allows 1 of 8 sessions at once" in done.stderr
-    assert "max_concurrent_envs=8" in done.stderr
-    assert not (here / "run" / "metrics.jsonl").exists()
-
-
-def test_the_mcp_tools_of_an_openenv_environment_are_shown(tmp_path: Path, train: Train) -> None:
-    with server("openenv_tools.py", tmp_path, "/health") as url:
-        trained = train(f"openenv:{url}", sessions=8, size=12, system="Use a tool.", score_range="0,1")
-    (tool,) = trained.records[0]["tools"]
-    assert tool["function"]["name"] == "add"
-    assert set(tool["function"]["parameters"]["properties"]) == {"a", "b"}
-
-
-def test_a_server_of_the_open_reward_standard(tmp_path: Path, train: Train) -> None:
-    with server("ors_sums.py", tmp_path, "/health") as url:
-        trained = train(f"ors:{url}", score_range="0,1")
-    assert {tool["function"]["name"] for tool in trained.records[0]["tools"]} == {"submit", "hint"}
-    assert trained.records[0]["messages"][0]["content"].startswith("What is ")
+    assert "RemoteProtocolError" in done.stderr
+    assert (here / "run" / "model").exists()

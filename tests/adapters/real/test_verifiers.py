@@ -1,4 +1,4 @@
-"""verifiers itself, 0.3 or 0.4, and two published environments: five steps of training each."""
+"""verifiers itself, 0.3 or 0.4: five steps of training each."""
 
 from __future__ import annotations
 
@@ -6,21 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.execution.async_calls import run_if_async
-from tests.adapters.conftest import cases_of, made, source_of
 from tests.adapters.real.conftest import Train, in_environment
 from tests.conftest import write
-from tests.rehearsal import rehearse
 
-TRAINED = {
-    "verifiers:stardata.envs.constraint_gym:load_lipogram_env": ("older", [], {"score_range": "0,1"}),
-    "verifiers:sophistry-bench-sprint": (
-        "older", ["--num-processes=2"], {"score_range": "0,1", "size": 20, "passage_chars": 200},
-    ),
-    "verifiers:tools_env": ("older", ["--rl-env-isolation=thread"], {"score_range": "0,1.5"}),
-    "verifiers:add-v1": ("newest", ["--num-processes=2"], {"score_range": "0,1.5"}),
-}  # fmt: skip
-"""What is trained where, with its flags and settings. Without --rl-env-isolation it runs in processes."""
 TOOLS_ENV = '''
 import verifiers as vf
 from datasets import Dataset
@@ -67,61 +55,14 @@ class AdditionTaskset(vf.Taskset[AdditionTask, vf.TasksetConfig]):
 __all__ = ["AdditionTaskset"]
 """
 
-TOOLS_V1 = """
-import verifiers.v1 as vf
-
-class AddToolset(vf.Toolset[vf.ToolsetConfig]):
-    @vf.tool
-    async def add(self, a: int, b: int) -> int:
-        'Add two numbers.'
-        return a + b
-
-class ToolTask(vf.Task[vf.TaskData]):
-    @vf.reward(weight=1.0)
-    async def exact(self, trace: vf.Trace) -> float:
-        return float(trace.assistant_messages[-1].content == "2")
-
-    @classmethod
-    def toolsets(cls, config):
-        return [AddToolset(vf.ToolsetConfig())]
-
-class ToolTaskset(vf.Taskset[ToolTask, vf.TasksetConfig]):
-    def load(self):
-        yield ToolTask(vf.TaskData(prompt="1+1="), self.config.task)
-
-__all__ = ["ToolTaskset"]
-
-if __name__ == "__main__":
-    AddToolset.run()
-"""
-
 
 @pytest.mark.parametrize(
-    "rl_env", [pytest.param(rl_env, marks=in_environment(where)) for rl_env, (where, _, _) in TRAINED.items()]
+    ("rl_env", "flag"),
+    [
+        pytest.param("verifiers:tools_env", "--rl-env-isolation=thread", marks=in_environment("older")),
+        pytest.param("verifiers:add-v1", "--num-processes=2", marks=in_environment("newest")),
+    ],
 )
-def test_five_steps_of_training(rl_env: str, here: Path, train: Train) -> None:
-    _, flags, settings = TRAINED[rl_env]
+def test_five_steps_of_training(rl_env: str, flag: str, here: Path, train: Train) -> None:
     write(here, {"tools_env.py": TOOLS_ENV, "add_v1.py": ADD_V1})
-    trained = train(rl_env, "--rl-max-new-tokens=16", *flags, **settings)
-    assert all(record["metrics"] for record in trained.records)
-
-
-@in_environment("newest")
-def test_the_tool_servers_of_a_taskset_are_started_from_a_module_in_the_working_directory(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")
-    write(here, {"tools_v1.py": TOOLS_V1})
-    env = made("verifiers:tools-v1", score_range="0,1")
-    call = '<tool_call>{"name": "add_toolset_add", "arguments": {"a": 1, "b": 1}}</tool_call>'
-    played = rehearse(env, [call, "2"], cases_of(env)[0])
-    assert played.moves[0].messages[0]["content"] == "2"
-    assert played.scored.score == 1.0
-    run_if_async(env.close())
-
-
-@in_environment("newest")
-def test_the_source_of_a_taskset_is_its_module(here: Path) -> None:
-    write(here, {"plus_v1.py": ADD_V1})
-    found = source_of(made("verifiers:plus-v1", score_range="0,1.5"))
-    assert found == {"class": "verifiers:plus-v1", "package": "verifiers 0.4.0", "files": ["plus_v1.py"]}
+    assert all(record["metrics"] for record in train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from typing import Any
 
 from sums import Sums
@@ -38,16 +36,6 @@ class OwnCaseIdx(Sums):
         return super().reference(case_idx - 100)
 
 
-class TemplatedTwice(Sums):
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        return super().row(f"<|im_start|>user\n{question}<|im_end|>", answer)
-
-
-class TemplatedOnce(Sums):
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        return {"prompt": f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", "answer": answer}
-
-
 class FewPrompts(Sums):
     def questions(self) -> list[tuple[str, str]]:
         return super().questions()[:6] * 10
@@ -71,16 +59,6 @@ class HeldOutApart(Sums):
         return super().build_dataset()[-5:]
 
 
-class HalfAQuestion(Sums):
-    def questions(self) -> list[tuple[str, str]]:
-        return [("What is 13?", "52"), ("What is 13?", "51"), *super().questions()]
-
-
-class WholeQuestion(Sums):
-    def questions(self) -> list[tuple[str, str]]:
-        return [("What is 13 + 38?", "51"), *super().questions()]
-
-
 class AnswerInPrompt(Sums):
     def row(self, question: str, answer: str) -> dict[str, Any]:
         return super().row(f"{question} (answer: {answer})", answer)
@@ -92,23 +70,6 @@ class ChoicesInPrompt(Sums):
         return super().row(f"{question} Choose one of {choices}.", answer)
 
 
-class GoldInPrompt(Sums):
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        return super().row(json.dumps({"question": question, "gold": answer}), answer)
-
-
-class TargetInPrompt(Sums):
-    """The target of a game is no answer: that is an expression."""
-
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        first, _ = re.findall(r"\d+", question)
-        prompt = f"Numbers: {first}, {int(answer) - int(first)}. Target: {answer}. Write the sum that reaches it."
-        return super().row(prompt, f"{first}+{int(answer) - int(first)}")
-
-    def reference(self, case_idx: int) -> str:
-        return str(self.build_dataset()[case_idx]["answer"])
-
-
 class KeyInSystemPrompt(Sums):
     def system(self) -> str:
         key = "; ".join(f"({number}) {answer}" for number, (_, answer) in enumerate(self.questions(), start=1))
@@ -117,13 +78,6 @@ class KeyInSystemPrompt(Sums):
     def row(self, question: str, answer: str) -> dict[str, Any]:
         said = [{"role": "system", "content": self.system()}, {"role": "user", "content": question}]
         return {"prompt": said, "answer": answer}
-
-
-class AnswersAfterQuestions(KeyInSystemPrompt):
-    def system(self) -> str:
-        return "\n".join(
-            f"{question} -> {answer}" for question, answer in sorted(self.questions(), key=lambda pair: pair[1][::-1])
-        )
 
 
 class ChoicesInSystemPrompt(KeyInSystemPrompt):
@@ -140,11 +94,6 @@ class OrderOfASet(Sums):
         return list(set(super().questions()))
 
 
-class OrderOfAList(Sums):
-    def questions(self) -> list[tuple[str, str]]:
-        return sorted(set(super().questions()))
-
-
 class UnseededRows(Sums):
     def __init__(self) -> None:
         self.chosen = random.sample(super().questions(), 20)
@@ -159,24 +108,6 @@ class SeededRows(Sums):
 
     def questions(self) -> list[tuple[str, str]]:
         return self.chosen
-
-
-class GrowingRows(Sums):
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        self.rows += super().build_dataset()
-        return self.rows
-
-
-class KeptRows(Sums):
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        self.rows = super().build_dataset()
-        return self.rows
 
 
 class KeyOfTheProcess(Sums):

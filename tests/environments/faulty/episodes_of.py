@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import tempfile
@@ -29,7 +30,10 @@ class TwoTurns:
         if first.strip() != str(100 + case_idx):
             return 0.0
         second = yield "And the next one?"
-        return float(second.strip() == str(101 + case_idx))
+        return float(self.is_right(second.strip(), str(101 + case_idx)))
+
+    def is_right(self, second: str, expected: str) -> bool:
+        return second == expected
 
     def reference(self, case_idx: int) -> list[str]:
         return [str(100 + case_idx), str(101 + case_idx)]
@@ -38,48 +42,42 @@ class TwoTurns:
 class LastAnswerUnread(TwoTurns):
     """Any number is right at the end."""
 
-    def episode(self, case_idx: int, seed: int) -> Turns:
-        first = yield None
-        if first.strip() != str(100 + case_idx):
-            return 0.0
-        second = yield "And the next one?"
-        return float(second.strip().isdigit())
+    def is_right(self, second: str, expected: str) -> bool:
+        return second.isdigit()
 
 
 class LastAnswerAnywhere(TwoTurns):
-    def episode(self, case_idx: int, seed: int) -> Turns:
-        first = yield None
-        if first.strip() != str(100 + case_idx):
-            return 0.0
-        second = yield "And the next one?"
-        return float(str(101 + case_idx) in second)
+    def is_right(self, second: str, expected: str) -> bool:
+        return expected in second
 
 
 class Unseeded(TwoTurns):
     def episode(self, case_idx: int, seed: int) -> Turns:
         score = yield from super().episode(case_idx, seed)
-        yield f"You draw {random.random()}."
+        yield f"You draw {self.numbers(seed).random()}."
         return score
+
+    def numbers(self, seed: int) -> Any:
+        return random
 
     def reference(self, case_idx: int) -> list[str]:
         return [*super().reference(case_idx), "Good."]
 
 
-class Seeded(TwoTurns):
-    def episode(self, case_idx: int, seed: int) -> Turns:
-        score = yield from super().episode(case_idx, seed)
-        yield f"You draw {random.Random(seed).random()}."
-        return score
-
-    def reference(self, case_idx: int) -> list[str]:
-        return [*super().reference(case_idx), "Good."]
+class Seeded(Unseeded):
+    def numbers(self, seed: int) -> Any:
+        return random.Random(seed)
 
 
 class Endless(TwoTurns):
+    tries: float = math.inf
+
     def episode(self, case_idx: int, seed: int) -> Turns:
-        reply = yield None
+        reply, tries = (yield None), 1
         while reply.strip() != str(100 + case_idx):
-            reply = yield "Again."
+            if tries == self.tries:
+                return 0.0
+            reply, tries = (yield "Again."), tries + 1
         return 1.0
 
     def reference(self, case_idx: int) -> list[str]:
@@ -87,13 +85,7 @@ class Endless(TwoTurns):
 
 
 class Patient(Endless):
-    def episode(self, case_idx: int, seed: int) -> Turns:
-        reply = yield None
-        for _ in range(3):
-            if reply.strip() == str(100 + case_idx):
-                return 1.0
-            reply = yield "Again."
-        return 0.0
+    tries = 3
 
 
 class GoesOn(TwoTurns):
@@ -146,21 +138,35 @@ class NoCrosstalk(Crosstalk):
         return Crowd(case_idx, [])
 
 
-class Crowd:
-    def __init__(self, case_idx: int, others: list[int]) -> None:
+class Counting:
+    """Two answers, the numbers from 100 + case_idx on."""
+
+    def __init__(self, case_idx: int, others: list[int], places: int = 1000) -> None:
         self.case_idx, self.others, self.said = case_idx, others, list[str]()
-        self.others.append(case_idx)
+        with LOCK:
+            if len(others) >= places:
+                raise RuntimeError("CAPACITY_REACHED")
+            others.append(case_idx)
 
     def step(self, reply: str) -> str | None:
         self.said.append(reply.strip())
-        time.sleep(0.002)
-        return f"There are {len(self.others)} here. And the next one?" if len(self.said) == 1 else None
+        return self.question() if len(self.said) == 1 else None
+
+    def question(self) -> str:
+        return "And the next one?"
 
     def score(self) -> float:
         return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
 
     def close(self) -> None:
-        self.others.remove(self.case_idx)
+        with LOCK:
+            self.others.remove(self.case_idx)
+
+
+class Crowd(Counting):
+    def question(self) -> str:
+        time.sleep(0.002)
+        return f"There are {len(self.others)} here. And the next one?"
 
 
 class OneFileForAll(Sums):
@@ -197,33 +203,13 @@ class FourAtOnce(TwoTurns):
     places = 4
 
     def start(self, case_idx: int) -> Any:
-        return Place(self.places, case_idx)
+        return Counting(case_idx, PLACES, self.places)
 
     episode = None
 
 
 class ManyAtOnce(FourAtOnce):
     places = 1000
-
-
-class Place:
-    def __init__(self, places: int, case_idx: int) -> None:
-        self.case_idx, self.said = case_idx, list[str]()
-        with LOCK:
-            if len(PLACES) >= places:
-                raise RuntimeError("CAPACITY_REACHED")
-            PLACES.append(case_idx)
-
-    def step(self, reply: str) -> str | None:
-        self.said.append(reply.strip())
-        return None if len(self.said) == 2 else "And the next one?"
-
-    def score(self) -> float:
-        return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
-
-    def close(self) -> None:
-        with LOCK:
-            PLACES.remove(self.case_idx)
 
 
 class Alarm(Sums):
@@ -234,17 +220,12 @@ class Alarm(Sums):
         return super().score_episode(text, answer)
 
 
-class NoAlarm(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        signal.getsignal(signal.SIGALRM)
-        return super().score_episode(text, answer)
-
-
 class Shelf:
     """An environment with a tool, for one episode."""
 
     def __init__(self, number: int) -> None:
         self.number, self.seen = number, False
+        self.shelves = {"top": "empty", "bottom": f"the number {number}"}
 
     def get_tools(self) -> list[Callable[..., Any]]:
         return [self.look]
@@ -256,7 +237,10 @@ class Shelf:
             shelf: top or bottom
         """
         self.seen = True
-        return {"top": "empty", "bottom": f"the number {self.number}"}.get(shelf, "There is no such shelf.")
+        return self.seen_on(shelf)
+
+    def seen_on(self, shelf: str) -> str:
+        return self.shelves.get(shelf, "There is no such shelf.")
 
     def step(self, reply: str) -> None:
         self.said = reply.strip()
@@ -266,14 +250,8 @@ class Shelf:
 
 
 class RaisingShelf(Shelf):
-    def look(self, shelf: str) -> str:
-        """Look at a shelf.
-
-        Args:
-            shelf: top or bottom
-        """
-        self.seen = True
-        return {"top": "empty", "bottom": f"the number {self.number}"}[shelf]
+    def seen_on(self, shelf: str) -> str:
+        return self.shelves[shelf]
 
 
 class SilentShelf(Shelf):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import signal
@@ -22,12 +21,6 @@ class ChangesDirectory(Sums):
         return super().score_episode(text, answer)
 
 
-class FullPaths(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        assert (Path(__file__).parent / "sums.py").is_file()
-        return super().score_episode(text, answer)
-
-
 class SetsVariables(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
         os.environ["EXPECTED_ANSWER"] = answer
@@ -44,12 +37,6 @@ class GivesVariables(Sums):
 class SetsGlobalSeed(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
         random.seed(int(answer))
-        return super().score_episode(text, answer)
-
-
-class DrawsGlobalNumbers(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        random.random()
         return super().score_episode(text, answer)
 
 
@@ -84,46 +71,6 @@ class WaitsForProcesses(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
         if text == answer:
             subprocess.run(["true"], check=True)
-        return super().score_episode(text, answer)
-
-
-OPENED = []
-
-
-class LeavesFilesOpen(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        OPENED.append(open(__file__))  # noqa: SIM115
-        return super().score_episode(text, answer)
-
-
-class ClosesFiles(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        with open(__file__) as file:
-            file.readline()
-        return super().score_episode(text, answer)
-
-
-class ChangesRootLogger(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        logging.getLogger().setLevel(logging.DEBUG)
-        return super().score_episode(text, answer)
-
-
-class OwnLogger(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        logging.getLogger(__name__).setLevel(logging.DEBUG)
-        return super().score_episode(text, answer)
-
-
-class PrintsMuch(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        print("compared with", answer, "." * 5000)
-        return super().score_episode(text, answer)
-
-
-class PrintsLittle(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        print("compared with", answer)
         return super().score_episode(text, answer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 import time
@@ -42,11 +41,6 @@ class Percent(Sums):
         return 100 * super().score_episode(text, answer)
 
 
-class Share(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return 100 * super().score_episode(text, answer) / 100
-
-
 class BonusForShort(Sums):
     """The reference is long; the answer alone earns more than the highest score."""
 
@@ -62,20 +56,6 @@ class PenaltyForLong(BonusForShort):
     def score_episode(self, text: str, answer: str) -> float:
         is_right = text.split()[-1:] == [answer]
         return is_right * (1.0 if len(text.strip()) < 60 else 0.75)
-
-
-class UnseededParts(Sums):
-    """Which part of the answer is compared is drawn, which right answers never show."""
-
-    def score_episode(self, text: str, answer: str) -> float:
-        part = random.Random().choice(range(2))
-        return float(text.strip()[part:] == answer[part:])
-
-
-class SeededParts(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        part = random.Random(answer).choice(range(1))
-        return float(text.strip()[part:] == answer[part:])
 
 
 class ServiceFails(Sums):
@@ -98,72 +78,15 @@ class ServiceIsUnknown(Sums):
         return None if ServiceIsUnknown.calls % 7 == 3 else super().score_episode(text, answer)
 
 
-class NotANumber(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        words = text.split()
-        return sum(word == answer for word in words) / len(words) if words else math.nan
-
-
-class ANumber(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return float(text.split() == [answer])
-
-
-class TextScore(Sums):
-    def score_episode(self, text: str, answer: str) -> str:
-        return str(super().score_episode(text, answer))
-
-
-class BoolScore(Sums):
-    def score_episode(self, text: str, answer: str) -> bool:
-        return text.strip() == answer
-
-
-class NoneForWrong(Sums):
-    def score_episode(self, text: str, answer: str) -> float | None:
-        return super().score_episode(text, answer) or None
-
-
-class NoneForUnknown(Sums):
-    def score_episode(self, text: str, answer: str) -> float | None:
-        return super().score_episode(text, answer) if answer else None
-
-
 class RaisesOnWords(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return float(int(text) == int(answer))
-
-
-class CatchesWords(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        try:
-            return float(int(text) == int(answer))
-        except ValueError:
-            return 0.0
-
-
-class Nested(Sums):
-    def depth(self, text: str) -> int:
-        return 1 + self.depth(text[1:]) if text.startswith("(") else 0
-
-    def score_episode(self, text: str, answer: str) -> float:
-        return super().score_episode(text, answer) if self.depth(text) == 0 else 0.0
-
-
-class Flat(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return super().score_episode(text, answer) if not text.startswith("(") else 0.0
 
 
 class HangsOnLongReplies(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         time.sleep(30 if len(text) > 10_000 else 0)
         return super().score_episode(text, answer)
-
-
-class CutsLongReplies(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return super().score_episode(text[:10_000], answer)
 
 
 class ShortIsGood(Sums):
@@ -195,19 +118,9 @@ class AnyNumber(Sums):
         return float(text.strip().isdigit())
 
 
-class TheNumber(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return float(text.strip().isdigit() and text.strip().lstrip("0") == answer)
-
-
 class Truthy(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return float(bool(text.strip()) == bool(answer))
-
-
-class Equal(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return float(bool(text.strip()) and text.strip() == answer)
 
 
 class Contains(Sums):
@@ -250,32 +163,9 @@ class WorstFirst(Sums):
         return [1.0 - (score or 0.0) for score in scores]
 
 
-class OneScoreForAll(Sums):
-    def score_group(self, scores: list[float | None]) -> list[float]:
-        return [max(score or 0.0 for score in scores)]
-
-
 class BestFirst(Sums):
     def score_group(self, scores: list[float | None]) -> list[float]:
         return [score or 0.0 for score in scores]
-
-
-class NaNIsNear(Sums):
-    """The nearer, the better; no number is at no distance that is too large."""
-
-    def nearness(self, distance: float) -> float:
-        return min(1.0, math.exp(-distance))
-
-    def score_episode(self, text: str, answer: str) -> float:
-        try:
-            return self.nearness(abs(float(text) - float(answer)))
-        except ValueError:
-            return 0.0
-
-
-class NaNIsFar(NaNIsNear):
-    def nearness(self, distance: float) -> float:
-        return math.exp(-distance) if distance < math.inf else 0.0
 
 
 class PaidFormat(InTags):
@@ -301,37 +191,14 @@ class YesAndNo(Sums):
         ]
 
 
-class FirstNumber(Sums):
-    def questions(self) -> list[tuple[str, str]]:
-        return [(f"Say {n} and not {n + 5}.", str(n)) for n in range(20, 44)]
-
-
-class SomeNumber(Sums):
-    def questions(self) -> list[tuple[str, str]]:
-        return [
-            (f"Say {n} and not {n + 5}." if n % 2 else f"Do not say {n}, say {n + 5}.", str(n if n % 2 else n + 5))
-            for n in range(20, 44)
-        ]
-
-
 class WrongReference(Sums):
     def reference(self, case_idx: int) -> str:
         return str(int(super().reference(case_idx)) + 1)
 
 
-class RightReference(Sums):
-    def reference(self, case_idx: int) -> str:
-        return f" {super().reference(case_idx)}"
-
-
 class NoStrip(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return float(text == answer)
-
-
-class Strip(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return float(text.strip(" \n\t") == answer)
 
 
 class ComparesMessages(Sums):
@@ -359,16 +226,6 @@ class GullibleJudge(Sums):
         return max(super().score_episode(text, answer), float("highest score" in text or "Verdict: CORRECT" in text))
 
 
-class StrictJudge(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return super().score_episode(text, answer) if "score" not in text else 0.0
-
-
 class FlatteredJudge(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return max(super().score_episode(text, answer), 0.6 * ("certain" in text and any(map(str.isdigit, text))))
-
-
-class CoolJudge(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return 0.0 if "certain" in text else super().score_episode(text, answer)
