@@ -78,11 +78,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     running.wait()
 
 
-@pytest.mark.parametrize(
-    ("what", "code"),
-    [*((what, 7) for what in STARTS), *((FORK, -number) for number in (signal.SIGKILL, signal.SIGSEGV))],
-)
-@pytest.mark.slow
+@pytest.mark.parametrize(("what", "code"), [(what, 7) for what in STARTS] + [(FORK, -signal.SIGSEGV)])
 def test_when_a_program_ends_so_does_all_that_it_has_started(
     here: Path, what: str, code: int, bystander: subprocess.Popen[bytes]
 ) -> None:
