@@ -10,9 +10,11 @@ from typing import Any
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
+from aitrain.runs.sweep_record import SweepRecord, Trial
 from tests.ui.conftest import record, write_run
 
 TOOL = {"type": "function", "function": {"name": "find_hotels", "description": "Hotels of a city"}}
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
 RENDERED = "<|im_start|>user\n<b>Book</b> me a room<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -120,3 +122,16 @@ def make_sweep(folder: Path) -> Path:
     known = {"config": config, "planned": 2, "status": "finished", "trials": trials, "heartbeat": time.time() - 20}
     write_json(folder / "sweep.json", known)
     return folder
+
+
+def sweep_in(folder: Path, text: str = "dapo", **config: object) -> SweepRecord:
+    """The record of a sweep of four finished trials, a pruned one and a failed one, with this text in it."""
+    folder.mkdir(exist_ok=True)
+    search = {"lr": {"low": 1e-7, "high": 1e-3, "log": True}, "rl_loss_type": ["grpo", text]}
+    options = {"options": {"model": text}, "search": search, "objective": "sampled", "direction": "maximize"}
+    record = SweepRecord(folder, {**options, "sampler": "tpe", "pruner": "median", **config}, 8, "finished")
+    values = [{"lr": 10.0 ** (n - 7), "rl_loss_type": ("grpo", text)[n % 2]} for n in range(6)]
+    record.trials = [Trial(n, values[n], "finished", n / 8, seconds=60.0 + n) for n in range(1, 5)]
+    record.trials.append(Trial(0, values[0], "failed", error=text))
+    record.trials.append(Trial(5, values[5], "pruned", before=0.25, scores={5: 0.2, 10: 0.3}))
+    return record

@@ -79,23 +79,19 @@ def test_texts_of_others_are_text_and_secrets_are_not_shown(page: Page, monkeypa
     assert "&lt;script&gt;" in html
 
 
-def test_the_last_state_says_how_the_run_ended(page: Page) -> None:
-    assert "finished" in shown(page, step(10), Ended("finished", 10))
-
-
-def test_a_run_that_failed_says_so(page: Page) -> None:
+def test_the_last_state_says_how_the_run_ended_and_updates_are_few_when_steps_are_fast(page: Page) -> None:
+    assert "finished" in shown(page, *map(step, range(1, 11)), Ended("finished", 10))
+    assert page.updates <= 3
+    page.outputs.clear()
     with suppress(ValueError), NotebookDisplay():
         raise ValueError
     assert "failed" in page.html
 
 
-def test_updates_are_few_when_steps_are_fast(page: Page) -> None:
-    shown(page, *(step(number) for number in range(1, 11)))
-    assert page.updates <= 3
-
-
 def test_the_curve_covers_the_scores_and_has_few_points() -> None:
     curve = Curve()
+    curve.take(step(1, None))
+    assert curve.svg(10) == ""
     curve.take(Evaluated("before", -1.0, None))
     for number in range(1, 5_001):
         curve.take(step(number, 1.5))
@@ -106,9 +102,3 @@ def test_the_curve_covers_the_scores_and_has_few_points() -> None:
     assert ">-1</text>" in svg
     assert ">1.5</text>" in svg
     assert "step 0" in svg
-
-
-def test_without_a_reward_there_is_no_curve() -> None:
-    curve = Curve()
-    curve.take(step(1, None))
-    assert curve.svg(10) == ""
