@@ -21,7 +21,7 @@ FINE = {
 }  # fmt: skip
 
 BAD = [
-    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "0.50 in the first step, so the policy has become worse", "--lr"),
+    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "the policy has become worse", "--lr"),
     ({"frac_reward_zero_std": 0.8, "reward": 0.4}, "80% of the groups", "--rl-temperature"),
     ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "--stop-when-flat"),
     ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
@@ -45,12 +45,14 @@ def told(*lines: dict[str, float], traits: RunTraits = USUAL) -> list[str]:
 
 
 @pytest.mark.parametrize(("line", "meaning", "option"), BAD)
-def test_what_lasts_is_told_once_with_an_option_to_change(line: dict[str, float], meaning: str, option: str) -> None:
+def test_what_lasts_is_told_once_with_an_option_to_change_and_a_few_bad_batches_are_not(
+    line: dict[str, float], meaning: str, option: str
+) -> None:
     (advice,) = told({}, *[line] * (3 * LINES_IN_A_ROW))
 
     assert meaning in advice
     assert option in advice
-    assert "\n" not in advice
+    assert told({}, *([line] * (LINES_IN_A_ROW - 1) + [{}]) * 4) == []
 
 
 @pytest.mark.parametrize(
@@ -83,16 +85,19 @@ def test_a_small_importance_ratio_is_explained_by_what_is_known(
     assert "importance ratio between vLLM and the trainer is 0.20" in advice
     assert meaning in advice
     assert to_do in advice
-    assert "\n" not in advice
 
 
-@pytest.mark.parametrize("line", [line for line, _, _ in BAD], ids=lambda line: next(iter(line)))
-def test_a_few_bad_batches_are_not_reported(line: dict[str, float]) -> None:
-    assert told({}, *([line] * (LINES_IN_A_ROW - 1) + [{}]) * 4) == []
-
-
-def test_a_policy_that_has_solved_its_cases_may_be_sure() -> None:
-    assert told({}, *[{"frac_reward_zero_std": 1.0, "entropy": 0.001, "reward": 0.98}] * 20) == []
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{}, *[{"frac_reward_zero_std": 1.0, "entropy": 0.001, "reward": 0.98}] * 20],
+        [{"entropy": 0.05}] * 20,
+        [{"frac_reward_zero_std": 0.79, "completions/clipped_ratio": 0.5, "unscored": 0.25, RATIO: 0.5}] * 20,
+    ],
+    ids=["sure of solved cases", "sure from the start", "just not bad"],
+)
+def test_what_is_well_is_not_reported(lines: list[dict[str, float]]) -> None:
+    assert told(*lines) == []
 
 
 @pytest.mark.parametrize(
@@ -113,10 +118,6 @@ def test_solved_and_too_hard_are_parts_of_the_score_range(
 
     assert [meaning in line for line in advice if meaning] == [True] * (meaning is not None)
     assert bool(advice) == (meaning is not None)
-
-
-def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:
-    assert told(*[{"entropy": 0.05}] * 20) == []
 
 
 def test_missing_metrics_are_not_reported() -> None:
@@ -204,13 +205,6 @@ def test_the_loss_type_is_advised_only_where_it_would_change_the_bias() -> None:
     assert ["dr_grpo" in text for text in texts] == [True, False]
 
 
-def test_the_same_answer_to_all_prompts_is_a_hack_if_it_scores_well_and_a_collapse_if_not() -> None:
-    texts = {kind.name: one.text for kind in PLANTED for one in found_in(kind) if one.name == "prompt_dependence"}
-
-    assert "--rl-kl-coef" in texts["templates that ignore the prompt"]
-    assert "aitrain env check" in texts["one answer to all prompts scores well"]
-
-
 def of_environment(line: MetricsLine, name: str) -> MetricsLine:
     """The line of a run with two environments, of which one is that of the line."""
     starts = ("score_weight/", "env/")
@@ -248,16 +242,16 @@ def test_components_of_one_environment_are_not_compared_with_those_of_another() 
 
 
 def test_the_advice_depends_on_how_cases_are_sampled() -> None:
-    (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW)
-    assert "--rl-sampling refill" in advice
-    (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW, traits=traits_of({"rl_sampling": "refill"}))
-    assert "--rl-sampling" not in advice
+    refill = traits_of({"rl_sampling": "refill"})
+    for traits in (USUAL, refill):
+        (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW, traits=traits)
+        assert ("--rl-sampling refill" in advice) == (traits is USUAL)
     solved = {
         "frac_reward_zero_std": 0.9,
         "entropy": 0.01,
         "cases/mean_score": 0.97,
-    }  # the reward is of those that differ
-    assert told({}, *[solved] * (2 * LINES_IN_A_ROW), traits=traits_of({"rl_sampling": "refill"})) == []
+    }  # the reward: of those that differ
+    assert told({}, *[solved] * (2 * LINES_IN_A_ROW), traits=refill) == []
 
 
 def test_equal_lines_give_equal_findings_whenever_they_are_read_again() -> None:

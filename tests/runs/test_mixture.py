@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
-from aitrain.runs.intervals import of_mean
+from aitrain.runs.intervals import Interval
 from aitrain.runs.mixture import (
     Mixture,
     ScoredEnv,
@@ -42,39 +43,16 @@ def test_an_environment_without_a_scored_case_is_left_out() -> None:
     assert mean_score({}, (A, B)) is None
 
 
-def test_the_interval_of_one_environment_alone_is_its_own() -> None:
-    means = {case: scores[0] for case, scores in BEFORE.items()}
-    alone, own = of_means(means, (A,)), of_mean([0.0, 1.0, 0.0, 1.0])
-    assert alone is not None
-    assert own is not None
-    assert (alone.mean, alone.low, alone.high) == pytest.approx((own.mean, own.low, own.high))
-
-
-def test_an_interval_without_limits_has_none_in_the_mean_either() -> None:
-    bounded, unbounded = of_mean([0.0, 1.0]), of_mean([3.0], None)
-    assert bounded is not None
-    assert unbounded is not None
-    both = combined([(0.5, bounded), (0.5, unbounded)])
+def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_there_are_none() -> None:
+    unbounded = Interval(3.0, None, None, 1)
+    parts = [(0.6, Interval(0.5, 0.3, 0.6, 8)), (0.2, Interval(-0.5, -0.9, 0.0, 2)), (0.4, None)]
+    both = combined(parts)
     assert both is not None
-    assert (both.mean, both.low, both.high) == (1.75, None, None)
-
-
-def test_the_intervals_hold_the_true_weighted_mean_as_often_as_they_say() -> None:
-    source, inside = random.Random(1), 0
-    shares = (0.8, 0.2)
-    truth = (0.3, 0.7)
-    for _ in range(400):
-        means = {f"{env}-{case}": float(source.random() < truth[env]) for env in (0, 1) for case in range(30)}
-        mixture = tuple(
-            ScoredEnv(str(env), shares[env], (0.0, 1.0), {case: case for case in means if case[0] == str(env)})
-            for env in (0, 1)
-        )
-        found = of_means(means, mixture)
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        inside += found.low <= 0.8 * 0.3 + 0.2 * 0.7 <= found.high
-    assert 0.92 < inside / 400 < 0.985
+    assert (both.mean, both.count) == (pytest.approx(0.25), 10)
+    assert both.low == pytest.approx(0.25 - math.hypot(0.75 * 0.2, 0.25 * 0.4))
+    assert both.high == pytest.approx(0.25 + math.hypot(0.75 * 0.1, 0.25 * 0.5))
+    assert combined([(0.5, unbounded)]) == unbounded
+    assert combined([(0.5, parts[0][1]), (0.5, unbounded)]) == Interval(1.75, None, None, 9)
 
 
 def test_a_table_has_a_row_for_each_environment() -> None:
