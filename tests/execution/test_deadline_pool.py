@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import itertools
 import math
 import os
 import re
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
@@ -32,7 +29,6 @@ SHORT = 0.05
 """The deadline of calls that hang."""
 FOREIGN: set[threading.Thread] = set()
 """Threads that were there before the test."""
-word: ContextVar[str] = ContextVar("word", default="nothing")
 
 
 @pytest.fixture(autouse=True)
@@ -106,44 +102,27 @@ def test_close_cancels_calls_that_have_not_started(make_pool: Any, over: threadi
 
 
 def test_what_a_call_sets_for_its_context_does_not_reach_the_next(make_pool: Any) -> None:
+    word: ContextVar[str] = ContextVar("word", default="nothing")
     pool = make_pool(1)
     one(pool, lambda: word.set("mine"))
     assert one(pool, word.get).value == "nothing"
 
 
-def test_what_a_call_returned_is_not_kept_by_an_idle_thread(make_pool: Any) -> None:
-    class Big:
-        pass
-
-    outcome = one(make_pool(1), Big)
-    value = weakref.ref(outcome.value)
-    del outcome
-    assert eventually(lambda: gc.collect() >= 0 and value() is None)
-
-
-def allow_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    start, started = threading.Thread.start, itertools.count(1)
-
-    def grudgingly(self: threading.Thread) -> None:
-        if re.fullmatch(r"environment-\d+", self.name) and next(started) > most:
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", grudgingly)
-
-
-def test_fewer_threads_do_as_well_when_the_system_has_no_more(make_pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_threads(monkeypatch, 2)
-    assert [outcome.value for outcome in make_pool(8).run([lambda: 1] * 8)] == [1] * 8
-    assert 1 <= len(threads()) <= 2
-
-
-def test_calls_that_no_thread_is_left_for_fail(
+def test_fewer_threads_do_when_the_system_has_no_more_and_calls_that_none_is_left_for_fail(
     clock: Clock, make_pool: Any, over: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allow_threads(monkeypatch, 1)
-    pool, hangs = make_pool(2, SHORT), threading.Event()
-    other: list[Any] = []
+    start, started = threading.Thread.start, list[str]()
+
+    def once(self: threading.Thread) -> None:
+        if re.fullmatch(r"environment-\d+", self.name):
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(self.name)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", once)
+    pool, hangs, other = make_pool(2, SHORT), threading.Event(), list[Any]()
+    assert [outcome.value for outcome in pool.run([lambda: 1] * 8)] == [1] * 8
 
     def hang() -> None:
         pool.submit(lambda: 1, other.append)
@@ -182,23 +161,20 @@ def test_whatever_a_call_raises_is_its_failure(make_pool: Any, error: BaseExcept
     assert one(pool, lambda: 2).value == 2
 
 
-def test_a_failure_names_the_users_line(make_pool: Any) -> None:
+def test_a_failure_names_the_users_line_and_one_that_is_known_already_is_kept(make_pool: Any) -> None:
+    known = Failure("crashed", "crashed: by itself")
+
     def fail() -> None:
         raise ValueError("no such city")  # the line
+
+    def crash() -> None:
+        raise CallFailed(known)
 
     told = failure(one(make_pool(), fail))
 
     assert told.message.endswith('in fail: raise ValueError("no such city")  # the line')
     assert "Traceback" in told.trace
-
-
-def test_a_failure_that_is_known_already_is_kept(make_pool: Any) -> None:
-    known = Failure("crashed", "crashed: by itself")
-
-    def fail() -> None:
-        raise CallFailed(known)
-
-    assert one(make_pool(), fail).failure is known
+    assert one(make_pool(), crash).failure is known
 
 
 def test_a_timeout_of_the_users_own_is_no_deadline_of_ours(make_pool: Any) -> None:
@@ -242,30 +218,6 @@ def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_unti
     assert eventually(lambda: pool.abandoned == 0)
     assert eventually(lambda: hanging not in threads())
     assert late == [(None, None, None)], "nothing is raised in it, and what it returns is dropped"
-
-
-def test_a_lock_that_a_hung_thread_holds_fails_those_who_wait_for_it_and_nobody_else(
-    clock: Clock, make_pool: Any, over: threading.Event
-) -> None:
-    pool, lock, wants = make_pool(4, SHORT), threading.Lock(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            over.wait()
-
-    def want() -> None:
-        with wants.set() or lock:  # which never comes
-            pass
-
-    first = at_deadline(clock, pool, hold, lock.locked)
-    second = at_deadline(clock, pool, want, wants.is_set)
-
-    assert "in hold: " in failure(first).message
-    assert failure(second).message.endswith("# which never comes")
-    assert [other.value for other in pool.run([lambda: 1] * 8)] == [1] * 8
-    assert pool.abandoned == 2
-    over.set()
-    assert eventually(lambda: pool.abandoned == 0), "the second gets the lock when the first ends"
 
 
 def test_of_100_calls_at_once_half_hang(clock: Clock, make_pool: Any, over: threading.Event) -> None:
@@ -312,24 +264,6 @@ def test_a_call_can_have_a_deadline_of_its_own(make_pool: Any, over: threading.E
     assert SHORT < other.value <= 30.0
 
 
-def test_calls_that_end_just_at_their_deadline_disturb_nothing(make_pool: Any) -> None:
-    """Whoever wins, there is one outcome, and every thread that was abandoned ends."""
-    pool = make_pool(8, timeout=0.02)
-
-    def close_to_it(number: int) -> int:
-        until = time.perf_counter() + 0.018 + 0.0001 * ((number * 7) % 40)
-        while time.perf_counter() < until:
-            with paused():
-                pass
-        return number
-
-    for number, outcome in enumerate(pool.run([lambda number=number: close_to_it(number) for number in range(60)])):
-        assert outcome.value == number or failure(outcome).kind == "timed_out"
-    assert eventually(lambda: pool.abandoned == 0)
-    pool.timeout = LONG
-    assert [outcome.value for outcome in pool.run([lambda: 1] * 50)] == [1] * 50
-
-
 def test_a_process_with_a_hung_thread_ends_when_its_work_is_done() -> None:
     code = (
         "import asyncio, threading\n"
@@ -361,25 +295,9 @@ def test_a_call_is_charged_for_its_own_time_and_not_for_waiting(clock: Clock, ma
 
     assert first.value == queued.value == (55, 53)
     assert first.seconds == queued.seconds == 7
+    assert one(make_pool(timeout=math.inf), remaining).value == math.inf
     with paused():
         assert remaining() is None, "outside of a call"
-
-
-def test_pauses_of_what_an_async_call_waits_for_may_overlap(clock: Clock, make_pool: Any) -> None:
-    async def ask(seconds: int) -> None:
-        with paused():
-            for _ in range(seconds):
-                await asyncio.sleep(0)
-                clock.now += 100
-
-    async def patient() -> float | None:
-        await asyncio.gather(ask(2), ask(5))
-        clock.now += 1
-        return remaining()
-
-    outcome = one(make_pool(timeout=60), patient)
-
-    assert (outcome.value, outcome.seconds) == (59, 1)
 
 
 def test_the_clock_goes_on_after_a_pause(clock: Clock, make_pool: Any, over: threading.Event) -> None:
@@ -394,10 +312,6 @@ def test_the_clock_goes_on_after_a_pause(clock: Clock, make_pool: Any, over: thr
 
     assert failure(outcome).kind == "timed_out"
     assert outcome.seconds == pytest.approx(SHORT)
-
-
-def test_there_may_be_no_deadline(make_pool: Any) -> None:
-    assert one(make_pool(timeout=math.inf), remaining).value == math.inf
 
 
 # -- async calls
@@ -487,25 +401,6 @@ def test_a_call_that_goes_on_after_its_wait_was_cancelled_is_abandoned(
     assert eventually(lambda: pool.abandoned == 0)
 
 
-def test_a_second_wait_of_a_call_that_is_late_is_cancelled_too(
-    clock: Clock, make_pool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deadline_thread, "GRACE", SHORT)
-    pool, waits = make_pool(1, SHORT), list[int]()
-
-    async def hang() -> None:
-        await asyncio.sleep(1000, waits.append(1))
-
-    def job() -> None:
-        with suppress(Exception):
-            run_if_async(hang())
-        clock.now += SHORT
-        run_if_async(hang())
-
-    assert failure(at_deadline(clock, pool, job, lambda: waits)).kind == "timed_out"
-    assert eventually(lambda: pool.abandoned == 0)
-
-
 def test_a_blocked_loop_is_replaced(clock: Clock, make_pool: Any, over: threading.Event) -> None:
     pool, blocks, stuck = make_pool(2, SHORT), threading.Event(), async_calls.running_loop()
 
@@ -566,21 +461,6 @@ def test_calls_whose_awaiting_tasks_are_cancelled_are_abandoned(make_pool: Any, 
     assert sorted(ran) == [1, 2], "what has not started never runs"
     over.set()
     assert eventually(lambda: pool.abandoned == 0)
-
-
-def test_calls_that_end_after_their_loop_was_closed_harm_nobody(make_pool: Any, over: threading.Event) -> None:
-    pool, started = make_pool(2), threading.Event()
-
-    async def main() -> None:
-        call = asyncio.ensure_future(pool.call(lambda: over.wait(started.set())))
-        while not started.is_set():
-            await asyncio.sleep(0)
-        assert not call.done()
-
-    asyncio.run(main())
-    over.set()
-
-    assert one(pool, lambda: 1).value == 1
 
 
 def test_on_done_is_called_once_with_the_outcome_set(clock: Clock, make_pool: Any, over: threading.Event) -> None:

@@ -20,7 +20,7 @@ from aitrain.ui.server import PageServer
 from aitrain.ui.sweep_page import PAGE, write_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import record, said, write_run
-from tests.ui.made_runs import RENDERED, make_on_two_machines, make_run, sweep_in
+from tests.ui.made_runs import RENDERED, make_run, sweep_in
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -104,14 +104,6 @@ def open_run(request: pytest.FixtureRequest, visit: Visit, serve: Serve) -> Call
     return opened
 
 
-INK = """(selector) => [...document.querySelectorAll(selector)].map((canvas) => {
-  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-  const isStrong = (at) => data[at + 3] > 200 && Math.abs(data[at] - data[at + 2]) > 60;
-  return Array.from({ length: data.length / 4 }, (_, pixel) => 4 * pixel).some(isStrong);
-})"""
-"""Whether each canvas has strong colours in it: lines, not only axes."""
-
-
 # -- the page of a run
 
 
@@ -143,9 +135,6 @@ def test_cases_are_sorted_and_rollouts_are_filtered(open_run: Any, real_run: Pat
 def test_curves_are_drawn_read_out_and_saved(open_run: Any, real_run: Path) -> None:
     tab = open_run(real_run)
     tab.page.click("#curves summary")
-    charts = "document.querySelectorAll('#curves [data-chart]').length"
-    tab.wait(f"document.querySelectorAll('#curves canvas').length === {charts}")
-    assert set(tab.page.evaluate(INK, "#curves canvas")) >= {True}
     with tab.page.expect_download() as download:
         tab.page.click("[data-chart=reward] .save")
     assert download.value.suggested_filename == "plain-reward.png"
@@ -153,30 +142,6 @@ def test_curves_are_drawn_read_out_and_saved(open_run: Any, real_run: Path) -> N
     over.scroll_into_view_if_needed()
     over.hover(position={"x": 5, "y": 20})
     tab.wait("document.querySelector('[data-chart=reward] .legend .step')?.textContent === 'step 1'")
-
-
-@pytest.mark.slow
-def test_scores_are_shown_with_their_intervals_and_what_a_reader_should_know(tmp_path: Path, open_run: Any) -> None:
-    """Of several samples and environments, chosen with --save-best, with held-out cases that were trained on."""
-    one = {"mean": 0.25, "low": 0.125, "high": 0.5625, "count": 4}
-    row = {"before": one, "after": {**one, "mean": 0.5}, "change": {**one, "low": None, "high": None}}
-    table = {"sampled": row, "pass@3": row, "greedy, hotel": {**row, "change": {**one, "p_value": 0.01}}}
-    result = {"scores": table, "selection_score": 0.75, "model_step": 2, "selection_scorings": 5, "eval_overlap": 3}
-    (tmp_path / "result.json").write_text(json.dumps({**result, "eval_cases": 4, "status": "finished"}))
-    (tmp_path / "config.yaml").write_text("rl_score_range: '-1,1'\n")
-    tab = open_run(write_run(tmp_path, [record(row_number=3, case_idx="a", eval_phase="after_sampled")]))
-    assert tab.texts(".scores.pass .big b") == ["0.250", "0.500"]
-    assert tab.texts(".scores.pass .interval") == ["0.125 to 0.562"] * 2  # as Python writes 0.5625
-    assert tab.texts(".scores.pass .change") == ["+0.250 change on the same 4 cases"]
-    place = "(name) => document.querySelector(`.scores.${name} .range.before .point`).style.left"
-    assert [tab.page.evaluate(place, name) for name in ("sampled", "pass")] == ["62.5%", "25%"]  # pass@K is from 0 to 1
-    chosen, overlap = tab.texts(".selection")
-    assert "0.750 was the best of 5 scorings" in chosen
-    assert overlap.startswith("3 of 4 held-out cases")
-    assert "hotel" in tab.texts(".scores .what .hint")[2]
-    bold = "() => [...document.querySelectorAll('.change b')].map((b) => Number(getComputedStyle(b).fontWeight) > 500)"
-    assert tab.page.evaluate(bold)[-1]
-    assert "undefined" not in tab.page.locator("body").inner_text()
 
 
 @pytest.mark.slow
@@ -194,10 +159,7 @@ def test_episodes_are_searched_unfolded_opened_and_put_side_by_side(open_run: An
     assert tab.texts(".given summary") == ["Case row (1 column)", "Tools (1)", length]
     tab.page.click(f"text={length}")
     assert tab.texts(".rendered .text") == [RENDERED.strip()]
-    assert tab.texts("#rollouts .message .speaker") == ["Prompt", "Model, turn 1"]
-    assert {"score", "advantage", "ended", "turns", "tokens"} <= set(tab.texts("#rollouts .fact dt"))
     tab.page.keyboard.press("Enter")
-    tab.page.click("#rollouts button:has-text('Clear')")
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("Book me")
     tab.page.keyboard.press("Enter")
@@ -237,15 +199,6 @@ def test_the_page_of_a_failed_run_begins_with_the_reason_and_leads_to_its_failur
     assert tab.texts("#reason .log .text") == ["loading\ntorch.OutOfMemoryError: <b>out</b> of memory"]
 
 
-@pytest.mark.slow
-def test_an_eval_has_scores_without_a_before_and_cases_without_a_change(open_run: Any, kinds: Path) -> None:
-    tab = open_run(kinds / "eval-sums")
-    assert tab.texts(".scores .big b") == ["0.625", "0.750"]
-    assert tab.texts("#cases .counts") == ["2 solved by every sample, 1 by some, 1 by none of 4 cases"]
-    assert "Change" not in " ".join(tab.texts("table.cases thead th"))
-    assert "Curves" not in tab.texts("nav a")
-
-
 def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Visit, serve: Serve) -> None:
     folder = write_run(tmp_path / "live", [])
     RunFolder(folder).write_status("running", step=0, heartbeat=time.time())
@@ -263,25 +216,6 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Visit, serve:
     assert len(tab.texts("#rollouts .episode")) == 2  # what somebody reads stays where it is
     tab.page.click("button.fresh")
     tab.wait("document.querySelector('#rollouts .episode .answer').textContent === 'newest'")
-
-
-@pytest.mark.slow
-def test_a_live_page_has_progress_time_left_the_newest_score_and_its_machines(
-    tmp_path: Path, visit: Visit, serve: Serve
-) -> None:
-    run = make_on_two_machines(tmp_path / "live")
-    tab = visit(serve(run.path).address)  # a run that was named is opened at once
-    tab.wait("document.querySelector('.newest')?.innerText.includes('step 10')")
-    assert tab.texts(".newest") == ["0.500 held-out score at step 10, +0.250 since the start"]
-    bar = tab.page.locator("[role=progressbar]")
-    assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == ("12", "50")
-    assert tab.texts(".live")[0].startswith("step 12 of 50 · about 10 min")
-    assert "2 machines: gpu0 (1 rank), gpu1 (1 rank)" in tab.texts(".live")[0]
-    tab.wait("document.querySelector('[data-chart=gpu] .legend')")
-    assert tab.texts("[data-chart=gpu] .legend bdi") == ["gpu0: GPU 0", "gpu1: GPU 0"]
-    run.write_status("failed", reason="The disk is full.")
-    tab.wait("document.querySelector('#reason')?.innerText.includes('The disk is full.')")
-    assert tab.page.locator("[role=progressbar]").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -320,10 +254,8 @@ def test_the_table_of_runs_is_sorted_filtered_unfolded_and_found_again_by_its_ad
     def names() -> list[str]:
         return tab.texts(".runs tbody th a")
 
-    cells = page.locator("[data-run=better] td[data-label]")
-    better = dict(cells.evaluate_all("all => all.map((cell) => [cell.dataset.label, cell.innerText])"))
-    assert (better["Status"], better["Before"], better["After"], better["Steps"]) == ("finished", "0.375", "0.750", "9")
-    assert [part for part in better["Change"].split("\n") if part] == ["+0.375", "better", "+0.275 to +0.475"]
+    change = page.locator("[data-run=better] td[data-label=Change]").inner_text().split("\n")
+    assert [part for part in change if part] == ["+0.375", "better", "+0.275 to +0.475"]
     assert names()[0] == "live"  # the newest one
     page.click(".runs [data-key=after]")
     assert names() == ["lr-sweep", "better", "eval-sums", "live", "failed"]
@@ -342,8 +274,6 @@ def test_the_table_of_runs_is_sorted_filtered_unfolded_and_found_again_by_its_ad
     assert sorted(names()[1:3]) == ["trial-0", "trial-1"]
     page.click(".trial a:has-text('trial-1')")
     page.wait_for_selector("h1:has-text('trial-1')")
-    gone = visit(serve(kinds).address + "&run=gone")
-    assert gone.texts("[role=alert]") == ["There is no run gone here any more."]
 
 
 @pytest.mark.slow
@@ -513,7 +443,8 @@ def test_long_episodes_and_characters_that_hide_or_turn_text_leave_the_page_read
     assert 60 < tab.page.locator("#rollouts .message").count() < 100
     for number in (0, 1, 2, 3):
         rows.nth(number).click()
-    tab.wait("document.querySelectorAll('#rollouts .transcript:not([hidden])').length >= 2")
+    tab.page.wait_for_selector("#rollouts .message.model .hidden-character")
+    tab.page.wait_for_selector(f"{text}:has-text('שלום')")
     named = ["202E", "202C", "200B", "0000", "001B", "FEFF", "2066", "2069", "E0041", "0085"]
     assert [mark[2:] for mark in tab.texts("#rollouts .message.model .hidden-character")] == named
     direction = "all => all.map((one) => getComputedStyle(one).unicodeBidi + ' ' + one.matches(':dir(rtl)'))"

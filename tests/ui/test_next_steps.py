@@ -50,12 +50,9 @@ def test_a_better_model_is_to_be_talked_to_and_handed_over(tmp_path: Path) -> No
 
 def test_a_model_that_got_worse_is_trained_again_with_a_lower_rate_and_the_best_step(tmp_path: Path) -> None:
     folder = run(tmp_path, "worse", "rl_env: envs.arithmetic\nlr: 3.0e-05")
-    assert "A lower learning rate may help, and --save-best" in advice(folder)
     assert commands(folder)[0] == (
         "aitrain grpo --config 'RUN/config.yaml' --lr 1e-05 --save-best --eval-strategy steps --eval-steps 8"
     )
-    append_lines(folder.metrics, [{"step": 40, "eval_score": 0.5}])
-    assert commands(folder)[0] == "aitrain grpo --config 'RUN/config.yaml' --lr 1e-05 --save-best"
 
 
 @pytest.mark.parametrize(
@@ -71,12 +68,6 @@ def test_more_steps_are_proposed_only_where_groups_differed_in_score(
     append_lines(folder.metrics, lines)
     assert advised in advice(folder)
     assert any("--resume --max-steps 160" in command for command in commands(folder)) == (advised == "More steps")
-
-
-def test_without_held_out_cases_nothing_says_whether_it_is_better(tmp_path: Path) -> None:
-    folder = run(tmp_path, None, score_after=None)
-    assert "nothing says whether the model is better" in advice(folder)
-    assert "aitrain compare" not in " ".join(commands(folder))
 
 
 @pytest.mark.parametrize(
@@ -102,11 +93,6 @@ def test_there_are_no_commands_for_what_cannot_be_done(tmp_path: Path) -> None:
     folder = run(tmp_path, "better", "lr: 1.0e-05")
     assert "grpo" not in " ".join(commands(folder))
     assert continuing(folder) == ""
-    others: list[tuple[str, dict[str, object]]] = [
-        ("stopped", {"score_after": None}), ("running", {}), ("finished", {"job": "eval"})
-    ]  # fmt: skip
-    for status, values in others:
-        other = run(tmp_path / status)
-        write_json(other.result, {"status": status, "scores": {}, "score_after": 0.5, **values})
-        write_json(other.status, {"status": status})
+    for status, values in (("stopped", {"score_after": None}), ("running", {}), ("finished", {"job": "eval"})):
+        other = run(tmp_path / f"{status} {len(values)}", status=status, scores={}, **values)
         assert (next_steps(other), advice(other)) == ([], "")

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import aitrain.ui.report_writer as writing
-from aitrain.events import Event, Note, Step
+from aitrain.events import Event, Step
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
 from aitrain.ui.comparison_page import page_of_comparisons
-from aitrain.ui.page import SERVED_SCRIPTS, as_inert_json, asset, self_contained
+from aitrain.ui.page import SERVED_SCRIPTS, asset, self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
 from aitrain.ui.summary import POINTS, curves
 from aitrain.ui.sweep_page import sweep_page
@@ -97,12 +97,6 @@ def test_hostile_words_add_no_tag_and_the_page_loads_nothing_and_allows_only_its
     assert policy.count("sha256-") == len(own) > 2
 
 
-def test_json_in_the_page_cannot_be_markup() -> None:
-    text = as_inert_json({EVIL: [EVIL]})
-    assert not re.search(r"[<>&\u2028\u2029\ud800-\udfff\x00]", text)
-    assert json.loads(text) == {EVIL: [EVIL]}
-
-
 def test_our_scripts_never_write_html() -> None:
     for name in (*SERVED_SCRIPTS[1:], "comparison.js", "sweep.js"):
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", asset(name))
@@ -127,21 +121,18 @@ def test_a_run_leaves_a_report_of_all_that_it_did(real_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_leaves_a_report_with_a_picture(here: Path, preloaded_aitrain: Path) -> None:
+def test_a_run_that_is_killed_leaves_a_report(here: Path, preloaded_aitrain: Path) -> None:
     command = [str(preloaded_aitrain / "aitrain"), "grpo", "--model=tiny", "--rl-env=envs.arithmetic", "--batch-size=8"]
     more = ["--max-steps=500", "--project-name=r", "--rl-max-new-tokens=8", "--eval-cases=2"]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.Popen([*command, *more], cwd=here, env=variables, stderr=subprocess.PIPE)
-    assert run.stderr is not None
-    while b"/500" not in run.stderr.readline():
-        pass
-    status = json.loads((here / "runs" / "r" / "status.json").read_text())
-    os.kill(status["pid"], signal.SIGKILL)  # the training process; its parent writes the report
-    run.communicate()
-    shown = data_of(here / "runs" / "r")["summary"]
-    assert shown["status"] == "failed"
-    assert shown["step"] >= 1
-    assert (here / "runs" / "r" / "reward.png").read_bytes().startswith(b"\x89PNG")
+    with subprocess.Popen([*command, *more], cwd=here, env=variables, stderr=subprocess.PIPE) as run:
+        assert run.stderr is not None
+        while b"/500" not in run.stderr.readline():
+            pass
+        status = json.loads((here / "runs" / "r" / "status.json").read_text())
+        os.kill(status["pid"], signal.SIGKILL)  # the training process; its parent writes the report
+        run.stderr.read()
+    assert data_of(here / "runs" / "r")["summary"]["status"] == "failed"
 
 
 def test_a_report_that_cannot_be_written_ends_nothing(real_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +140,8 @@ def test_a_report_that_cannot_be_written_ends_nothing(real_run: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writing, "write_text", full)
-    monkeypatch.setattr(writing, "draw_curve", full)
     told: list[Event] = []
     ReportWriter(RunFolder(real_run)).finish(told.append)
-    assert [type(event) for event in told] == [Note, Note]
     assert "No space left on device" in str(told[0])
 
 
@@ -182,12 +171,6 @@ def test_damaged_files_of_a_run_are_shown_as_far_as_they_go(tmp_path: Path) -> N
     shown = data_in(page_of(folder))["summary"]
     assert shown["curves"] == {"step": [1, 2], "series": {"reward": [0.5, None]}}
     assert shown["status"] == "unknown"
-
-
-def test_findings_of_the_diagnostics_are_in_the_page(tmp_path: Path) -> None:
-    found = {"name": "component", "step": 2, "text": "<b>style</b> dominates the score."}
-    append_lines(tmp_path / "diagnostics.jsonl", [found])
-    assert data_in(page_of(write_run(tmp_path, [record()])))["summary"]["findings"] == [found]
 
 
 def test_a_long_run_has_curves_of_means() -> None:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from aitrain.cli.show import show
-from aitrain.errors import ConfigError
-from aitrain.runs.heartbeat import Heartbeat, Progress, sign_of_life
-from aitrain.runs.model_reference import read_model
+from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import runs_in
@@ -25,7 +20,6 @@ from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.run_rows import POINTS, run_row, stamp, sweep_row
 from aitrain.ui.run_state import DEAD, LOG_LINES, run_state
 from aitrain.ui.summary import held_out_curve, scores, summary
-from aitrain.ui.transcript import overview
 from tests.ui.conftest import record, write_run
 from tests.ui.made_runs import make_eval, make_failed, make_live, make_run, make_sweep
 
@@ -61,14 +55,6 @@ def test_a_run_that_was_killed_is_dead_and_an_eval_is_continued_by_its_own_comma
     assert run_state(stopped.path)["next"] == f"aitrain eval --config {stopped.config} --resume"
 
 
-def test_the_heartbeat_keeps_the_reason_of_a_failure_and_when_a_run_will_end(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    with pytest.raises(ValueError), Heartbeat(folder, Progress(ends_at=5.0, score_before=0.25)):
-        raise ValueError("too small")
-    status = read_object(folder.status)
-    assert (status["reason"], status["ends_at"], status["score_before"]) == ("ValueError: too small", 5.0, 0.25)
-
-
 def test_a_row_has_a_short_curve_and_the_newest_score(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [], "running", **sign_of_life(), rewards=[n / 1000 for n in range(1000)])
     append_lines(run.metrics, [{"step": 500, "eval_score": 0.5}, {"step": 1000, "eval_score": 0.75}])
@@ -79,17 +65,6 @@ def test_a_row_has_a_short_curve_and_the_newest_score(tmp_path: Path) -> None:
     assert (row["rewards"][0], row["rewards"] == sorted(row["rewards"])) == (0.0, True)
     assert row["after"] == {"mean": 0.75, "low": None, "high": None, "count": None}
     assert (row["after_step"], row["model"], row["environment"]) == (1000, "Qwen/Qwen3-0.6B", "my_envs.hotel:HotelEnv")
-
-
-def test_rows_of_damaged_folders_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
-    damaged = write_run(tmp_path / "damaged", [])
-    for name in ("status.json", "result.json", "config.yaml", "metrics.jsonl", "system.jsonl"):
-        (damaged / name).write_bytes(b'{"scores": [1], \xff')
-    row = run_row(damaged)
-    assert (row["status"], row["after"], row["rewards"], row["model"]) == ("unknown", None, [], "")
-    json.dumps(summary(damaged, None), allow_nan=False)
-    (damaged / "sweep.json").write_text("[]")
-    assert sweep_row(damaged)["status"] == "unknown"
 
 
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
@@ -116,10 +91,7 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
     assert {run.name: run.status for run in runs_in(tmp_path)} == {"good": "failed", "bad": "damaged"}
     rows = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
     assert rows == {"good": "failed", "bad": "unknown"}
-    with suppress(ConfigError):
-        show(str(tmp_path / "bad"))
-    with pytest.raises(ConfigError):
-        read_model(str(tmp_path / "bad"))
+    json.dumps(summary(tmp_path / "bad", None), allow_nan=False)
 
 
 def test_the_row_of_a_sweep_is_its_best_trial(tmp_path: Path) -> None:
@@ -138,34 +110,18 @@ def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> N
     assert ((found["after"] or {})["mean"], found["before"]) == (0.625, None)
 
 
-def test_findings_are_told_on_the_terminal_without_control_characters(tmp_path: Path) -> None:
-    run, console = make_run(tmp_path / "run", [record()], "finished", rewards=[0.1]), Console(width=200)
-    append_lines(run.diagnostics, [{"name": "component", "step": 2, "text": "<b>style\x1b[31m</b> dominates"}])
-    with console.capture() as captured:
-        console.print(*overview(run.path, RolloutIndex(run.rollouts), console))
-    assert "step 2: <b>style" in captured.get()
-    assert "\x1b[31m" not in captured.get()
-
-
 # -- cases
 
 
 def test_a_case_has_the_mean_of_its_first_and_of_its_last_group(tmp_path: Path) -> None:
-    case: dict[str, Any] = {"case_idx": 7, "step": 4}
-    training, held_out = case_rows(
-        read(
-            tmp_path,
-            [
-                record(**case | {"step": 1}, group=3, score=0.0),
-                record(**case | {"step": 1}, group=3, score=1.0),
-                record(**case, group=1, score=1.0),
-                record(**case, group=1, score=None, error={"kind": "raised"}),
-                record(**case | {"step": 0}, eval_phase="before_sampled", score=0.0),
-                record(**case, eval_phase="after_sampled", score=1.0),
-                record(**case, eval_phase="after_greedy", score=0.0),
-            ],
-        )
-    )
+    groups = [(1, 3, "", 0.0), (1, 3, "", 1.0), (4, 1, "", 1.0), (4, 1, "", None), (0, 0, "before_sampled", 0.0),
+              (4, 0, "after_sampled", 1.0), (4, 0, "after_greedy", 0.0)]  # fmt: skip
+    records = [
+        record(case_idx=7, step=step, group=group, eval_phase=phase, score=score)
+        for step, group, phase, score in groups
+    ]
+    records[3]["error"] = {"kind": "raised"}
+    training, held_out = case_rows(read(tmp_path, records))
     assert (training.first, training.last, training.episodes, training.failed) == (0.5, 1.0, 4, 1)
     assert training.variance == pytest.approx(2 / 9)
     assert (held_out.first, held_out.last, held_out.episodes, held_out.is_held_out) == (0.0, 1.0, 2, True)
