@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aitrain.execution.deadline_pool import DeadlinePool
+from aitrain.execution.task import Outcome, Task
 
 
-def eventually(is_so: Callable[[], object], seconds: float = 20.0) -> bool:
+def eventually(is_so: Callable[[], object], seconds: float = 60.0) -> bool:
     """Whether it comes true within these seconds."""
     until = time.monotonic() + seconds
     while not is_so():
@@ -14,3 +19,23 @@ def eventually(is_so: Callable[[], object], seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+@dataclass
+class Clock:
+    """Stands in for the module `time` of the deadlines: its time passes when the test says so."""
+
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def at_deadline(clock: Clock, pool: DeadlinePool, job: Callable[[], Any], hangs: Callable[[], object]) -> Outcome[Any]:
+    """The outcome of a call whose deadline comes when it hangs, however long it takes until then."""
+    ended: list[Task[Any]] = []
+    pool.submit(job, ended.append)
+    assert eventually(hangs)
+    clock.now += pool.timeout
+    assert eventually(lambda: ended)
+    return ended[0].outcome

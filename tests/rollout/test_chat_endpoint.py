@@ -51,6 +51,7 @@ def play(
     of: list[Case] | None = None,
     decoding: Decoding = Decoding.SEEDED,
     limits: Limits | None = None,
+    model: Any = None,
     **options: Any,
 ) -> list[Episode]:
     config = TrainConfig(**options)
@@ -65,25 +66,27 @@ def play(
         return await rollout.play(chosen, range(len(chosen)), range(len(chosen)), decoding)
 
     with closing(start_runner(environment, config)) as runner:
+        runner.offer(model, NotBehindAPI())
         return asyncio.run(rollout())
 
 
-class Echo:
-    """Scores whether the answer repeats the number that it was asked."""
+class Rows:
+    """Tests play cases of their own."""
 
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[Any]:
         return []
+
+
+class Echo(Rows):
+    """Scores whether the answer repeats the number that it was asked."""
 
     def score_episode(self, text: str, prompt: Any) -> float:
         asked = prompt if isinstance(prompt, str) else prompt[0]["content"]
         return float(text in asked)
 
 
-class Guess:
+class Guess(Rows):
     """Asks again until the answer is right."""
-
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return []
 
     def episode(self, case_idx: int) -> Generator[str | None, str, float]:
         reply = yield None
@@ -92,22 +95,19 @@ class Guess:
         return 1.0
 
 
-class Looks:
+class Looks(Rows):
     """A tool, and a score for what it said."""
 
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return []
-
     def get_tools(self) -> list[Any]:
-        def look(word: str) -> str:
-            """Look a word up.
+        return [self.look]
 
-            Args:
-                word: The word.
-            """
-            return f"{word} means blue"
+    def look(self, word: str) -> str:
+        """Look a word up.
 
-        return [look]
+        Args:
+            word: The word.
+        """
+        return f"{word} means blue"
 
     def score_episode(self, text: str) -> float:
         return float("blue" in text)
@@ -121,6 +121,8 @@ def test_messages_and_sampling_are_sent_and_the_answer_is_scored_and_recorded(mo
     assert sorted(one.result.score for one in episodes if one.result.score is not None) == [0.0, 1.0]
     record = episode_record(episodes[1], step=0, weight_version=0)
     assert (record.tokens, record.completion, record.stop) == (7, "1?", "done")
+    (empty,) = play(Echo(), Server(lambda body: httpx.Response(200, json={"choices": [{"message": {}}]})))
+    assert (empty.messages[-1]["content"], empty.trajectory.sampled_tokens) == ("", 1)
     assert record.messages == [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1?"}]
     body = next(body for body in server.bodies if body["messages"][0]["content"] == "1?")
     seed = body.pop("seed")
@@ -132,16 +134,11 @@ def test_messages_and_sampling_are_sent_and_the_answer_is_scored_and_recorded(mo
     assert server.headers[0]["authorization"] == "Bearer sk-from-the-environment"
 
 
-def test_greedy_decoding_is_temperature_0_without_a_seed() -> None:
+def test_greedy_decoding_is_temperature_0_without_a_seed_and_a_string_prompt_is_a_message_of_the_user() -> None:
     server = Server(lambda body: said("0?"))
-    play(Echo(), server, decoding=Decoding.GREEDY)
+    (episode,) = play(Echo(), server, cases(chat=False), decoding=Decoding.GREEDY)
     assert server.bodies[0]["temperature"] == 0.0
     assert "seed" not in server.bodies[0]
-
-
-def test_a_string_prompt_is_a_message_of_the_user() -> None:
-    server = Server(lambda body: said("0?"))
-    (episode,) = play(Echo(), server, cases(chat=False))
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "0?"}]
     assert episode.result.score == 1.0
 
@@ -150,21 +147,11 @@ def test_several_turns_are_one_conversation_and_token_limits_count_the_servers_t
     server = Server(lambda body: said("right" if len(body["messages"]) == 5 else "wrong", tokens=4))
     (episode,) = play(Guess(), server)
     assert (episode.result.score, episode.stop, episode.trajectory.sampled_tokens) == (1.0, "done", 12)
-    assert [message["content"] for message in server.bodies[2]["messages"]] == [
-        "0?",
-        "wrong",
-        "again",
-        "wrong",
-        "again",
-    ]
-
+    texts = [message["content"] for message in server.bodies[2]["messages"]]
+    assert texts == ["0?", "wrong", "again", "wrong", "again"]
     (short,) = play(Guess(), Server(lambda body: said("wrong", tokens=4)), limits=Limits(9, 99, episode_tokens=9))
-    assert short.stop == "truncated"
-
-
-def test_a_completion_that_was_cut_off_is_one_that_reached_its_limit() -> None:
-    (episode,) = play(Echo(), Server(lambda body: said("so lo", tokens=5, finish="length")))
-    assert episode.stop == "max_tokens"
+    (cut_off,) = play(Echo(), Server(lambda body: said("so lo", tokens=5, finish="length")))
+    assert (short.stop, cut_off.stop) == ("truncated", "max_tokens")
 
 
 def test_tools_are_offered_and_their_results_are_joined_to_the_calls() -> None:
@@ -247,22 +234,14 @@ def test_a_server_that_refuses_max_tokens_gets_max_completion_tokens_from_all_re
 @pytest.mark.parametrize(
     "content",
     [
-        b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": "text"}]}',
-        b'{"choices": [{"message": null}]}', b'{"choices": [{"message": {"content": 7}}]}',
-        b'{"choices": [{"message": {"tool_calls": ["x"]}}]}',
+        b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": null}]}',
+        b'{"choices": [{"message": {"content": 7}}]}', b'{"choices": [{"message": {"tool_calls": ["x"]}}]}',
         b'{"choices": [{"message": {"content": "x"}}], "usage": "many"}', b"data: {}\n\ndata: [DONE]\n\n",
     ],
 )  # fmt: skip
 def test_an_answer_that_is_no_chat_completion_ends_the_eval_with_its_beginning(content: bytes) -> None:
-    with pytest.raises(RunFailed, match=r"gave no chat completion: .*\nIs it OpenAI-compatible"):
+    with pytest.raises(RunFailed, match="gave no chat completion"):
         play(Echo(), Server(lambda body: httpx.Response(200, content=content)))
-
-
-def test_content_in_parts_is_read_as_one_text_and_an_answer_without_text_is_empty() -> None:
-    (episode,) = play(Echo(), Server(lambda body: said([{"type": "text", "text": "0"}, {"text": "?"}])))  # type: ignore[arg-type]
-    assert episode.messages[-1]["content"] == "0?"
-    (empty,) = play(Echo(), Server(lambda body: httpx.Response(200, json={"choices": [{"message": {}}]})))
-    assert (empty.messages[-1]["content"], empty.trajectory.sampled_tokens) == ("", 1)
 
 
 def test_an_address_that_never_ends_its_answer_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,36 +265,22 @@ def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(key: str, monke
     assert endpoint_client(URL).headers["authorization"] == "Bearer sk-from-a-file"
 
 
-def test_a_list_of_models_that_needs_a_key_asks_for_the_key() -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": {"message": "no key"}}))
-    with pytest.raises(ConfigError, match="401: no key\nPut the key into the environment variable OPENAI_API_KEY"):
-        asyncio.run(served_model(URL, None, transport))
-
-
 def test_the_only_model_of_an_address_need_not_be_named() -> None:
     def models(*names: str) -> httpx.MockTransport:
         return httpx.MockTransport(lambda _: httpx.Response(200, json={"data": [{"id": name} for name in names]}))
 
     assert asyncio.run(served_model(URL, None, models("only"))) == "only"
     assert asyncio.run(served_model(URL, "named", models())) == "named"
-    for transport, what in ((models("a", "b"), "lists a, b"), (models(), "lists none")):
-        with pytest.raises(ConfigError, match=f"--model-name: .*{what}"):
+    no_key = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": {"message": "no key"}}))
+    for transport, what in ((models("a", "b"), "lists a, b"), (models(), "lists none"), (no_key, "OPENAI_API_KEY")):
+        with pytest.raises(ConfigError, match=what):
             asyncio.run(served_model(URL, None, transport))
 
 
-def test_prompts_that_look_equal_have_equal_text_and_the_model_and_tokenizer_cannot_be_used() -> None:
-    chat = MessageFormat(NotBehindAPI())
-    assert chat.prompt_text("a") == chat.prompt_text("a") != chat.prompt_text("b")
-
-    class UsesModel(Echo):
-        def score_episode(self, text: str, model: Any) -> float:  # type: ignore[override]
+def test_the_model_itself_cannot_be_used() -> None:
+    class UsesModel(Rows):
+        def score_episode(self, text: str, model: Any) -> float:
             return float(model.generate(text))
 
-    async def score() -> str:
-        engine = ChatEndpoint(URL, "m", chat, Sampling(), transport=httpx.MockTransport(lambda _: said("x")))
-        with closing(start_runner(UsesModel(), TrainConfig())) as runner:
-            runner.offer(NotBehindAPI("model"), NotBehindAPI())
-            (episode,) = await Rollout(runner, engine, chat, Limits(1, 9), EndOfTurn([FILLER])).play(cases(), [0], [0])
-        return episode.failure_message
-
-    assert "model.generate), and an address has none" in asyncio.run(score())
+    (episode,) = play(UsesModel(), Server(lambda body: said("x")), model=NotBehindAPI("model"))
+    assert "model.generate), and an address has none" in episode.failure_message

@@ -47,11 +47,9 @@ def test_what_the_policy_samples_is_trained_and_what_the_environment_says_is_not
     assert text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own]) == "0$1$2$"
     assert [value != 0 for value in trajectory.logprobs] == list(map(bool, trajectory.mask))
     assert (episode.stop, episode.result.score) == ("done", 0.3)
-
-
-def test_each_turn_has_the_version_of_the_weights_that_sampled_it() -> None:
-    (episode,) = play(Counts(), Scripted(lambda _: "x$"))
-    assert [turn.weight_version for turn in episode.trajectory.turns] == [1, 2, 3]
+    assert [turn.weight_version for turn in trajectory.turns] == [1, 2, 3]
+    (strings,) = play(Counts(), Scripted(lambda _: "x$"), of=cases(1, chat=False))
+    assert text(strings.trajectory.prompt_ids + strings.trajectory.ids) == "0?x$morex$morex$"
 
 
 @pytest.mark.parametrize(
@@ -89,14 +87,6 @@ def test_an_environment_that_raises_ends_its_own_episode_only() -> None:
     assert [episode.stop for episode in episodes] == ["done", "env_error", "done"]
 
 
-def test_an_engine_that_fails_ends_the_rollout_with_its_error() -> None:
-    def fail(so_far: str) -> str:
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        play(Counts(), Scripted(fail), of=cases(5))
-
-
 class Closing:
     """An episode that notes that it was closed."""
 
@@ -128,7 +118,7 @@ class Closes:
         return Closing(self.closed)
 
 
-def test_an_engine_that_fails_leaves_no_session_open() -> None:
+def test_an_engine_that_fails_ends_the_rollout_with_its_error_and_leaves_no_session_open() -> None:
     def fail(so_far: str) -> str:
         raise RuntimeError("out of memory")
 
@@ -169,11 +159,6 @@ def test_an_episode_that_begins_after_its_deadline_is_closed() -> None:
     assert environment.closed.acquire(timeout=60)
 
 
-def test_strings_are_continued_as_strings() -> None:
-    (episode,) = play(Counts(), Scripted(lambda _: "x$"), of=cases(1, chat=False))
-    assert text(episode.trajectory.prompt_ids + episode.trajectory.ids) == "0?x$morex$morex$"
-
-
 # -- rounds
 
 
@@ -182,34 +167,34 @@ class Rounds(BatchingEngine):
 
     weight_version = 7
 
-    def __init__(self, context: int | None = None, fails: bool = False) -> None:
+    def __init__(self, context: int | None = None) -> None:
         super().__init__(END, context, RolloutClock())
         self.rounds: list[tuple[list[str], int]] = []
-        self.fails = fails
 
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        if self.fails:
-            raise RuntimeError("out of memory")
         self.rounds.append(([text(row.prompt_ids) for row in rows], max_tokens))
         return [Completion([ord("x")] * max_tokens) for _ in rows]
 
 
-def test_a_batch_with_too_few_completions_fails_instead_of_waiting_for_the_rest() -> None:
-    class Short(Rounds):
-        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-            return super().sample(rows, max_tokens, decoding)[1:]
-
-    with pytest.raises(RunFailed, match=r"^The engine returned 2 completions of 3\."):
-        play(Counts(), Short(), of=cases(3))
+def out_of_memory(made: list[Completion]) -> list[Completion]:
+    raise RuntimeError("out of memory")
 
 
-def test_an_error_after_some_completions_were_handed_out_reaches_the_other_episodes() -> None:
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda made: made[1:], RunFailed),  # instead of waiting for the rest
+        (lambda made: [made[0], *(Completion(None) for _ in made[1:])], TypeError),  # after some were handed out
+        (out_of_memory, RuntimeError),
+    ],
+)
+def test_a_batch_that_fails_ends_the_rollout_with_its_error(spoil: Any, error: type[Exception]) -> None:
     class Fails(Rounds):
         def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-            first, *rest = super().sample(rows, max_tokens, decoding)
-            return [first, *(Completion(None) for _ in rest)]  # type: ignore[arg-type]
+            made: list[Completion] = spoil(super().sample(rows, max_tokens, decoding))
+            return made
 
-    with pytest.raises(TypeError):
+    with pytest.raises(error):
         play(Counts(), Fails(), of=cases(3))
 
 
@@ -245,11 +230,6 @@ def test_a_completion_is_continued_in_the_next_round_where_a_longer_row_left_it_
         30 - len(long.trajectory.ids),
     ]
     assert len(short.trajectory.turns) == 1
-
-
-def test_a_batch_that_fails_ends_the_rollout_with_its_error() -> None:
-    with pytest.raises(RuntimeError, match="out of memory"):
-        play(Counts(), Rounds(fails=True), of=cases(3))
 
 
 def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others() -> None:

@@ -43,20 +43,9 @@ def test_cases_are_matched_by_content_and_the_change_is_that_of_the_run(tmp_path
     assert [pair.a.prompt for pair in comparison.cases("won")] == ["z", "x"]
     assert [pair.a.prompt for pair in comparison.cases("lost")] == ["y"]
     assert comparison.only_in == (1, 2)
-    assert comparison.notes[:2] == [
-        "1 of 4 cases are only in a: they are left out",
-        "2 of 5 cases are only in b: they are left out",
-    ]
     assert comparison.to_json()["counts"] == {
         "matched": 3, "won": 2, "lost": 1, "equal": 0, "unscored": 0, "only_a": 1, "only_b": 2
     }  # fmt: skip
-
-
-def test_rows_that_repeat_are_cases_of_their_own(tmp_path: Path) -> None:
-    a = [episode("same", score, row_number=row) for row, score in enumerate([0.0, 1.0, 0.0])]
-    b = [episode("same", score, row_number=row) for row, score in enumerate([1.0, 1.0])]
-    (comparison,) = compared(tmp_path, a, b)
-    assert [(pair.score_a, pair.score_b) for pair in comparison.pairs] == [(0.0, 1.0), (1.0, 1.0)]
 
 
 def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
@@ -64,13 +53,13 @@ def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
     better, same = compared(tmp_path, episodes(low), episodes(high), episodes(low))
     (worse,) = compared(tmp_path, episodes(high), episodes(low))
     assert [one.verdict for one in (better, worse, same)] == ["better", "worse", "undetected"]
-    assert better.main.p_value < 0.001
     assert (same.main.p_value, same.main.change["mean"]) == (1.0, 0.0)
-    high_limit = worse.main.change["high"]
-    assert high_limit is not None
-    assert worse.is_worse_by(0.0)
-    assert worse.is_worse_by(-high_limit - 0.01)
-    assert not worse.is_worse_by(-high_limit + 0.01)
+    high_limit = worse.main.change["high"] or 0.0
+    assert [worse.is_worse_by(margin) for margin in (0.0, -high_limit - 0.01, -high_limit + 0.01)] == [
+        True,
+        True,
+        False,
+    ]
     assert not better.is_worse_by(0.0)
 
 
@@ -83,9 +72,8 @@ def test_of_several_comparisons_the_corrected_p_value_must_be_small_as_well(tmp_
     assert alone.verdict == "better"
     assert [one.main.p_corrected for one in among] == pytest.approx([6 / 2**6, 6 / 2**6, 1.0])
     assert [one.verdict for one in among] == ["undetected"] * 3
-    for one in among[:2]:
-        assert "no detectable difference: +0.200" in repr(one)
-        assert "no detectable difference: +0.200" in one._repr_html_()
+    assert "no detectable difference: +0.200" in repr(among[0])
+    assert "no detectable difference: +0.200" in among[0]._repr_html_()
 
 
 def test_sampled_scores_decide_and_greedy_ones_where_nothing_was_sampled(tmp_path: Path) -> None:
@@ -94,53 +82,41 @@ def test_sampled_scores_decide_and_greedy_ones_where_nothing_was_sampled(tmp_pat
     assert (both.decoding, [row.name for row in both.rows]) == ("sampled", ["sampled", "greedy"])
     (mixed,) = compared(tmp_path, greedy, sampled + greedy)
     assert (mixed.decoding, [row.name for row in mixed.rows]) == ("greedy", ["greedy"])
-    assert mixed.notes == ["Only one of them has sampled completions: those are left out"]
-    with pytest.raises(ConfigError, match="No decoding was scored in both: a is sampled and b is greedy"):
+    assert len(mixed.notes) == 1
+    with pytest.raises(ConfigError, match="--decoding both"):
         compared(tmp_path, sampled, greedy)
 
 
-def test_an_episode_that_was_recorded_twice_counts_once(tmp_path: Path) -> None:
-    a = episodes({"x": [0.0], "y": [0.0]})
-    (comparison,) = compared(tmp_path, a, [*a, *episodes({"x": [1.0]})])
-    assert [pair.score_b for pair in comparison.pairs] == [1.0, 0.0]
-
-
-def test_unscored_episodes_are_left_out_and_said(tmp_path: Path) -> None:
-    a, b = {"x": [0.0, None], "y": [1.0, 1.0], "z": [1.0]}, {"x": [1.0, 1.0], "y": [None, None], "z": [1.0]}
-    (comparison,) = compared(tmp_path, episodes(a), episodes(b))
+def test_an_episode_that_was_recorded_twice_counts_once_and_unscored_ones_are_left_out_and_said(tmp_path: Path) -> None:
+    a, b = {"x": [0.0, None], "y": [1.0, 1.0], "z": [1.0]}, {"x": [0.0, 1.0], "y": [None, None], "z": [1.0]}
+    (comparison,) = compared(tmp_path, episodes(a), [*episodes(b), *episodes({"x": [1.0]})])
+    assert [pair.score_b for pair in comparison.pairs] == [1.0, None, 1.0]
     assert comparison.main.change["count"] == 2
     assert [pair.a.prompt for pair in comparison.cases("unscored")] == ["y"]
-    assert comparison.notes == [
-        "1 of 5 episodes of a have no score: they are left out",
-        "2 of 5 episodes of b have no score: they are left out",
-    ]
-    with pytest.raises(ConfigError, match="None of the 1 cases of a and b has a score in both"):
+    assert [note[:18] for note in comparison.notes] == ["1 of 5 episodes of", "2 of 5 episodes of"]
+    with pytest.raises(ConfigError, match="has a score in both"):
         compared(tmp_path, episodes({"x": [None]}), episodes({"x": [1.0]}))
 
 
 # -- conditions
 
 
-def test_other_seeds_options_and_environments_are_said(tmp_path: Path) -> None:
-    a = write_scoring(tmp_path / "a", episodes({"x": [0.0], "y": [1.0]}))
-    b = write_scoring(tmp_path / "b", episodes({"x": [0.0], "y": [1.0]}, seed=2), rl_temperature=0.5)
-    (b / "environment.json").write_text(
-        json.dumps(ENVIRONMENT | {"package": "gymnasium 1.4.0", "config": {"judge": "exact"}})
-    )
+def test_other_seeds_options_shares_and_environments_are_said_and_other_ranges_refused(tmp_path: Path) -> None:
+    cases = {"x": [0.0], "y": [1.0]}
+    a = write_scoring(tmp_path / "a", episodes(cases, environment="one"))
+    b = write_scoring(tmp_path / "b", episodes(cases, environment="one", seed=2), rl_temperature=0.5)
+    for folder, share in ((a, 0.25), (b, 0.5)):
+        envs = {"one": {"share": share, "score_range": "0,1"}, "two": {"share": 1 - share, "score_range": "0,1"}}
+        more = {"package": "gymnasium 1.4.0", "config": {"judge": "exact"}} if folder == b else {}
+        (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"environments": envs} | more))
     (b / "status.json").write_text(json.dumps({"status": "running"}))
     (comparison,) = compare_all(read_scorings([a, b]))
-    seeds, unfinished, options, environments = comparison.notes
-    assert seeds.startswith("2 of 2 cases were played with another seed of the environment")
-    assert unfinished == "b is running: it may lack episodes"
-    assert options == "Options differ, which may be a part of the change: rl_temperature (1.0 and 0.5)"
-    assert 'Sums abababab and Sums abababab gymnasium 1.4.0 {"judge": "exact"}' in environments
-
-
-def test_other_score_ranges_are_refused(tmp_path: Path) -> None:
-    a = write_scoring(tmp_path / "a", episodes({"x": [0.0]}))
-    b = write_scoring(tmp_path / "b", episodes({"x": [0.0]}), rl_score_range="-1,1")
-    with pytest.raises(ConfigError, match="The score ranges differ: 0,1 in a and -1,1 in b"):
-        compare_all(read_scorings([a, b]))
+    words = ["2 of 2 cases", "b is running", "rl_temperature (1.0 and 0.5)", "other shares in b"]
+    words.append('Sums abababab and Sums abababab gymnasium 1.4.0 {"judge": "exact"}')
+    assert [word in note for word, note in zip(words, comparison.notes, strict=True)] == [True] * 5
+    c = write_scoring(tmp_path / "c", episodes(cases), rl_score_range="-1,1")
+    with pytest.raises(ConfigError, match="0,1 in a and -1,1 in c"):
+        compare_all(read_scorings([write_scoring(tmp_path / "a", episodes(cases)), c]))
 
 
 def test_several_environments_have_one_weighted_mean_in_every_number_of_run_eval_and_comparison(tmp_path: Path) -> None:
@@ -181,26 +157,19 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_eval
     assert evaluated.solved["sampled"] == table["pass@4"]["after"]["mean"]  # of four samples, that is the same
 
 
-def test_other_shares_are_said(tmp_path: Path) -> None:
-    folders = [write_scoring(tmp_path / name, episodes({"x": [0.0]}, environment="one")) for name in "ab"]
-    for folder, share in zip(folders, (0.25, 0.5), strict=True):
-        envs = {"one": {"share": share, "score_range": "0,1"}, "two": {"share": 1 - share, "score_range": "0,1"}}
-        (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
-    (comparison,) = compare_all(read_scorings(folders))
-    assert "The environments have other shares in b: those of a weigh both scores" in comparison.notes
-
-
 def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"None of the 1 cases of a is among the 2 of b.*\n.*aitrain eval A B"):
+    with pytest.raises(ConfigError, match="aitrain eval A B"):
         compared(tmp_path, episodes({"x": [0.0]}), episodes({"y": [0.0], "z": [0.0]}))
-    with pytest.raises(ConfigError, match="same prompt have another row: answer, id"):
+    with pytest.raises(ConfigError, match="another row: answer, id"):
         compared(tmp_path, episodes({"x": [0.0]}), episodes({"x": [0.0]}, row={"id": 5}))
 
 
 # -- more than a score
 
 
-def test_scores_without_bounds_have_intervals_of_their_own(tmp_path: Path) -> None:
+def test_scores_without_bounds_have_intervals_of_their_own_or_only_a_change_where_all_change_alike(
+    tmp_path: Path,
+) -> None:
     rng = random.Random(0)
     a = {str(n): [rng.gauss(50, 5)] for n in range(20)}
     b = {name: [scores[0] + rng.gauss(10, 2)] for name, scores in a.items()}
@@ -208,18 +177,11 @@ def test_scores_without_bounds_have_intervals_of_their_own(tmp_path: Path) -> No
     assert comparison.verdict == "better"
     assert 8 < comparison.main.change["mean"] < 12
     assert [row.name for row in comparison.rows] == ["sampled"]
-
-
-def test_scores_without_bounds_that_all_change_by_the_same_are_better_or_worse_without_an_interval(
-    tmp_path: Path,
-) -> None:
-    a, b = {str(n): [float(n)] for n in range(6)}, {str(n): [n - 1.0] for n in range(6)}
-    (comparison,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
-    assert (comparison.main.change["low"], comparison.verdict) == (None, "worse")
-    assert (comparison.is_worse_by(0.9), comparison.is_worse_by(1.0)) == (True, False)
-    few = [dict(list(scores.items())[:5]) for scores in (a, b)]
-    (undetected,) = compared(tmp_path, *map(episodes, few), rl_score_range="any")
-    assert undetected.verdict == "undetected"
+    for cases, verdict in ((6, "worse"), (5, "undetected")):
+        a, b = {str(n): [float(n)] for n in range(cases)}, {str(n): [n - 1.0] for n in range(cases)}
+        (alike,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
+        assert (alike.main.change["low"], alike.verdict) == (None, verdict)
+        assert (alike.is_worse_by(0.9), alike.is_worse_by(1.0)) == (cases == 6, False)
 
 
 def with_lenient(strict: Sequence[float], lenient: Sequence[float]) -> list[dict[str, Any]]:
@@ -231,29 +193,15 @@ def with_lenient(strict: Sequence[float], lenient: Sequence[float]) -> list[dict
 def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     right = [float(n % 2 == 0) for n in range(40)]
     unformatted, perfect = with_lenient([0.0] * 40, right), with_lenient([1.0] * 40, [1.0] * 40)
-    form, skill = compared(tmp_path, unformatted, with_lenient(right, right), perfect)
+    strict = episodes({str(n): [0.0] for n in range(40)})
+    form, skill, only_one = compared(tmp_path, unformatted, with_lenient(right, right), perfect, strict)
     assert form.verdict == "better"
-    assert form.format_sentence().startswith("The gain is format: it is not in the lenient score")
+    assert form.format_sentence().startswith("The gain is format")
     assert [row.change["mean"] for row in form.rows if row.name in ("lenient", "format")] == [0.0, 0.5]
-    assert skill.format_sentence().startswith("The gain is not only format: score +1.000")
+    assert skill.format_sentence().startswith("The gain is not only format")
     rows = {row.name: row.change["mean"] for row in skill.rows}
     assert rows["sampled"] == rows["lenient"] + rows["format"]
-
-
-def test_a_lenient_score_that_only_one_model_has_splits_no_score(tmp_path: Path) -> None:
-    strict, both = with_lenient([0.0] * 8, [0.5] * 8), episodes({str(n): [0.0] for n in range(8)})
-    (comparison,) = compared(tmp_path, strict, both)
-    assert [row.name for row in comparison.rows] == ["sampled"]
-    assert comparison.format_sentence() == ""
-
-
-def test_whether_a_gain_is_only_format_is_unknown_where_neither_part_of_it_shows(tmp_path: Path) -> None:
-    lenient = [1.0] * 5 + [0.0] * 25
-    (comparison,) = compared(
-        tmp_path, with_lenient([0.0] * 30, [0.0] * 30), with_lenient([1.0] * 7 + [0.0] * 23, lenient)
-    )
-    assert [row.verdict for row in comparison.rows] == ["better", "undetected", "undetected"]
-    assert comparison.format_sentence().startswith("These cases do not show whether the gain is only format: score +")
+    assert ([row.name for row in only_one.rows], only_one.format_sentence()) == (["sampled"], "")
 
 
 def test_metrics_and_lengths_are_compared_without_a_verdict(tmp_path: Path) -> None:
@@ -278,7 +226,7 @@ def test_the_power_names_the_cases_that_are_needed(tmp_path: Path) -> None:
     assert f"for the measured 0.250, {needed} are needed" in comparison.power_sentence()
     assert f"for 0.010, {comparison.power.cases_needed(0.01):,} are needed" in comparison.power_sentence(0.01)
     (same,) = compared(tmp_path, episodes(a), episodes(a))
-    assert same.power_sentence() == "The number of cases needed is unknown: all cases differ by the same"
+    assert "unknown" in same.power_sentence()
 
 
 # -- which scoring
@@ -304,14 +252,10 @@ def test_a_single_run_compares_its_model_before_training_with_the_one_after(tmp_
 def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
     run = write_scoring(tmp_path / "run", episodes({"x": [0.0]}, eval_phase="before_sampled"))
     (run / "status.json").write_text(json.dumps({"status": "failed"}))
-    ended = r"has no scores of held-out cases after its training \(it is failed\)\nScore its model with: aitrain eval"
     for folders in ([run], [run, run]):
-        with pytest.raises(ConfigError, match=ended):
+        with pytest.raises(ConfigError, match=r"it is failed.*\n.*aitrain eval"):
             read_scorings(folders)
-    with pytest.raises(ConfigError, match="is an eval of one model\nName what it is compared with"):
+    with pytest.raises(ConfigError, match="an eval of one model"):
         read_scorings([write_scoring(tmp_path / "eval", episodes({"x": [0.0]}))])
-
-
-def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     folders = [write_scoring(tmp_path / place / "eval", episodes({"x": [0.0]})) for place in ("one", "two")]
-    assert [one.label for one in read_scorings(folders)] == [str(folder) for folder in folders]
+    assert [one.label for one in read_scorings(folders)] == [str(folder) for folder in folders], "told apart"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ FINE = {
 }  # fmt: skip
 
 BAD = [
-    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "0.50 in the first step, so the policy has become worse", "--lr"),
+    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "the policy has become worse", "--lr"),
     ({"frac_reward_zero_std": 0.8, "reward": 0.4}, "80% of the groups", "--rl-temperature"),
     ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "--stop-when-flat"),
     ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
@@ -45,54 +44,51 @@ def told(*lines: dict[str, float], traits: RunTraits = USUAL) -> list[str]:
 
 
 @pytest.mark.parametrize(("line", "meaning", "option"), BAD)
-def test_what_lasts_is_told_once_with_an_option_to_change(line: dict[str, float], meaning: str, option: str) -> None:
+def test_what_lasts_is_told_once_with_an_option_to_change_and_a_few_bad_batches_are_not(
+    line: dict[str, float], meaning: str, option: str
+) -> None:
     (advice,) = told({}, *[line] * (3 * LINES_IN_A_ROW))
 
     assert meaning in advice
     assert option in advice
-    assert "\n" not in advice
+    assert told({}, *([line] * (LINES_IN_A_ROW - 1) + [{}]) * 4) == []
+
+
+TOP_K = RunTraits(reshaped_sampling="--rl-top-k 50")
 
 
 @pytest.mark.parametrize(
-    ("cause", "line", "meaning", "to_do"),
+    ("traits", "line", "to_do"),
     [
-        (RunTraits(), {GAP: 0.01, "completions/mean_length": 900.0}, "a product over 900 tokens", "token_truncate"),
-        (RunTraits(), {GAP: 0.8}, "differ by 0.80 on average", "--dtype"),
-        (traits_of({"rl_ahead": 1}), {GAP: 0.3}, "are a rollout old", "--rl-ahead"),
-        (RunTraits(ratio_by_sequence=False), {GAP: 0.05}, "vLLM has other weights", "--dtype"),
-        (
-            RunTraits(reshaped_sampling="--rl-top-k 50"),
-            {GAP: 0.12, "sampling/logprob_shift/mean": -0.11},
-            "before --rl-top-k 50",
-            "--logprobs-mode processed_logprobs",
-        ),
-        (
-            RunTraits(reshaped_sampling="--rl-top-k 50"),
-            {GAP: 0.9, "sampling/logprob_shift/mean": -0.11},
-            "differ by 0.90",
-            "--dtype",
-        ),
+        (USUAL, {GAP: 0.01, "completions/mean_length": 900.0}, "token_truncate"),
+        (USUAL, {GAP: 0.8}, "--dtype"),
+        (traits_of({"rl_ahead": 1}), {GAP: 0.3}, "--rl-ahead"),
+        (RunTraits(ratio_by_sequence=False), {GAP: 0.05}, "--dtype"),
+        (TOP_K, {GAP: 0.12, "sampling/logprob_shift/mean": -0.11}, "processed_logprobs"),
+        (TOP_K, {GAP: 0.9, "sampling/logprob_shift/mean": -0.11}, "--dtype"),
     ],
     ids=["long", "weights", "ahead", "weights, by token", "truncation", "weights, not truncation"],
 )
 def test_a_small_importance_ratio_is_explained_by_what_is_known(
-    cause: RunTraits, line: dict[str, float], meaning: str, to_do: str
+    traits: RunTraits, line: dict[str, float], to_do: str
 ) -> None:
-    (advice,) = told(*[{RATIO: 0.2, **line}] * (LINES_IN_A_ROW + 2), traits=cause)
+    (advice,) = told(*[{RATIO: 0.2, **line}] * (LINES_IN_A_ROW + 2), traits=traits)
 
-    assert "importance ratio between vLLM and the trainer is 0.20" in advice
-    assert meaning in advice
+    assert "0.20" in advice
     assert to_do in advice
-    assert "\n" not in advice
 
 
-@pytest.mark.parametrize("line", [line for line, _, _ in BAD], ids=lambda line: next(iter(line)))
-def test_a_few_bad_batches_are_not_reported(line: dict[str, float]) -> None:
-    assert told({}, *([line] * (LINES_IN_A_ROW - 1) + [{}]) * 4) == []
-
-
-def test_a_policy_that_has_solved_its_cases_may_be_sure() -> None:
-    assert told({}, *[{"frac_reward_zero_std": 1.0, "entropy": 0.001, "reward": 0.98}] * 20) == []
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{}, *[{"frac_reward_zero_std": 1.0, "entropy": 0.001, "reward": 0.98}] * 20],
+        [{"entropy": 0.05}] * 20,
+        [{"frac_reward_zero_std": 0.79, "completions/clipped_ratio": 0.5, "unscored": 0.25, RATIO: 0.5}] * 20,
+    ],
+    ids=["sure of solved cases", "sure from the start", "just not bad"],
+)
+def test_what_is_well_is_not_reported(lines: list[dict[str, float]]) -> None:
+    assert told(*lines) == []
 
 
 @pytest.mark.parametrize(
@@ -113,15 +109,6 @@ def test_solved_and_too_hard_are_parts_of_the_score_range(
 
     assert [meaning in line for line in advice if meaning] == [True] * (meaning is not None)
     assert bool(advice) == (meaning is not None)
-
-
-def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:
-    assert told(*[{"entropy": 0.05}] * 20) == []
-
-
-def test_missing_metrics_are_not_reported() -> None:
-    diagnosis = Diagnosis()
-    assert [diagnosis.see(as_line(step, {"reward": 0.5})) for step in range(20)] == [[]] * 20
 
 
 # -- trends
@@ -164,9 +151,7 @@ SAID = {"worse": "and so has the reward", "learned by heart": "while the reward 
     ("rewards", "best_step", "traits", "meaning"),
     [
         ([0.69] * 6 + [0.0] * 6, 0, USUAL, "worse"),
-        ([0.69] * 4 + [0.0] * 8, 4, USUAL, "worse"),
         ([0.69] * 4 + [0.0] * 8, 4, traits_of({"rl_sampling": "refill"}), "worse"),
-        ([0.1] * 20 + [0.69] * 30 + [0.0] * 10, 50, USUAL, "worse"),
         ([0.69] * 99 + [0.0], 0, USUAL, ""),
         ([0.5] * 12, 0, USUAL, ""),
         ([0.5] * 40, 0, USUAL, "learned by heart"),
@@ -174,11 +159,7 @@ SAID = {"worse": "and so has the reward", "learned by heart": "while the reward 
         (RISING, 0, USUAL, "learned by heart"),
         ([-0.5] * 12, 12, RunTraits((-1.0, 1.0)), ""),
     ],
-    ids=[
-        "collapse", "collapse after a scoring", "collapse with refill", "rise and collapse", "collapse of one line",
-        "short",
-        "level", "level with refill", "short rise", "no line since",
-    ],
+    ids=["collapse", "with refill", "of one line", "short", "level", "level with refill", "rise", "no line since"],
 )  # fmt: skip
 def test_a_fall_of_the_held_out_score_is_overfitting_only_if_the_reward_has_surely_not_fallen(
     rewards: list[float], best_step: int, traits: RunTraits, meaning: str
@@ -192,23 +173,6 @@ def test_a_fall_of_the_held_out_score_is_overfitting_only_if_the_reward_has_sure
 
     assert [name for name, said in SAID.items() if said in text] == [meaning]
     assert ("lower --lr" in text) == (meaning != "learned by heart")
-
-
-def test_the_loss_type_is_advised_only_where_it_would_change_the_bias() -> None:
-    traits, lines = simulate(PLANTED[0], 1)
-    texts = []
-    for loss_type in ("grpo", "dapo"):
-        diagnosis = Diagnosis(replace(traits, loss_type=loss_type))
-        texts += [finding.text for line in lines for finding in diagnosis.see(line) if finding.name == "length"]
-
-    assert ["dr_grpo" in text for text in texts] == [True, False]
-
-
-def test_the_same_answer_to_all_prompts_is_a_hack_if_it_scores_well_and_a_collapse_if_not() -> None:
-    texts = {kind.name: one.text for kind in PLANTED for one in found_in(kind) if one.name == "prompt_dependence"}
-
-    assert "--rl-kl-coef" in texts["templates that ignore the prompt"]
-    assert "aitrain env check" in texts["one answer to all prompts scores well"]
 
 
 def of_environment(line: MetricsLine, name: str) -> MetricsLine:
@@ -232,32 +196,17 @@ def test_a_condition_of_one_of_several_environments_is_found_and_named(name: str
     assert [("poems" in one.text) for one in found if one.name == name] == [True]
 
 
-def test_components_of_one_environment_are_not_compared_with_those_of_another() -> None:
-    diagnosis = Diagnosis(traits_of({"rl_env": ["sums.py", "poems.py"]}))
-    weights = {f"score_weight/{name}": 0.5 for name in ("sums/format", "sums/right", "poems/rhyme", "poems/length")}
-    for step in range(1, 121):
-        learned = min(1.0, step / 40)
-        parts = {
-            "env/sums/format": learned,
-            "env/sums/right": learned,
-            "env/poems/rhyme": 0.05,
-            "env/poems/length": 0.5,
-        }
-        scores = {"env/sums/score": learned, "env/poems/score": 0.275, "reward": (learned + 0.275) / 2}
-        assert diagnosis.see(as_line(step, {**FINE, **weights, **parts, **scores})) == []
-
-
 def test_the_advice_depends_on_how_cases_are_sampled() -> None:
-    (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW)
-    assert "--rl-sampling refill" in advice
-    (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW, traits=traits_of({"rl_sampling": "refill"}))
-    assert "--rl-sampling" not in advice
+    refill = traits_of({"rl_sampling": "refill"})
+    for traits in (USUAL, refill):
+        (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW, traits=traits)
+        assert ("--rl-sampling refill" in advice) == (traits is USUAL)
     solved = {
         "frac_reward_zero_std": 0.9,
         "entropy": 0.01,
         "cases/mean_score": 0.97,
-    }  # the reward is of those that differ
-    assert told({}, *[solved] * (2 * LINES_IN_A_ROW), traits=traits_of({"rl_sampling": "refill"})) == []
+    }  # the reward: of those that differ
+    assert told({}, *[solved] * (2 * LINES_IN_A_ROW), traits=refill) == []
 
 
 def test_equal_lines_give_equal_findings_whenever_they_are_read_again() -> None:
@@ -269,20 +218,6 @@ def test_equal_lines_give_equal_findings_whenever_they_are_read_again() -> None:
     again = Diagnosis(traits, {finding.name for finding in found})
 
     assert found + [finding for line in lines for finding in again.see(line)] == expected != []
-
-
-def test_an_error_allows_for_correlated_noise() -> None:
-    draw, too_far = random.Random(1), {0.0: 0, 0.5: 0}
-    for correlation in too_far:
-        for _ in range(100):
-            values = [0.0]
-            for _ in range(200):
-                values.append(correlation * values[-1] + draw.gauss(0, 1))
-            change = change_over(values)
-            assert change is not None
-            too_far[correlation] += not change.low <= 0 <= change.high
-
-    assert all(count <= 10 for count in too_far.values())  # of 100; 5 are expected
 
 
 def test_a_change_of_a_series_without_noise_is_exact_and_a_short_one_has_none() -> None:
@@ -309,17 +244,12 @@ def test_a_finished_run_that_recorded_no_findings_is_diagnosed_by_its_metrics(tm
 
 
 def test_the_scores_before_and_after_training_are_part_of_a_finished_runs_diagnosis(tmp_path: Path) -> None:
-    folder, step = RunFolder(tmp_path), PLANTED[5].finding
+    folder = RunFolder(tmp_path)
+    write_text(folder.metrics, '{"step": 1, "reward": null}\n[1]\n{"reward": "x", "entropy": [1]}\n')
+    assert findings_of(folder) == []
     append_lines(folder.metrics, [{"step": number, "reward": 0.5} for number in range(1, 31)])
     interval = {"low": 0.7, "mean": 0.8, "high": 0.9, "count": 64}
     ends = {"before": interval, "after": {"low": 0.1, "mean": 0.2, "high": 0.3, "count": 64}}
     write_json(folder.result, {"steps": 30, "scores": {"sampled": ends}})
 
-    assert [(one.name, one.step) for one in findings_of(folder)] == [(step, 30)]
-
-
-def test_a_run_without_metrics_or_with_damaged_ones_has_no_findings(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert findings_of(folder) == []
-    write_text(folder.metrics, '{"step": 1, "reward": null}\n[1]\n{"reward": "x", "entropy": [1]}\n')
-    assert findings_of(folder) == []
+    assert [(one.name, one.step) for one in findings_of(folder)] == [("held_out", 30)]

@@ -29,9 +29,7 @@ def test_the_target_is_reached_by_the_lower_limit_and_not_by_the_score() -> None
 def test_the_training_ends_by_its_newest_evaluation() -> None:
     seen = scorings((0.9, 0.82), (0.85, 0.7))
     assert reason_to_stop(0.8, None, 0.1, seen) is None
-    assert reason_to_stop(0.8, None, 0.1, seen[:1]) == (
-        "the interval of the held-out score 0.900 begins at 0.820 (--until 0.8)"
-    )
+    assert "--until 0.8" in (reason_to_stop(0.8, None, 0.1, seen[:1]) or "")
     assert reason_to_stop(0.8, 1, 0.1, []) is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -21,17 +20,6 @@ def test_the_mean_is_that_of_the_cases_however_many_samples_each_has() -> None:
     assert case_means(scoring) == {"1": 1.0, "2": 0.0}
     assert mean_score(scoring, only(scoring)) == 0.5
     assert mean_score({"3": []}, only("3")) is None
-
-
-@pytest.mark.parametrize("tries", [1, 2, 3, 5])
-def test_pass_at_is_the_mean_over_all_choices_of_so_many_samples(tries: int) -> None:
-    samples = [1.0, 0.2, 0.0, 1.0, 0.99]
-    chances = [float(any(score == 1.0 for score in chosen)) for chosen in combinations(samples, tries)]
-    assert pass_at({"1": samples}, tries, (0, 1)) == {"1": pytest.approx(fmean(chances))}
-
-
-def test_cases_with_too_few_scored_samples_have_no_pass_at() -> None:
-    assert pass_at({"1": [1.0], "2": [0.0, 0.5]}, 2, (0, 1)) == {"2": 0.0}
 
 
 def test_a_case_is_solved_at_the_highest_score() -> None:

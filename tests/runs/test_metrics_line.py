@@ -1,4 +1,4 @@
-"""A metrics line is written and read by one class, and lines from before it had a schema are read as well."""
+"""A metrics line is written and read by one class."""
 
 from __future__ import annotations
 
@@ -13,25 +13,13 @@ STEP = MetricsLine(step=2, seconds=1.5, reward=0.25, values={"loss": 0.5, "env/t
 SCORING = MetricsLine(step=2, eval_score=0.5, eval_greedy=0.75, eval_cases=8, eval_samples=2)
 
 
-def test_a_line_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_line_that_is_written_is_flat_and_read_as_it_was(tmp_path: Path) -> None:
     append_lines(tmp_path / "metrics.jsonl", [STEP.to_json(), SCORING.to_json()])
     assert list(read_metrics(tmp_path / "metrics.jsonl")) == [STEP, SCORING]
-
-
-def test_a_line_is_flat_and_has_no_fields_that_it_lacks(tmp_path: Path) -> None:
-    append_lines(tmp_path / "metrics.jsonl", [STEP.to_json(), SCORING.to_json()])
     assert list(read_lines(tmp_path / "metrics.jsonl")) == [
         {"schema": 1, "step": 2, "seconds": 1.5, "reward": 0.25, "loss": 0.5, "env/tries": 2.0},
         {"schema": 1, "step": 2, "eval_score": 0.5, "eval_greedy": 0.75, "eval_cases": 8, "eval_samples": 2},
     ]
-
-
-def test_a_line_without_a_schema_is_read() -> None:
-    line = MetricsLine.from_json({"step": 1, "seconds": 2.0, "loss": 0.5, "reward": 1})
-    assert (line.schema, line.step, line.seconds, line.reward, line.values) == (0, 1, 2.0, 1.0, {"loss": 0.5})
-
-
-def test_a_scoring_is_told_from_a_step() -> None:
     assert (STEP.is_scoring, SCORING.is_scoring) == (False, True)
 
 

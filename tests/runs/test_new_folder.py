@@ -23,15 +23,20 @@ def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert (place / "a" / "b.txt").stat().st_mode & 0o777 == 0o644
 
 
-def test_an_error_leaves_nothing(tmp_path: Path) -> None:
-    def fill() -> None:
+def test_an_error_leaves_nothing_and_a_folder_that_appeared_in_the_meantime_is_kept(tmp_path: Path) -> None:
+    def fill(*others: str) -> None:
         with new_folder(tmp_path / "out") as partial:
-            write(partial, {"a": "b"})
-            raise KeyboardInterrupt
+            write(partial, {"ours": "x"})
+            write(tmp_path / "out", dict.fromkeys(others, "x"))
+            if not others:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fill()
     assert listing(tmp_path) == []
+    with pytest.raises(ConfigError, match="exists"):
+        fill("theirs")
+    assert listing(tmp_path) == ["out", "out/theirs"]
 
 
 def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
@@ -57,7 +62,7 @@ def test_what_exists_is_refused_and_stays(tmp_path: Path, there: str) -> None:
         write(tmp_path, {"mine": "x"})
         place.symlink_to("nowhere") if there == "link" else place.write_text("x")
     before = listing(tmp_path)
-    with pytest.raises(ConfigError, match="exists, and is not overwritten"), new_folder(place):
+    with pytest.raises(ConfigError, match="exists"), new_folder(place):
         pass
     assert listing(tmp_path) == before
 
@@ -69,17 +74,6 @@ def test_of_two_at_once_the_second_is_refused_and_the_first_is_unharmed(tmp_path
         with pytest.raises(ConfigError, match="another process"), new_folder(place):
             pass
     assert listing(place) == ["first"]
-
-
-def test_a_folder_that_appeared_in_the_meantime_is_kept(tmp_path: Path) -> None:
-    def fill() -> None:
-        with new_folder(tmp_path / "out") as partial:
-            write(partial, {"ours": "x"})
-            write(tmp_path / "out", {"theirs": "x"})
-
-    with pytest.raises(ConfigError, match="exists"):
-        fill()
-    assert listing(tmp_path) == ["out", "out/theirs"]
 
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:

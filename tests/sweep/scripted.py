@@ -1,4 +1,4 @@
-"""A sweep with scripted trials: `python -m tests.sweep.scripted FOLDER [DIES_AT...]` plays one and is killed there."""
+"""A sweep with scripted trials: `python -m tests.sweep.scripted FOLDER TRIAL STEP` plays one and is killed there."""
 
 from __future__ import annotations
 
@@ -56,23 +56,20 @@ def sweep_of(folder: Path, play: Callable[..., TrialStatus] = play, **options: o
     return Sweep(plan, record_of(plan), play)
 
 
-def main(folder: Path, dies_at: tuple[int, int] | None) -> None:
-    """Play the sweep; notes each trial that is played to its end. `dies_at` is a trial and a step."""
+def main(folder: Path, dies_at: tuple[int, int]) -> None:
+    """Play the sweep, and be killed in this trial at this step."""
 
-    def noted(trial: Trial, is_pruned: Callable[[int, float], bool]) -> TrialStatus:
+    def killed(trial: Trial, is_pruned: Callable[[int, float], bool]) -> TrialStatus:
         def report(step: int, score: float) -> bool:
             pruned = is_pruned(step, score)
             if (trial.number, step) == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             return pruned
 
-        status = play(trial, report)
-        with (folder / "played").open("a") as file:
-            file.write(f"{trial.number}\n")
-        return status
+        return play(trial, report)
 
-    sweep_of(folder, noted, pruner="median").run()
+    sweep_of(folder, killed, pruner="median").run()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 2 else None)
+    main(Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])))

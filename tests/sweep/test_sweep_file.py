@@ -20,13 +20,9 @@ from aitrain.launch import sweep_plan
 from aitrain.launch.search_space import SearchedOption, in_our_form, read_space
 from aitrain.launch.sweep_plan import read_sweep
 from aitrain.launch.trial_run import TrialRuns
-from aitrain.options.sweep import SweepConfig
-from aitrain.runs.run_folder import to_json_object
 from aitrain.runs.sweep_record import SweepRecord, Trial, TrialStatus
-from aitrain.ui.sweep_page import page_data
+from tests.execution.waiting import eventually
 from tests.sweep.scripted import OPTIONS, PLANTED, play
-
-ROOT = Path(__file__).parents[2]
 
 
 def write_file(**changes: object) -> Path:
@@ -49,35 +45,37 @@ def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ("changes", "message"),
     [
         ({"search": {"lrr": [1e-5, 1e-4]}}, "unknown option lrr (in search). Did you mean lr?"),
-        ({"search": {"learning_rate": [1e-5]}}, "unknown option learning_rate (in search). Use lr."),
-        ({"options": {**OPTIONS, "modle": "tiny"}}, "unknown option modle (in options of sweep.yaml). Did"),
-        ({"sampller": "tpe"}, "unknown option sampller (in sweep.yaml). Did you mean sampler?"),
-        ({"n_trials": 3}, "unknown option n_trials (in sweep.yaml). Use trials."),
-        ({"trials": 0}, "trials: must be at least 1, not 0"),
-        ({"sampler": "tpa"}, "sampler: must be 'tpe', 'random' or 'grid', not tpa. Did you mean tpe?"),
-        ({"search": None}, "search: name an option to search"),
+        ({"options": {**OPTIONS, "modle": "tiny"}}, "unknown option modle"),
+        ({"sampller": "tpe"}, "Did you mean sampler?"),
+        ({"n_trials": 3}, "Use trials."),
+        ({"sweep_params": 1}, "Use search."),
+        ({"trials": 0}, "trials: must be at least 1"),
+        ({"search": None}, "search: name an option"),
         ({"search": {"lr": 1e-5}}, "search: lr: must be a list of values, or a range"),
         ({"search": {"lr": []}}, "search: lr: the list is empty"),
         ({"search": {"lr": [1e-5, 1e-5]}}, "search: lr: a value is in the list twice"),
-        ({"search": {"lr": {"low": 1e-5, "hgih": 1e-4}}}, "search: lr: a range has no hgih. Did you mean high?"),
+        ({"search": {"lr": {"low": 1e-5, "hgih": 1e-4}}}, "Did you mean high?"),
         ({"search": {"lr": {"low": 1e-5}}}, "search: lr: a range needs low and high"),
-        ({"search": {"lr": {"low": "x", "high": 1}}}, "search: lr: low must be a number, not x"),
-        ({"search": {"lr": {"low": 1e-4, "high": 1e-5}}}, "search: lr: low must be below high"),
-        ({"search": {"rl_kl_coef": {"low": 0, "high": 1, "log": True}}}, "must be above 0, and low is 0"),
-        ({"search": {"lora_r": {"low": 4, "high": 8.5}}}, "search: lora_r: low, high and step must be whole numbers"),
-        ({"search": {"rl_loss_type": {"low": 1, "high": 2}}}, "search: rl_loss_type: is not a number: write a list"),
+        ({"search": {"lr": {"low": "x", "high": 1}}}, "search: lr: low must be a number"),
+        ({"search": {"lr": {"low": 1e-4, "high": 1e-4}}}, "search: lr: low must be below high"),
+        ({"search": {"rl_kl_coef": {"low": 0, "high": 1, "log": True}}}, "must be above 0"),
+        ({"search": {"lora_r": {"low": 4, "high": 8.5}}}, "must be whole numbers"),
+        ({"search": {"rl_loss_type": {"low": 1, "high": 2}}}, "write a list"),
         ({"search": {"rl_loss_type": ["grpo", "dapoo"]}}, "Did you mean dapo?"),
-        ({"search": {"lr": [1e-5, -1]}}, "lr: must be above 0, not -1"),
         ({"search": {"lr": {"low": 1e-5, "high": 1e-4}}, "sampler": "grid"}, "a grid needs finitely many values"),
-        ({"search": {"seed": {"low": 0, "high": 10**12}}, "sampler": "grid"}, "1,000,000,000,001 combinations"),
+        ({"search": {"seed": {"low": 0, "high": 10_000}}, "sampler": "grid"}, "10,001 combinations"),
         ({"options": {**OPTIONS, "lr": 1e-5}}, "search: lr is also under options"),
         ({"options": {**OPTIONS, "trl": {"delta": 2}}, "search": {"trl": {"delta": [1, 2]}}}, "trl.delta is also"),
-        ({"options": {**OPTIONS, "project_name": "x"}}, "project_name: each trial has a name of its own"),
-        ({"search": {"eval_cases": [8, 16]}}, "search: eval_cases must be the same for all trials"),
-        ({"options": {**OPTIONS, "eval_cases": 0}}, "eval_cases: trials are compared by their scores"),
-        ({"options": {**OPTIONS, "eval_strategy": "no"}, "pruner": "median"}, "pruner: median needs held-out scores"),
+        ({"options": {**OPTIONS, "project_name": "x"}}, "project_name"),
+        ({"search": {"eval_cases": [8, 16]}}, "search: eval_cases must be the same"),
+        ({"options": {**OPTIONS, "eval_cases": 0}}, "eval_cases"),
+        ({"options": {**OPTIONS, "eval_strategy": "no"}, "pruner": "median"}, "median needs held-out scores"),
         ({"search": {"trl": {"no_such_field": [1, 2]}}}, "no_such_field"),
         ({"search": {**PLANTED, "rl_num_generations": [4, 7]}}, "cannot be divided"),
+        (
+            {"search": {"rl_prompts_per_step": [8, 16], "rl_num_generations": [4, 8], "batch_size": [64, 32]}},
+            "That is the trial with rl_prompts_per_step: 8, rl_num_generations: 4",
+        ),
         ({"options": {**OPTIONS, "rl_env": "nowhere.py"}}, "nowhere.py"),
     ],
 )  # fmt: skip
@@ -88,22 +86,16 @@ def test_a_mistake_is_found_before_the_first_trial(here: Path, changes: dict[str
     assert not Path("runs").exists()
 
 
-def test_an_invalid_combination_inside_of_valid_values_names_its_trial(here: Path) -> None:
-    search = {"rl_prompts_per_step": [8, 16], "rl_num_generations": [4, 8], "batch_size": [64, 32]}
-    with pytest.raises(ConfigError, match=r"That is the trial with rl_prompts_per_step: 8, rl_num_generations: 4"):
-        read_sweep(write_file(search=search), {})
-
-
 def test_without_optuna_the_error_says_how_to_install_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_plan, "installed", lambda package: None)
-    with pytest.raises(ConfigError, match=r'Optuna is not installed\nInstall it with: pip install "aitrain\[sweep\]"'):
+    with pytest.raises(ConfigError, match=r"pip install \"aitrain\[sweep\]\""):
         read_sweep(write_file(), {})
 
 
 def test_options_that_change_how_a_trial_is_scored_get_a_note(here: Path) -> None:
     search = {"rl_temperature": {"low": 0.5, "high": 1.5}, "seed": [1, 2]}
     notes = "\n".join(read_sweep(write_file(search=search), {}).notes)
-    assert "rl_temperature: changes how held-out completions are sampled" in notes
+    assert "rl_temperature" in notes
     assert "seed: changes which cases are held out" in notes
     assert "rl_temperature" not in "\n".join(read_sweep(write_file(search=search, objective="greedy"), {}).notes)
 
@@ -129,45 +121,13 @@ def test_the_forms_of_aitrainings_sweep_params_are_understood(given: object, opt
     assert read_space(in_our_form({"lr": given})).options == (option,)
 
 
-def test_a_long_range_is_checked_at_its_ends_and_a_long_list_by_its_values(here: Path) -> None:
-    assert read_sweep(write_file(search={"seed": {"low": 0, "high": 10**9}}), {}).trials == 10
-    assert read_sweep(write_file(search={"lr": [number * 1e-6 for number in range(1, 103)]}), {}).trials == 10
-
-
-def test_a_range_in_aitrainings_form_is_a_range_on_the_page(here: Path) -> None:
-    ranges = {"type": "log_uniform", "low": 1e-6, "high": 1e-4}
-    plan = read_sweep(write_file(search={"lr": ranges, "trl": {"delta": {**ranges, "high": 2.0}}}), {})
-    record = SweepRecord(here, to_json_object(plan.config.written()), 2)
-    record.trials = [Trial(number, {"lr": 10.0**-number, "trl.delta": number / 2}) for number in (4, 5)]
-    assert [(axis["low"], axis["log"]) for axis in page_data(record)["axes"]] == [(1e-5, True), (2.0, True)]
-
-
-def test_aitrainings_sweep_options_lead_to_the_command(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["aitrain", "grpo", "--use-sweep"])
-    assert main._run() == 2
-    assert (
-        "unknown option --use-sweep. Write fixed and searched options into a file, and use aitrain sweep FILE."
-        in capsys.readouterr().err
-    )
-    for theirs, ours in (("sweep_n_trials", "trials"), ("sweep_params", "search"), ("sweep_direction", "direction")):
-        with pytest.raises(ConfigError, match=f"unknown option {theirs} .in sweep.yaml.. Use {ours}."):
-            read_sweep(write_file(**{theirs: 1}), {})
-
-
 def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: Path) -> None:
-    assert read_sweep(write_file(sampler="grid"), {}).trials == 8
-    assert read_sweep(write_file(sampler="random"), {}).trials == 8
-    assert read_sweep(write_file(search={"lr": {"low": 1e-6, "high": 1e-4}}), {}).trials == 10
-    assert read_sweep(write_file(trials=50), {}).trials == 8
+    sizes = [
+        (8, {"sampler": "grid"}), (8, {"sampler": "random"}), (8, {"trials": 50}), (5, {"trials": 5}),
+        (10, {"search": {"lr": {"low": 1e-6, "high": 1e-4}}}), (10, {"search": {"seed": {"low": 0, "high": 10**9}}}),
+    ]  # fmt: skip
+    assert [read_sweep(write_file(**changes), {}).trials for _, changes in sizes] == [size for size, _ in sizes]
     assert read_sweep(write_file(trials=5), {"trials": "3"}).trials == 3
-
-
-def test_the_page_in_docs_names_every_key_of_the_file() -> None:
-    page = (ROOT / "docs" / "sweep.md").read_text(encoding="utf-8")
-    for name in SweepConfig.model_fields:
-        assert f"| `{name}` |" in page, name
 
 
 # -- the command
@@ -206,40 +166,25 @@ def test_the_end_of_a_sweep_shows_its_trials_the_best_one_and_what_to_do_next(
 ) -> None:
     write_file()
     assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet") == 0
-    lines = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
     assert lines[0].split() == ["trial", "lr", "lora_r", "before", "score", "after", "training"]
     assert lines[1].split()[1:] == ["0.0003", "32", "-", "0.832"]
-    shown = "\n".join(lines)
-    assert "best: trial-" in shown
-    assert "The best of 8 scores is biased upwards" in shown
     best = SweepRecord.read(Path("runs/lrs")).best
     assert best is not None
     assert f"aitrain eval runs/lrs/{best.name} --samples 8" in shown
     assert f"aitrain grpo --config runs/lrs/{best.name}/config.yaml --project-name lrs-best --output-dir runs" in shown
     assert Path("runs/lrs/sweep.html").exists()
     assert aitrain_sweep(monkeypatch, "runs/lrs/sweep.yaml", "--resume", "--quiet") == 0
-    assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_the_result_as_json_is_all_of_standard_output(
-    scripted: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_file()
+    assert capsys.readouterr().out == shown
     assert aitrain_sweep(monkeypatch, "sweep.yaml", "--json", "--trials", "3") == 0
-    shown = capsys.readouterr()
-    result = json.loads(shown.out)
-    assert (len(result["trials"]), result["status"], result["folder"]) == (3, "finished", "runs/lrs")
-    assert result["trials"][result["best"]]["score"] == max(trial["score"] for trial in result["trials"])
-    assert result["commands"].keys() == {"confirm", "train_longer"}
-    assert "trial-2 (3 of 3)" in shown.err
-
-
-def test_a_second_sweep_of_the_name_gets_a_folder_of_its_own(scripted: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_file()
-    for _ in range(2):
-        assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet", "--trials", "1") == 0
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["lrs", "lrs-2"]
+    shown, progress = capsys.readouterr()
+    result = json.loads(shown)
+    assert (len(result["trials"]), result["status"]) == (3, "finished")
+    assert result["folder"] == "runs/lrs-2", "a second one of the name has a folder of its own"
     assert SweepRecord.read(Path("runs/lrs-2")).config["project_name"] == "lrs-2"
+    assert result["trials"][result["best"]]["score"] == max(trial["score"] for trial in result["trials"])
+    assert "trial-2 (3 of 3)" in progress
 
 
 def test_a_sweep_that_was_moved_is_resumed_where_it_is_and_keeps_its_number_of_trials(
@@ -253,9 +198,6 @@ def test_a_sweep_that_was_moved_is_resumed_where_it_is_and_keeps_its_number_of_t
     assert len(SweepRecord.read(moved).trials) == 3
     assert not list(Path("runs").iterdir())
     assert read_sweep(moved / "sweep.yaml", {}).trials == 3
-    monkeypatch.chdir(moved)
-    assert aitrain_sweep(monkeypatch, ".", "--resume", "--quiet", "--trials", "4") == 0
-    assert len(SweepRecord.read(Path()).trials) == 4
 
 
 def test_notes_of_trials_are_shown_once_with_their_mark_and_escaped(
@@ -279,8 +221,7 @@ def test_ctrl_c_stops_after_the_running_trial_and_says_how_to_continue(
         if trial.number < 1:
             return play(trial, is_pruned)
         os.kill(os.getpid(), signal.SIGINT)
-        while not stopped:
-            pass
+        assert eventually(lambda: stopped)
         return "stopped"
 
     scripted(interrupted)

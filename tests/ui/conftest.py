@@ -1,56 +1,38 @@
-"""What the tests of the page share: a real run of a few steps, records as runs write them, and a browser."""
+"""What the tests of the page share: runs of all kinds, records as runs write them, and a server."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.server import PageServer
-from tests.finished_runs import shared_folder
-
-SHORT = [
-    "--rl-prompts-per-step=4", "--rl-num-generations=4", "--batch-size=16", "--rl-max-new-tokens=8", "--lr=4e-4",
-    "--rl-kl-coef=0.02", "--save-strategy=no", "--eval-strategy=steps", "--eval-steps=3", "--eval-cases=8",
-]  # fmt: skip
-
-
-def train(aitrain: Path, folder: Path, *flags: str) -> None:
-    """A real run on the tiny model, in the folder."""
-    command = [str(aitrain / "aitrain"), "grpo", "--model=tiny", "--rl-env=envs.arithmetic", *SHORT, *flags]
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+from tests.finished_runs import FinishedRuns
 
 
 @pytest.fixture(scope="session")
-def real_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two runs that differ by one option, made once for all workers. Read-only."""
-    folder = shared_folder(tmp_path_factory) / "page"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            made, aitrain = folder.with_name("page-begun"), request.getfixturevalue("preloaded_aitrain")
-            shutil.rmtree(made, ignore_errors=True)  # of a worker that failed
-            made.mkdir()
-            train(aitrain, made, "--max-steps=8", "--project-name=sums")
-            train(aitrain, made, "--max-steps=4", "--project-name=other", "--seed=7")
-            made.rename(folder)
-    return folder / "runs"
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one run of each kind, made by hand. Read-only."""
+    from tests.ui import made_runs
+
+    folder = tmp_path_factory.mktemp("kinds")
+    made_runs.make_better(folder / "better")
+    made_runs.make_failed(folder / "failed")
+    made_runs.make_live(folder / "live")
+    made_runs.make_eval(folder / "eval-sums")
+    made_runs.make_sweep(folder / "lr-sweep")
+    return folder
 
 
 @pytest.fixture(scope="session")
-def real_run(real_runs: Path) -> Path:
-    """The folder of a run of eight steps. Read-only."""
-    return real_runs / "sums"
+def real_run(finished: FinishedRuns) -> Path:
+    """The folder of a real run of four steps. Read-only."""
+    return finished.make("plain")
 
 
 def record(**differences: Any) -> dict[str, Any]:

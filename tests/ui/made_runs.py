@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.node_info import NodeInfo
-from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
+from aitrain.runs.run_folder import RunFolder, append_lines, write_json
+from aitrain.runs.sweep_record import SweepRecord, Trial
 from tests.ui.conftest import record, write_run
 
 TOOL = {"type": "function", "function": {"name": "find_hotels", "description": "Hotels of a city"}}
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
 RENDERED = "<|im_start|>user\n<b>Book</b> me a room<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -61,15 +61,8 @@ def make_failed(folder: Path) -> RunFolder:
     """A run that failed at step 3, with a log."""
     reason = "Out of memory in step 4.\nLower --batch-size."
     error = {"kind": "raised", "place": "score_episode", "message": "ValueError: no"}
-    run = make_run(
-        folder,
-        [record(), record(score=None, error=error)],
-        "failed",
-        step=3,
-        steps=50,
-        reason=reason,
-        heartbeat=time.time() - 4000,
-    )
+    known = {"step": 3, "steps": 50, "reason": reason, "heartbeat": time.time() - 4000}
+    run = make_run(folder, [record(), record(score=None, error=error)], "failed", **known)
     run.log.write_text("loading\ntorch.OutOfMemoryError: <b>out</b> of memory\n")
     (run.checkpoints / "checkpoint-2").mkdir(parents=True)
     return run
@@ -82,17 +75,6 @@ def make_live(folder: Path) -> RunFolder:
     records += [held_out(100 + case, "step10_sampled", float(case < 2)) | {"weight_version": 10} for case in range(4)]
     run = make_run(folder, records, "running", **known, ends_at=time.time() + 630, rewards=[0.2, 0.4])
     append_lines(run.metrics, [{"step": 10, "eval_score": 0.5, "eval_cases": 4}])
-    return run
-
-
-def make_on_two_machines(folder: Path) -> RunFolder:
-    """A live run on two machines, of which the second one began to record later."""
-    run = make_live(folder)
-    nodes = [NodeInfo(rank, f"gpu{rank}", f"10.0.0.{rank + 1}", 1, (11 + rank,)) for rank in range(2)]
-    write_json(run.status, read_object(run.status) | {"nodes": [asdict(node) for node in nodes]})
-    for node in nodes:
-        samples = [{"time": 5.0 * n, "cpu_cores": 1.5, "gpu_use/0": 0.5} for n in range(node.rank, 9)]
-        append_lines(run.system_of(node.rank), samples)
     return run
 
 
@@ -120,3 +102,16 @@ def make_sweep(folder: Path) -> Path:
     known = {"config": config, "planned": 2, "status": "finished", "trials": trials, "heartbeat": time.time() - 20}
     write_json(folder / "sweep.json", known)
     return folder
+
+
+def sweep_in(folder: Path, text: str = "dapo", **config: object) -> SweepRecord:
+    """The record of a sweep of four finished trials, a pruned one and a failed one, with this text in it."""
+    folder.mkdir(exist_ok=True)
+    search = {"lr": {"low": 1e-7, "high": 1e-3, "log": True}, "rl_loss_type": ["grpo", text]}
+    options = {"options": {"model": text}, "search": search, "objective": "sampled", "direction": "maximize"}
+    record = SweepRecord(folder, {**options, "sampler": "tpe", "pruner": "median", **config}, 8, "finished")
+    values = [{"lr": 10.0 ** (n - 7), "rl_loss_type": ("grpo", text)[n % 2]} for n in range(6)]
+    record.trials = [Trial(n, values[n], "finished", n / 8, seconds=60.0 + n) for n in range(1, 5)]
+    record.trials.append(Trial(0, values[0], "failed", error=text))
+    record.trials.append(Trial(5, values[5], "pruned", before=0.25, scores={5: 0.2, 10: 0.3}))
+    return record

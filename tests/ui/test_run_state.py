@@ -1,28 +1,33 @@
-"""Status, reason and rows of runs of all kinds, read from small files that may be damaged."""
+"""Status, reason, rows and cases of runs of all kinds, read from small files that may be damaged."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aitrain.cli.show import show
-from aitrain.errors import ConfigError
-from aitrain.runs.heartbeat import Heartbeat, Progress, sign_of_life
-from aitrain.runs.model_reference import read_model
+from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import runs_in
-from aitrain.ui.cases import CaseRow, case_changes
+from aitrain.ui.cases import CaseRow, case_changes, case_rows
+from aitrain.ui.episodes import Query, find
 from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.run_rows import POINTS, run_row, stamp, sweep_row
 from aitrain.ui.run_state import DEAD, LOG_LINES, run_state
-from aitrain.ui.summary import summary
+from aitrain.ui.summary import held_out_curve, scores, summary
 from tests.ui.conftest import record, write_run
 from tests.ui.made_runs import make_eval, make_failed, make_live, make_run, make_sweep
+
+
+def read(folder: Path, records: list[dict[str, Any]]) -> RolloutIndex:
+    rollouts = RolloutIndex(write_run(folder, records) / "rollouts")
+    rollouts.refresh()
+    return rollouts
 
 
 def test_a_failed_run_knows_why_and_how_to_go_on(tmp_path: Path) -> None:
@@ -50,15 +55,6 @@ def test_a_run_that_was_killed_is_dead_and_an_eval_is_continued_by_its_own_comma
     assert run_state(stopped.path)["next"] == f"aitrain eval --config {stopped.config} --resume"
 
 
-def test_the_heartbeat_keeps_the_reason_of_a_failure_and_when_a_run_will_end(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    progress = Progress(ends_at=5.0, score_before=0.25)
-    with pytest.raises(ValueError), Heartbeat(folder, progress):
-        raise ValueError("too small")
-    status = read_object(folder.status)
-    assert (status["reason"], status["ends_at"], status["score_before"]) == ("ValueError: too small", 5.0, 0.25)
-
-
 def test_a_row_has_a_short_curve_and_the_newest_score(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [], "running", **sign_of_life(), rewards=[n / 1000 for n in range(1000)])
     append_lines(run.metrics, [{"step": 500, "eval_score": 0.5}, {"step": 1000, "eval_score": 0.75}])
@@ -69,17 +65,6 @@ def test_a_row_has_a_short_curve_and_the_newest_score(tmp_path: Path) -> None:
     assert (row["rewards"][0], row["rewards"] == sorted(row["rewards"])) == (0.0, True)
     assert row["after"] == {"mean": 0.75, "low": None, "high": None, "count": None}
     assert (row["after_step"], row["model"], row["environment"]) == (1000, "Qwen/Qwen3-0.6B", "my_envs.hotel:HotelEnv")
-
-
-def test_rows_of_damaged_folders_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
-    damaged = write_run(tmp_path / "damaged", [])
-    for name in ("status.json", "result.json", "config.yaml", "metrics.jsonl", "system.jsonl"):
-        (damaged / name).write_bytes(b'{"scores": [1], \xff')
-    row = run_row(damaged)
-    assert (row["status"], row["after"], row["rewards"], row["model"]) == ("unknown", None, [], "")
-    json.dumps(summary(damaged, None), allow_nan=False)
-    (damaged / "sweep.json").write_text("[]")
-    assert sweep_row(damaged)["status"] == "unknown"
 
 
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
@@ -95,7 +80,7 @@ HARM: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.slow
 def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_nobody_waiting(
-    harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    harm: str, tmp_path: Path
 ) -> None:
     make_failed(tmp_path / "good")
     write_run(tmp_path / "bad", [])
@@ -104,35 +89,43 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
         (tmp_path / "bad" / name).unlink(missing_ok=True)
         HARM[harm](tmp_path / "bad" / name)
     assert {run.name: run.status for run in runs_in(tmp_path)} == {"good": "failed", "bad": "damaged"}
-    assert {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()} == {
-        "good": "failed",
-        "bad": "unknown",
-    }
-    with suppress(ConfigError):
-        show(str(tmp_path / "bad"))
-    with pytest.raises(ConfigError):
-        read_model(str(tmp_path / "bad"))
-    capsys.readouterr()
+    rows = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
+    assert rows == {"good": "failed", "bad": "unknown"}
+    json.dumps(summary(tmp_path / "bad", None), allow_nan=False)
 
 
 def test_the_row_of_a_sweep_is_its_best_trial(tmp_path: Path) -> None:
     row = sweep_row(make_sweep(tmp_path / "sweep"))
     assert (row["job"], row["status"], row["step"], row["steps"]) == ("sweep", "finished", 2, 2)
     assert (row["model"], row["seconds"]) == ("tiny", 30.0)
-    assert row["before"] is not None
-    assert (row["before"]["mean"], row["after"] and row["after"]["mean"]) == (0.2, 0.8)
+    assert (row["before"] and row["before"]["mean"], row["after"] and row["after"]["mean"]) == (0.2, 0.8)
 
 
 def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> None:
-    from aitrain.runs.rollout_index import RolloutIndex
-
     run = make_eval(tmp_path / "eval")
     run.result.unlink()
     rollouts = RolloutIndex(run.rollouts)
     rollouts.refresh()
-    scores = summary(run.path, rollouts)["scores"]
-    assert (scores["sampled"]["after"] or {})["mean"] == 0.625
-    assert scores["sampled"]["before"] is None
+    found = summary(run.path, rollouts)["scores"]["sampled"]
+    assert ((found["after"] or {})["mean"], found["before"]) == (0.625, None)
+
+
+# -- cases
+
+
+def test_a_case_has_the_mean_of_its_first_and_of_its_last_group(tmp_path: Path) -> None:
+    groups = [(1, 3, "", 0.0), (1, 3, "", 1.0), (4, 1, "", 1.0), (4, 1, "", None), (0, 0, "before_sampled", 0.0),
+              (4, 0, "after_sampled", 1.0), (4, 0, "after_greedy", 0.0)]  # fmt: skip
+    records = [
+        record(case_idx=7, step=step, group=group, eval_phase=phase, score=score)
+        for step, group, phase, score in groups
+    ]
+    records[3]["error"] = {"kind": "raised"}
+    training, held_out = case_rows(read(tmp_path, records))
+    assert (training.first, training.last, training.episodes, training.failed) == (0.5, 1.0, 4, 1)
+    assert training.variance == pytest.approx(2 / 9)
+    assert (held_out.first, held_out.last, held_out.episodes, held_out.is_held_out) == (0.0, 1.0, 2, True)
+    assert held_out.variance == 0.25
 
 
 def test_cases_are_counted_by_the_direction_of_their_change() -> None:
@@ -144,14 +137,33 @@ def test_cases_are_counted_by_the_direction_of_their_change() -> None:
     }
 
 
-def test_records_without_a_rendered_prompt_find_it_in_their_group(tmp_path: Path) -> None:
-    from aitrain.runs.rollout_index import RolloutIndex
-    from aitrain.ui.episodes import Limit, episode
+def test_rows_that_share_a_case_idx_are_cases_of_their_own_and_found_by_either(tmp_path: Path) -> None:
+    rows = ((3, "a", 1.0), (4, "a", 0.0), (5, 3, 0.5))
+    rollouts = read(tmp_path, [record(row_number=row, case_idx=idx, score=score) for row, idx, score in rows])
+    cases = [(row.case, row.case_idx, row.last) for row in case_rows(rollouts)]
+    assert cases == [("3", "a", 1.0), ("4", "a", 0.0), ("5", "3", 0.5)]
+    found = {case: find(rollouts, Query(case=case)).numbers for case in ("3", "a", "b")}
+    assert found == {"3": [0], "a": [0, 1], "b": []}
 
-    records = [record(group=1, rendered_prompt="<user>1 + 1"), record(group=1), record(group=2)]
-    rollouts = RolloutIndex(write_run(tmp_path / "run", records) / "rollouts")
-    rollouts.refresh()
-    shown = [episode(rollouts, number, Limit(6, 9, 9))["rendered"] for number in range(3)]
-    assert shown == [{"text": "<user>", "length": 11}] * 2 + [{"text": ""}]
-    same = [episode(rollouts, number)["same"] for number in range(3)]
-    assert same[0] == same[1] == same[2]
+
+def scored(row: int, when: str, score: float | None, **more: Any) -> dict[str, Any]:
+    return record(row_number=row, case_idx=7, eval_phase=when, score=score, step=4, weight_version=4, **more)
+
+
+def test_scores_are_paired_by_row_and_before_is_of_the_cases_that_are_reported(tmp_path: Path) -> None:
+    before = [scored(row, "before_sampled", score) for row, score in ((1, 0.0), (2, 1.0), (3, 1.0))]
+    after = [scored(row, "after_sampled", score) for row, score in ((1, 1.0), (2, 1.0))]
+    found = scores(RunFolder(tmp_path), read(tmp_path, [*before, *after]))["sampled"]
+    assert (found["before"]["mean"], found["after"]["mean"], found["change"]["mean"]) == (0.5, 1.0, 0.5)
+    assert found["before"]["count"] == found["change"]["count"] == 2
+
+
+def test_several_samples_of_a_case_count_as_one_and_scores_are_read_with_their_range(tmp_path: Path) -> None:
+    samples = [scored(row, "after_sampled", score, sample=k) for row in (1, 2) for k, score in enumerate((-5.0, 5.0))]
+    (tmp_path / "config.yaml").write_text("eval_samples: 2\nrl_score_range: -5,5\n")
+    rollouts = read(tmp_path, samples)
+    found = scores(RunFolder(tmp_path), rollouts)
+    assert (found["sampled"]["after"]["mean"], found["sampled"]["after"]["count"]) == (0.0, 2)
+    assert found["sampled"]["after"]["low"] < -1.0
+    assert found["pass@2"]["after"]["mean"] == 1.0
+    assert held_out_curve(RunFolder(tmp_path), rollouts)[0]["sampled"]["count"] == 2
