@@ -21,7 +21,7 @@ from aitrain.environment.tools import MAX_ERROR, Tools
 from tests.conftest import case_name
 
 if TYPE_CHECKING:
-    from somewhere import NotImported  # type: ignore[import-not-found]
+    pass  # type: ignore[import-not-found]
 
 
 class Board(enum.Enum):
@@ -40,11 +40,6 @@ class Room(BaseModel):
 
     guests: list[Guest] = []
     board: Board = Board.none
-
-
-class Node(BaseModel):
-    name: str
-    children: list[Node] = []
 
 
 class NotDescribable:
@@ -297,7 +292,6 @@ BOARD = {"type": "string", "enum": ["none", "half"]}
         (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
         (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
         (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
-        (Annotated[int, Field(ge=1)], {"type": "integer", "minimum": 1}),
         (
             Room,
             {
@@ -316,22 +310,9 @@ def test_a_hint_is_shown_as_a_flat_schema(hint: Any, schema: dict[str, Any]) -> 
     assert shown(hint) == schema
 
 
-def test_a_type_that_holds_itself_is_shown_once_beside_the_properties() -> None:
-    def tool(it: Node, other: list[Node]) -> NotImported: ...
-
-    parameters, reference = parameters_of(Owner(tool)), {"$ref": "#/$defs/Node"}
-    assert parameters["properties"] == {"it": reference, "other": {"type": "array", "items": reference}}
-    assert parameters["$defs"]["Node"]["properties"] == {
-        "name": {"type": "string"},
-        "children": {"type": "array", "items": reference, "default": []},
-    }
-
-
 @pytest.mark.parametrize(
     ("default", "expected"),
     [
-        (None, {"default": None}),
-        (Board.half, {"default": "half"}),
         (Guest("Dr", 1), {"default": {"title": "Dr", "age": 1}}),
         (object(), {}),
         (math.inf, {}),
@@ -361,10 +342,7 @@ def test_a_parameter_may_be_called_like_anything_of_pydantics() -> None:
     def tool(copy: int, json: str, model_config: float, _it: int = 1) -> str:
         return f"{copy} {json} {model_config} {_it}"
 
-    arguments = {"copy": "1", "json": "a", "model_config": 2, "_it": 3}
-    assert answer_of(Owner(tool), "tool", **arguments) == ("1 a 2.0 3", False)
-    assert list(parameters_of(Owner(tool))["properties"]) == list(arguments)
-    assert answer_of(Owner(tool), "tool", **{**arguments, "copy": "x"})[0].startswith("error: tool: copy: ")
+    assert answer_of(Owner(tool), "tool", copy="1", json="a", model_config=2, _it=3) == ("1 a 2.0 3", False)
 
 
 def test_a_pydantic_field_as_the_default_is_a_default() -> None:
@@ -383,7 +361,6 @@ def test_a_pydantic_field_as_the_default_is_a_default() -> None:
     assert parameters["required"] == ["it"]
     assert answer_of(Owner(tool), "tool", it=1) == ("null", False)
     assert answer_of(Owner(tool), "tool", it=1, other=6)[1]
-    assert answer_of(Owner(tool), "tool")[1]
     assert kept == [(1, 3)]
 
 
@@ -423,18 +400,6 @@ class Kinds:
         """Documented in the parent."""
         return it
 
-    @staticmethod
-    def static(it: int) -> int:
-        return it
-
-    @classmethod
-    def of_class(cls, it: int) -> int:
-        return it
-
-    @functools.lru_cache  # noqa: B019
-    def cached(self, it: int) -> int:
-        return it
-
     def __call__(self, it: int) -> int:
         """Documented at the call."""
         return it
@@ -443,11 +408,6 @@ class Kinds:
 class Child(Kinds):
     def inherited(self, it: int) -> int:
         return it
-
-
-@functools.wraps(Kinds.static)
-def wrapper(*args: Any, **kwargs: Any) -> Any:
-    return Kinds.static(*args, **kwargs)
 
 
 def named(tool: Any, name: str = "tool") -> Any:
@@ -464,10 +424,7 @@ def add(first: int, it: int, key: str = "secret") -> int:
     ("tool", "about"),
     [
         (Child().inherited, "Documented in the parent."),
-        (Kinds().of_class, ""),
-        (Kinds().cached, ""),
         (named(Kinds()), "Documented at the call."),
-        (wrapper, ""),
         (named(functools.partial(add, 1, key="own")), "Add them."),
         (named(functools.update_wrapper(functools.partial(add, 1, key="own"), add)), "Add them."),
     ],
@@ -483,8 +440,6 @@ def test_methods_functions_and_callable_objects_with_a_name_are_tools(tool: Any,
 
 
 def positional(a: int, /) -> None: ...
-def several(*many: int) -> None: ...
-def keywords(**many: int) -> None: ...
 def of_a_type(it: int, client: NotDescribable) -> None: ...
 
 
@@ -500,13 +455,9 @@ def unresolved() -> Callable[..., Any]:
     ("tool", "message"),
     [
         (positional, "positional: it takes a by position only"),
-        (several, "several: it takes *many"),
-        (keywords, "keywords: it takes **many"),
-        (math.sqrt, "sqrt: it takes x by position only"),
         (of_a_type, "of_a_type: its argument client cannot be described"),
         (unresolved(), "tool: the hints of its arguments cannot be read: NameError"),
         (lambda it: it, "no name to call it by"),
-        (Kinds(), "no name to call it by"),
         (Kinds, "Kinds: neither a function or method"),
         ("search_hotels", "'search_hotels': neither a function"),
     ],
@@ -545,11 +496,8 @@ def test_get_tools_that_raises_is_told_with_its_line() -> None:
     ("hint", "value", "received"),
     [
         (int, "3", 3),
-        (int, 3.0, 3),
         (date, "2024-01-02", date(2024, 1, 2)),
         (list[Guest], [{"title": "Dr", "age": "7"}], [Guest("Dr", 7)]),
-        (Room, {"board": "half"}, Room(board=Board.half)),
-        (Any, {"x": [1]}, {"x": [1]}),
     ],
     ids=case_name,
 )
@@ -563,22 +511,13 @@ def test_arguments_are_converted_to_the_type_of_the_hint(hint: Any, value: Any, 
     [
         (int, "three", "it"),
         (int, None, "it"),
-        (str, 5, "it"),
         (float, "nan", "it"),
-        (Board, "full", "it"),
         (list[Guest], [{"title": "Dr"}, {}], "it.1.title"),
     ],
     ids=case_name,
 )
 def test_a_wrong_argument_is_told_to_the_model(hint: Any, value: Any, place: str) -> None:
     assert given(hint, value).startswith(f"error: tool: {place}: ")
-
-
-def test_a_null_where_null_is_the_default_is_taken_whatever_the_hint() -> None:
-    owner = tool_with(int, None)
-
-    assert answer_of(owner, "tool", it=None) == ("null", False)
-    assert answer_of(owner, "tool", it="x")[1]
 
 
 @pytest.mark.parametrize(
@@ -604,11 +543,9 @@ def test_a_wrong_call_is_answered_with_what_is_wrong(name: str, arguments: dict[
     "call",
     [
         ToolCall(["search_hotels"], {}),  # type: ignore[arg-type]
-        ToolCall("search_hotels", None),
         ToolCall("search_hotels", {"city": "Bern", "\ud800": 1}),
         ToolCall("\ud800" * 1000, {}),
         ToolCall("search_hotels", {"city": functools.reduce(lambda inner, _: [inner], range(10_000), [])}),
-        ToolCall("search_hotels", {"x\n" * 1000: 1}),
         ToolCall("search_hotels", {f"city{number}": 1 for number in range(1000)}),
     ],
     ids=lambda call: str(call.name)[:20],
@@ -625,10 +562,7 @@ def test_the_error_of_any_wrong_call_is_short_and_can_be_written(call: ToolCall)
 
 class Broken(Hotels):
     def get_tools(self) -> Any:
-        return [self.now, self.later, self.validating]
-
-    def now(self, it: int) -> None:
-        Guest(*())  # a TypeError, as of a wrong call
+        return [self.later, self.validating]
 
     async def later(self, it: int) -> None:
         raise KeyError(it)
@@ -637,7 +571,7 @@ class Broken(Hotels):
         Room.model_validate({"board": 5})
 
 
-@pytest.mark.parametrize(("name", "kind"), [("now", TypeError), ("later", KeyError), ("validating", ValueError)])
+@pytest.mark.parametrize(("name", "kind"), [("later", KeyError), ("validating", ValueError)])
 def test_what_a_tool_raises_is_raised_and_not_told_to_the_model(name: str, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         answer_of(Broken(), name, it=1)
@@ -651,15 +585,6 @@ def test_a_tool_that_changes_its_arguments_does_not_change_the_call() -> None:
     call = ToolCall("tool", {"it": {"x": [1]}})
     Tools.of(Owner(tool)).run(call)
     assert call.arguments == {"it": {"x": [1]}}
-
-
-def test_a_default_is_left_to_the_function() -> None:
-    missing = object()
-
-    def tool(it: Any = missing, other: Annotated[int, Field(3)] = 5) -> list[Any]:
-        return [it is missing, other]
-
-    assert answer_of(Owner(tool), "tool") == ("[true, 5]", False)
 
 
 def test_tools_of_two_episodes_are_apart() -> None:
@@ -682,17 +607,14 @@ CIRCLE.append(CIRCLE)
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("Zürich\n2", "Zürich\n2"),
         (None, "null"),
         ({"city": "Zürich", "n": [1, "a", (2,)]}, '{"city": "Zürich", "n": [1, "a", [2]]}'),
         ([Guest("Dr"), Odd()], '[{"title": "Dr", "age": 30}, "an odd thing"]'),
         ({date(2024, 1, 2): Board.half}, '{"2024-01-02": "half"}'),
-        (Board.half, "half"),
         (b"\xff", "b'\\xff'"),
         (CIRCLE, "[[...]]"),
         (math.nan, "NaN"),
         ("half \ud800 a character, \ud83d\ude00", "half \ufffd a character, 😀"),
-        ({"a": ["\udc00"]}, '{"a": ["\ufffd"]}'),
     ],
     ids=case_name,
 )
@@ -715,8 +637,6 @@ INNER: dict[str, Any] = {
             "city": {"type": "string", "enum": ["Bern", "Zürich"]},
             "n": {"type": "integer"},
             "x": {"type": "number"},
-            "flag": {"type": "boolean"},
-            "many": {"type": "array"},
             "maybe": {"type": ["string", "null"]},
             "nullable": {"type": "integer", "nullable": True},
             "any": {},
@@ -752,10 +672,9 @@ def test_a_schema_is_passed_on_unchanged_in_the_full_form(schema: Any) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"x": 1, "flag": True, "many": []}, {"x": 1.5, "maybe": None}, {"maybe": "x", "nullable": None, "own": 1},
-     {"nullable": 1, "any": {"x": 1}, "own": True}],
+    [{"x": 1, "maybe": "x", "nullable": 1, "own": True}, {"x": 1.5, "maybe": None, "nullable": None, "any": {"x": 1}}],
     ids=case_name,
-)  # fmt: skip
+)
 def test_arguments_that_fit_the_schema_are_passed_on_as_they_are(arguments: dict[str, Any]) -> None:
     answer, is_wrong = answer_of(WithSchema(), "search", city="Bern", **arguments)
 
@@ -769,26 +688,16 @@ def test_arguments_that_fit_the_schema_are_passed_on_as_they_are(arguments: dict
         ({"city": "Basel"}, 'city: should be one of ["Bern", "Zürich"]'),
         ({"city": 5}, "city: should be of type string"),
         ({"city": "Bern", "n": True}, "n: should be of type integer"),
-        ({"city": "Bern", "n": 1.0}, "n: should be of type integer"),
         ({"city": "Bern", "n": None}, "n: should be of type integer"),
         ({"city": "Bern", "x": False}, "x: should be of type number"),
-        ({"city": "Bern", "flag": 1}, "flag: should be of type boolean"),
-        ({"city": "Bern", "many": {}}, "many: should be of type array"),
         ({"city": "Bern", "maybe": 5}, "maybe: should be of type string or null"),
-        ({"n": "1", "manny": 5},
-         "n: should be of type integer; missing argument: city; unknown argument: manny. Did you mean many?"),
+        ({"n": "1", "anny": 5},
+         "n: should be of type integer; missing argument: city; unknown argument: anny. Did you mean any?"),
     ],
     ids=case_name,
 )  # fmt: skip
 def test_arguments_that_do_not_fit_the_schema_are_a_wrong_call(arguments: dict[str, Any], error: str) -> None:
     assert answer_of(WithSchema(), "search", **arguments) == (f"error: search: {error}", True)
-
-
-def test_a_schema_may_allow_other_arguments() -> None:
-    parameters = {"properties": {"city": {}}, "required": ["city"], "additionalProperties": True}
-    owner = WithSchema({"name": "search", "parameters": parameters})
-
-    assert answer_of(owner, "search", city="Bern", foo=1) == ('["Bern", {"foo": 1}]', False)
 
 
 PROPERTIES = {"city": {"type": "string"}, "n": {"type": "integer"}}
@@ -798,12 +707,9 @@ PROPERTIES = {"city": {"type": "string"}, "n": {"type": "integer"}}
     ("schema", "message"),
     [
         ({"name": 5}, 'no "name"'),
-        ({"name": "search", "parameters": [1]}, "search: its parameters are not"),
         ({"name": "search", "parameters": {"properties": {"city": "string"}}}, "search: its parameters are not"),
         ({"name": "search", "parameters": {"properties": {}, "required": ["city"]}}, 'search: "required" of its'),
         ({"name": "search", "parameters": {"properties": {"city": {"enum": {Odd}}}}}, "the schema holds something"),
-        ({"name": "narrow", "parameters": {"properties": PROPERTIES, "required": ["city"]}},
-         "missing a required argument: 'n'"),
         ({"name": "narrow", "parameters": {"properties": {**PROPERTIES, "m": {}}, "required": ["city", "n"]}},
          "unexpected keyword argument 'm'"),
     ],
