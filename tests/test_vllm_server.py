@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from aitrain.errors import ConfigError, RunFailed
@@ -28,11 +27,10 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm import addresses
-from aitrain.vllm import server_process as vllm_server
-from aitrain.vllm.addresses import LOOPBACK
 from aitrain.vllm.key_guard import KeyGuard
 from aitrain.vllm.server_process import ServerConfig, VLLMServer
 from aitrain.vllm.start_failure import why_it_ended
+from tests.conftest import has_ended
 
 FAKE = """
 import json, subprocess, sys
@@ -61,17 +59,14 @@ HTTPServer((host, port), Handler).serve_forever()
 """
 
 PARENT = """
-import signal, sys
+import sys
 from pathlib import Path
 from aitrain.vllm.server_process import ServerConfig, VLLMServer
 
-signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
 plan = ServerConfig("model", Path("vllm-server.log"), program=(sys.executable, "fake.py", "healthy"))
 with VLLMServer.start(plan, lambda text: None) as server:
     print(server._tree._supervisor.pid, flush=True)
-    while not sys.stdin.readline():
-        pass
-    print(server.poll(), flush=True)
+    sys.stdin.readline()
 """
 
 
@@ -91,32 +86,6 @@ def plan(here: Path) -> Callable[..., ServerConfig]:
     return make
 
 
-def descendants(pid: int) -> set[int]:
-    """A process and all below it."""
-    children: dict[int, list[int]] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        children.setdefault(parent, []).append(int(process.name))
-    found, waiting = set(), [pid]
-    while waiting:
-        found.add(waiting.pop())
-        waiting += [child for known in found for child in children.get(known, []) if child not in found]
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    def lives(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    return {pid for pid in pids if lives(pid)}
-
-
 def wait_until(is_so: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
@@ -124,18 +93,19 @@ def wait_until(is_so: Callable[[], object], seconds: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-def processes_of(server: VLLMServer) -> set[int]:
-    return descendants(supervisor_of(server).pid)
-
-
-def supervisor_of(server: VLLMServer) -> subprocess.Popen[bytes]:
+def processes_of(server: VLLMServer) -> list[psutil.Process]:
+    """The supervisor, the server and its engine."""
     assert server._tree is not None
-    return server._tree._supervisor
+    return family(server._tree._supervisor.pid)
 
 
-def arguments_in(log: Path) -> list[str]:
-    line = next(line for line in log.read_text().splitlines() if "arguments: " in line)
-    return list(json.loads(line.partition("arguments: ")[2]))
+def family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    return all(has_ended(process.pid) for process in processes)
 
 
 # -- the usual way
@@ -146,11 +116,11 @@ def test_it_is_healthy_when_start_returns_and_gone_after_the_block(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # is not asked
     with VLLMServer.start(plan("healthy"), ignore) as server:
-        pids = processes_of(server)
-        assert len(alive(pids)) == 3
+        processes = processes_of(server)
+        assert len(processes) == 3
         assert server.poll() is None
 
-    assert alive(pids) == set()
+    assert are_gone(processes)
     server.stop()
 
 
@@ -200,31 +170,28 @@ def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
     assert failure.endswith("vllm-server.log")
 
 
-def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Callable[..., ServerConfig], here: Path) -> None:
-    pids, before = set[int](), descendants(os.getpid())
-
-    def look(text: str) -> None:
-        pids.update(descendants(os.getpid()) - before)
-
-    with pytest.raises(RunFailed, match="did not start: exit code 3"):
-        VLLMServer.start_all([plan("healthy"), plan("dies:of something")], look)
-    assert pids
-    wait_until(lambda: not alive(pids))
-
-
 def test_one_that_is_never_healthy_is_ended(plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     servers = remembered(monkeypatch)
-    pids: set[int] = set()
+    processes: list[psutil.Process] = []
 
     def give_up_once_it_runs(_: str) -> None:
-        pids.update(processes_of(servers[0]))
-        if len(pids) == 3 and servers[0].plan.log.read_text():
+        processes[:] = processes_of(servers[0])
+        if len(processes) == 3 and servers[0].plan.log.read_text():
             servers[0].plan = replace(servers[0].plan, timeout=0.0)
 
     with pytest.raises(RunFailed, match=r"not ready after 0 s\. It was at:\narguments"):
         VLLMServer.start(plan("never"), give_up_once_it_runs)
 
-    assert alive(pids) == set()
+    assert are_gone(processes)
+
+
+def test_when_one_of_several_servers_does_not_start_none_is_left(
+    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = remembered(monkeypatch)
+    with pytest.raises(RunFailed, match="did not start: exit code 3"):
+        VLLMServer.start_all([plan("healthy"), plan("dies:of something")], ignore)
+    assert [server.poll() for server in servers] == [0, 0]
 
 
 def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VLLMServer]:
@@ -235,24 +202,12 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VLLMServer]:
     return servers
 
 
-@pytest.mark.slow
-def test_a_port_that_somebody_took_meanwhile_is_left_to_them(
-    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with VLLMServer.start(plan("healthy"), ignore) as stranger:
-        ports = iter([stranger.port, vllm_server._free_port(LOOPBACK)])
-        monkeypatch.setattr(vllm_server, "_free_port", lambda _: next(ports))
-        with VLLMServer.start(plan("healthy"), ignore) as server:
-            assert server.port != stranger.port
-
-
 # -- it dies, it is restarted, it will not go
 
 
-def server_pid(server: VLLMServer) -> int:
-    """Of the server itself, the supervisor's child."""
-    above = supervisor_of(server).pid
-    return int(Path(f"/proc/{above}/task/{above}/children").read_text().split()[0])
+def kill(server: VLLMServer) -> None:
+    """The server itself, the supervisor's child."""
+    processes_of(server)[1].kill()
 
 
 @pytest.fixture
@@ -279,15 +234,15 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_ho
     with managed_server(run_plan(vllm_servers=2, vllm_max_restarts=1), folder, told.append) as variables:
         one, other = variables[SERVER_VARIABLE].split(",")
         assert states() == [("running", 0)] * 2
-        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        kill(servers[0])
         wait_until(lambda: states() == [("running", 1), ("running", 0)])
         assert urllib.request.urlopen(f"{one}/health").status == 200
-        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        kill(servers[0])
         wait_until(lambda: states() == [("ended", 1), ("running", 0)])
         assert folder.read_server()["why"] == ""  # the other one serves
         assert urllib.request.urlopen(f"{other}/health").status == 200
         servers[1].plan = plan("dies:OSError: no/such is not a local folder and is not a valid model identifier")
-        os.kill(server_pid(servers[1]), signal.SIGKILL)
+        kill(servers[1])
         wait_until(lambda: folder.read_server()["why"])
     reasons = str(folder.read_server()["why"])
     assert "(signal 9), and is not restarted again (--vllm-max-restarts)" in reasons
@@ -305,7 +260,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_starting_again(
 
     with managed_server(run_plan(), folder, told.append):
         servers[0].plan = plan("never", timeout=600.0)
-        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        kill(servers[0])
         wait_until(lambda: '"starting"' in folder.server.read_text())
     assert servers[0].poll() == 0
     assert len([event for event in told if isinstance(event, Note)]) == 1
@@ -323,20 +278,6 @@ def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log(
 
 
 # -- where others reach it
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
-def test_servers_have_a_key_that_is_in_no_command_line(
-    plan: Callable[..., ServerConfig], host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "a-secret")
-    one = plan("healthy", host=host, key="the-key-of-this-run")
-    with VLLMServer.start(one, ignore) as server:
-        assert server.url.startswith(f"http://{host}:")
-        words = arguments_in(one.log)
-    assert {f"--host={host}", "--middleware=aitrain.vllm.key_guard.KeyGuard"} <= set(words)
-    assert not any(secret in " ".join(words) + repr(one) for secret in ("the-key-of-this-run", "a-secret"))
-    assert one.environment()["VLLM_API_KEY"] == "the-key-of-this-run"
 
 
 def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
@@ -359,6 +300,45 @@ def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
     assert keys[2:] == ["of the user"] * 2
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_servers_have_a_key_that_is_in_no_command_line(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "a-secret")
+    one = ServerConfig("model", Path("log"), host=host, key="the-key-of-this-run")
+    words = one.arguments(1)
+    assert {f"--host={host}", "--middleware=aitrain.vllm.key_guard.KeyGuard"} <= set(words)
+    assert not any(secret in " ".join(words) + repr(one) for secret in ("the-key-of-this-run", "a-secret"))
+    assert one.environment()["VLLM_API_KEY"] == "the-key-of-this-run"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "header", "answer"),
+    [
+        ("http", "/health", b"", "reached"),
+        ("http", "/v1/models", b"", "http.response.start 401"),
+        ("http", "/collective_rpc", b"Bearer wrong", "http.response.start 401"),
+        ("http", "/collective_rpc", b"Bearer the-key", "reached"),
+        ("websocket", "/v1/realtime", b"", "websocket.close"),
+        ("lifespan", "", b"", "reached"),
+    ],
+)
+def test_no_path_but_health_is_served_without_the_key(
+    kind: str, path: str, header: bytes, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "the-key")
+    said: list[str] = []
+
+    async def app(*_: Any) -> None:
+        said.append("reached")
+
+    async def send(message: Any) -> None:
+        said.append(f"{message['type']} {message['status']}" if "status" in message else message["type"])
+
+    scope = {"type": kind, "path": path, "headers": [(b"authorization", header)] if header else []}
+    asyncio.run(KeyGuard(app)(scope, app, send))  # type: ignore[arg-type]
+    assert said[0] == answer
+    assert ("reached" in said) == (answer == "reached")
+
+
 def test_a_name_that_resolves_to_loopback_is_bound_at_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"debian": "127.0.1.1", "127.0.0.1": "127.0.0.1", "elsewhere": "192.0.2.1"}
     answer = {name: [(socket.AF_INET, 1, 6, "", (address, 0))] for name, address in found.items()}
@@ -372,40 +352,6 @@ def test_a_name_that_resolves_to_loopback_is_bound_at_all_addresses(monkeypatch:
         True,
         False,
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "path", "header", "reaches"),
-    [
-        ("http", "/health", b"", True),
-        ("http", "/v1/models", b"", False),
-        ("http", "/collective_rpc", b"", False),
-        ("http", "/collective_rpc", b"Bearer wrong", False),
-        ("http", "/collective_rpc", b"Bearer the-key", True),
-        ("websocket", "/v1/realtime", b"", False),
-        ("lifespan", "", b"", True),
-    ],
-)
-def test_no_path_but_health_is_served_without_the_key(
-    kind: str, path: str, header: bytes, reaches: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "the-key")
-    reached: list[str] = []
-    sent: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        reached.append(scope["type"])
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": kind, "path": path, "headers": [(b"authorization", header)] if header else []}
-    asyncio.run(KeyGuard(app)(scope, app, send))  # type: ignore[arg-type]
-    assert bool(reached) == reaches
-    assert [message["type"] for message in sent] == (
-        [] if reaches else ["websocket.close"] if kind == "websocket" else ["http.response.start", "http.response.body"]
-    )
-    assert reaches or sent[0].get("status", 401) == 401
 
 
 # -- what happens to us
@@ -424,19 +370,7 @@ def parent(plan: Callable[..., ServerConfig], here: Path) -> Iterator[subprocess
 
 def test_everything_ends_when_we_are_killed(parent: subprocess.Popen[str]) -> None:
     assert parent.stdout is not None
-    pids = descendants(int(parent.stdout.readline()))
-    assert len(alive(pids)) == 3
+    processes = family(int(parent.stdout.readline()))
+    assert len(processes) == 3
     parent.kill()
-    wait_until(lambda: not alive(pids))
-
-
-def test_a_ctrl_c_in_the_terminal_leaves_the_server_to_us(parent: subprocess.Popen[str]) -> None:
-    assert parent.stdout is not None
-    pids = descendants(int(parent.stdout.readline()))
-    os.killpg(parent.pid, signal.SIGINT)
-    assert parent.stdout.readline() == "interrupted\n"
-    out, _ = parent.communicate("end\n", timeout=30)
-
-    assert out == "None\n"
-    assert parent.returncode == 0
-    assert alive(pids) == set()
+    assert are_gone(processes)
