@@ -243,13 +243,6 @@ def test_fields_of_trl_that_hold_what_they_should_are_passed() -> None:
     check_trl_effects(TrainConfig(**VLLM, trl={"vllm_model_impl": "auto", "vllm_importance_sampling_clip_max": 2.0}))
 
 
-def test_the_plan_says_what_a_reshaped_sampling_distribution_leaves_inexact() -> None:
-    (note,) = plan(rl_top_k=50).notes
-
-    assert "--rl-top-k 50" in note
-    assert plan().notes == ()
-
-
 # -- the model
 
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, EpisodeTruncated, Score
-from aitrain.environment import rollout_session
-from aitrain.environment.contract import check_contract
+from aitrain import EpisodeTruncated, Score
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import Limits
 from tests.rollout.asking import Asks, play, play_one, user
@@ -45,10 +43,11 @@ class Twice(Asks):
 
 
 class TwiceInAThread(Asks):
-    """The same without async."""
+    """The same without async, and called by signature."""
 
-    def rollout(self, case: dict[str, Any], endpoint: Any) -> Score:
-        messages = [user(f"first {case['word']}")]
+    def rollout(self, case_idx: int, prompt: Any, word: str, endpoint: Any) -> Score:
+        assert prompt == [user(f"{case_idx}?")]
+        messages = [user(f"first {word}")]
         messages.append(endpoint.chat(messages))
         answer = endpoint.chat([*messages, user("more")])
         return Score(0.5, {"last": float(answer["content"])})
@@ -68,20 +67,6 @@ def test_the_answers_are_trained_and_what_the_rollout_says_is_not(environment: A
         assert trained(episode) == "1$2$"
         assert (episode.stop, episode.result.score, episode.result.metrics) == ("done", 0.5, {"last": 2.0})
         assert episode.conversation[0] == user(f"first w{number}")
-
-
-def test_a_rollout_is_called_by_signature() -> None:
-    class Names(Asks):
-        async def rollout(self, case_idx: int, seed: int, prompt: Any, word: str, endpoint: Any) -> float:
-            said = f"{case_idx} {seed} {prompt[0]['content']} {word}"
-            await endpoint.chat([user(said)])
-            return 1.0
-
-    check_contract(Names(), ["prompt", "word"])
-    (_, episode), _ = play(Names(), ECHO, of=words(2))
-    assert text(episode.trajectory.prompt_ids) == "u:1 1 1? w1$a:"
-    with pytest.raises(EnvironmentFailed, match="unknown parameter, word"):
-        check_contract(Names(), ["prompt"])
 
 
 # -- other conversations
@@ -216,23 +201,6 @@ def test_a_rollout_that_never_asks_for_a_trained_answer_fails() -> None:
             return 1.0
 
     assert "without asking the policy" in play_one(Silent(), ECHO).failure_message
-
-
-def test_a_loop_of_untrained_requests_is_ended_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_session, "MAX_UNTRAINED", 5)
-
-    asked = []
-
-    class Loop(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            await endpoint.chat([user("go")])
-            while True:
-                with suppress(Exception):  # such as a loop that tries again
-                    await endpoint.chat([user("more?")], trained=False)
-                    asked.append(1)
-
-    episode = play_one(Loop(), ECHO)
-    assert (episode.stop, episode.result.score, len(asked)) == ("env_error", None, 5)
 
 
 def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import pytest
 
 from aitrain.cli.runs import runs
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
-from aitrain.runs.node_info import VARIABLE, NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import TAIL, look, runs_in
-from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial
+from aitrain.runs.sweep_record import SweepRecord, Trial
 from tests.conftest import write
 
 RUNNING = {"status": "running", "step": 3, "steps": 50}
@@ -33,12 +31,6 @@ def make(parent: Path, name: str, status: dict[str, Any] | None = None, **result
     if result:
         write_json(folder.result, result)
     return folder
-
-
-def aitrain_runs(*arguments: str, cwd: Path, columns: int = 80) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aitrain", "runs", *arguments]
-    variables = {**os.environ, "COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=variables)
 
 
 # -- live or dead
@@ -114,27 +106,6 @@ def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_evals_and_sweeps_are_listed_with_their_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = {"status": "finished", "job": "eval", "step": 400, "steps": 400}
-    make(tmp_path, "eval-sums", status, scores={"sampled": {"mean": 0.98}, "greedy": None}, job="eval")
-    make(tmp_path, "greedy", {**status, "status": "failed"}, scores={"greedy": {"mean": 0.5}})
-    (tmp_path / "lrs").mkdir()
-    config = {"direction": "minimize"}
-    trials = [
-        Trial(0, {}, "finished", 0.5, before=0.75), Trial(1, {}, "finished", 0.25, before=0.75), Trial(2, {}, "failed"),
-    ]  # fmt: skip
-    SweepRecord(tmp_path / "lrs", config, 4, "stopped", trials).write()
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / SWEEP_FILE).write_text("{")
-
-    assert runs(tmp_path) == 0
-    lines = {line.split()[0]: line.split()[1:-1] for line in capsys.readouterr().out.splitlines()}
-    assert lines["eval-sums"] == ["finished", "400/400", "eval", "0.980"]
-    assert lines["greedy"] == ["failed", "400/400", "eval", "0.500"]
-    assert lines["lrs"] == ["stopped", "3/4", "sweep", "0.750", "->", "0.250"]
-    assert look(tmp_path / "torn").status == "damaged"
-
-
 def test_the_rewards_are_those_of_the_first_and_last_step_whatever_lies_between(tmp_path: Path) -> None:
     folder = make(tmp_path, "run", {"status": "failed"})
     append_lines(folder.metrics, [{"step": 0, "eval_score": 0.5}, {"step": 1, "reward": 0.125}])
@@ -149,34 +120,34 @@ def test_the_rewards_are_those_of_the_first_and_last_step_whatever_lies_between(
 # -- what the command shows
 
 
-def test_a_run_on_other_machines_is_listed_with_its_host_and_their_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_is_no_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = [NodeInfo(rank, f"gpu{rank}", f"10.0.0.{rank}", 8, (11, 12)) for rank in range(4)]
-    monkeypatch.setenv(VARIABLE, json.dumps(as_json(replace(node, pids=()) for node in nodes)))
-    with Heartbeat(make(tmp_path, "four", RUNNING), Progress(pids=[11, 12] * 4)) as heartbeat:
-        write_json(heartbeat.folder.status, read_object(heartbeat.folder.status) | {"host": "gpu0"})
-        assert look(heartbeat.folder.path).nodes == tuple(nodes)
-        assert runs(tmp_path) == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith("s  gpu0 +3")
+    os.mkdir(os.fsencode(tmp_path) + b"/evil\x1b[2J\n\xff")
+    status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
+    append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
+    make(tmp_path, "greedy", status | {"job": "eval"}, scores={"greedy": {"mean": 0.5}})
+    (tmp_path / "lrs").mkdir()
+    trials = [Trial(number, {}, "finished", score, before=0.75) for number, score in enumerate((0.5, 0.25))]
+    SweepRecord(tmp_path / "lrs", {"direction": "minimize"}, 4, "stopped", trials).write()
+
+    assert runs(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "evil?[2J??" in out
+    lines = {line.split()[0][:4]: line.split()[1:-1] for line in out.splitlines()}
+    assert lines["run-"] == ["stopped", "9999/100000", "reward", "0.000", "->", "1.000"]
+    assert lines["gree"] == ["stopped", "9999/100000", "eval", "0.500"]
+    assert lines["lrs"] == ["stopped", "2/4", "sweep", "0.750", "->", "0.250"]
 
 
 @pytest.mark.slow
-def test_every_run_is_one_line_that_fits_and_whose_name_is_no_command_and_json_holds_every_field(
-    tmp_path: Path,
-) -> None:
-    os.mkdir(os.fsencode(tmp_path) + b"/evil\x1b[2J\n\xff")
-    for number in range(3):
-        name = f"run-{number}" + "-with-a-name-that-goes-on-and-on" * (number % 2)
-        status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 90 * number - 5}
-        append_lines(make(tmp_path, name, status, score_after=0.75).metrics, [{"reward": 0.0}, {"reward": 1.0}])
-    done = aitrain_runs(str(tmp_path), cwd=tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line[:5] for line in lines[1:4]] == ["run-0", "run-1", "run-2"]
-    assert max(map(len, lines)) <= 80
-    assert "evil?[2J??" in done.stdout
-    (run,) = json.loads(aitrain_runs("--json", "./run-0", cwd=tmp_path).stdout)
-    assert (run["status"], run["step"], run["score_after"]) == ("stopped", 9999, 0.75)
-    assert aitrain_runs("absent", cwd=tmp_path).returncode == 2
+def test_json_holds_every_field_and_one_runs_folder_or_name_is_that_run(tmp_path: Path) -> None:
+    make(tmp_path / "runs", "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
+    for given, code in (("runs/done", 0), ("done", 0), ("absent", 2)):
+        command = [sys.executable, "-m", "aitrain", "runs", "--json", given]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == code
+        if code == 0:
+            (run,) = json.loads(done.stdout)
+            assert (run["path"], run["status"], run["step"], run["score_after"]) == ("runs/done", "finished", 9, 0.75)

@@ -16,8 +16,6 @@ from aitrain.environment.mixed_runner import MixedRunner
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.events import Event
 from aitrain.jobs.env_loading import load_runner
-from aitrain.options.reading import as_command, resolve
-from aitrain.options.yaml_text import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import limits_of
@@ -33,16 +31,14 @@ TWICE = [f"easy={FILE}:Early", f"hard={FILE}:Early"]
     [
         ("folder/hotel.py", "hotel"),
         ("hotel.py:HotelEnv", "HotelEnv"),
-        ("reasoning-gym:chain_sum", "chain_sum"),
         ("gem:game:GuessTheNumber-v0-easy", "game-GuessTheNumber-v0-easy"),
         ("http://127.0.0.1:8000/?a=b", "127.0.0.1-8000-a-b"),
-        ("a-1.b=hotel.py:HotelEnv", "a-1.b"),
     ],
 )
 def test_an_environment_without_a_name_is_called_after_its_place(place: str, name: str) -> None:
     environments = TrainConfig(rl_env=["other=x.py", place]).environments
     assert list(environments) == ["other", name]
-    assert environments[name].rl_env == place.removeprefix("a-1.b=")
+    assert environments[name].rl_env == place
 
 
 def test_each_environment_has_its_own_keywords_and_its_share() -> None:
@@ -57,14 +53,12 @@ def test_each_environment_has_its_own_keywords_and_its_share() -> None:
     ("options", "told"),
     [
         ({"rl_env": [FILE, FILE]}, "as in NAME="),
-        ({"rl_env": "x.py", "rl_env_weights": "1,2"}, "there is one environment"),
         ({"rl_env": TWICE, "rl_env_weights": "1,2,3"}, "3 weights for 2 environments"),
         ({"rl_env": TWICE, "rl_env_weights": "0,2"}, "above 0"),
         ({"rl_env": TWICE, "rl_env_class": "Early"}, "rl_env_class: "),
         ({"rl_env": TWICE, "rl_env_workers": "ray:4"}, "rl_env_workers: "),
         ({"rl_env": TWICE, "rl_env_config": {"eazy": {}}}, "Did you mean easy?"),
         ({"rl_env": TWICE, "rl_env_config": {"easy": 3}}, "the keywords of easy"),
-        ({"rl_env": ["x.py", ""]}, "a list of places"),
         ({"rl_env": TWICE, "custom_sampler": "x:f", "rl_env_weights": "1,2"}, "custom_sampler"),
     ],
     ids=str,
@@ -73,15 +67,6 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], told: str) -> None
     with pytest.raises(ConfigError) as refused:
         TrainConfig(**options)
     assert told in str(refused.value)
-
-
-def test_several_environments_are_the_same_in_a_file_a_command_and_python(tmp_path: Path) -> None:
-    config = TrainConfig(rl_env=TWICE, rl_env_weights="2,1", rl_env_config={"hard": {"count": 5}})
-    file = tmp_path / "options.yaml"
-    file.write_text(write_yaml(config.written()))
-    assert resolve(TrainConfig, file) == config
-    words = as_command(config)
-    assert [words[place + 1] for place, word in enumerate(words) if word == "--rl-env"] == TWICE
 
 
 def ignore(_: Event) -> None:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,21 +73,6 @@ def test_a_run_is_its_scores_its_curve_and_what_its_episodes_came_to(run: Path) 
     assert "1 lines of the rollout files are damaged" in text
 
 
-def test_a_step_is_shown_group_by_group_with_the_row_of_each_case_once_and_cut(run: Path) -> None:
-    tools = [{"type": "function", "function": {"name": name}} for name in ("find", f"book{EVIL}")]
-    more = [record(3, 0, 2, 0.5, row={"text": "x" * 1000}, tools=tools), record(3, 0, 2, 0.5)]
-    with (run / "rollouts" / "rank0.jsonl").open("a") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in more))
-    text = shown("mine", "--step", "1")
-    headings = [line for line in text.splitlines() if line.startswith("step")]
-    assert headings == ["step 1, group 0, case 0  0.250  0.750", "step 1, group 1, case 1  1.000  -"]
-    assert text.count("user: say") == 2
-    assert "  score 0.250  advantage +0.50, done, 3 tokens, environment 0.50s" in text
-    (row,) = re.findall("^  row: .*$", long := shown("mine", "--step", "3"), re.MULTILINE)
-    assert row.endswith("xxx… (1,012 characters, all of them with --json)")
-    assert r"  tools: find, book\x1b[2J" in long
-
-
 @pytest.mark.parametrize(
     ("arguments", "scores"),
     [
@@ -115,29 +95,19 @@ def test_options_choose_among_the_episodes(run: Path, arguments: list[str], scor
     assert [one["score"] for one in as_json] == [None if score == "-" else float(score) for score in scores]
 
 
+def test_a_step_is_shown_group_by_group(run: Path) -> None:
+    text = shown("mine", "--step", "1")
+    headings = [line for line in text.splitlines() if line.startswith("step")]
+    assert headings == ["step 1, group 0, case 0  0.250  0.750", "step 1, group 1, case 1  1.000  -"]
+    assert text.count("user: say") == 2
+    assert "  score 0.250  advantage +0.50, done, 3 tokens, environment 0.50s" in text
+
+
 def test_json_holds_the_run_and_whole_records(run: Path) -> None:
     assert json.loads(shown("mine", "--json"))["scores"]["sampled"]["after"]["mean"] == 0.6
     text = shown("mine", "--step", "1", "--json")
     assert json.loads(text) == RECORDS[1:5]
     assert text.replace("\n", "").isascii()
-
-
-@pytest.mark.slow
-def test_in_a_terminal_nothing_that_was_said_is_a_command_and_all_is_printed_through_the_pager(run: Path) -> None:
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "aitrain", "show", "mine", "--failed"]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "PAGER": "cat", "FORCE_COLOR": "1"}
-    with subprocess.Popen(command, stdout=slave, stdin=slave, stderr=slave, env=environment) as child:
-        os.close(slave)
-        written = b""
-        with suppress(OSError):  # how Linux says that the other side is closed
-            while piece := os.read(master, 65536):
-                written += piece
-        assert child.wait() == 0, written
-    os.close(master)
-    left = re.sub(r"\x1b\[[\d;]*m", "", written.decode())
-    assert left != written.decode()
-    assert left.replace("\r\n", "").isprintable()
 
 
 @pytest.mark.parametrize(

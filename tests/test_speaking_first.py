@@ -133,11 +133,6 @@ def test_a_step_that_names_calls_gets_every_answer_with_its_calls_and_the_text_b
     assert played.is_over
 
 
-def test_messages_after_calls_pass_as_they_are() -> None:
-    messages = [{"role": "tool", "name": "move", "content": "ok"}, user("and now?")]
-    assert play(Gym(messages), call("move")).moves[0].messages == tuple(messages)
-
-
 # -- results that end the episode
 
 
