@@ -66,9 +66,8 @@ def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("0.5", 0.5), ("1e-6", 1e-6), ("true", True), ("null", None), ("none", "none"), ("[1, 2]", [1, 2]), ("[1", "[1"),
-     ("a=b", "a=b"), ("", None)],
-)  # fmt: skip
+    [("1e-6", 1e-6), ("true", True), ("null", None), ("none", "none"), ("[1, 2]", [1, 2]), ("[1", "[1")],
+)
 def test_a_value_for_trl_is_what_it_looks_like(text: str, value: Any) -> None:
     assert resolve(TrainConfig, None, {"trl": [f"key={text}"]}).trl == {"key": value}
 
@@ -76,11 +75,9 @@ def test_a_value_for_trl_is_what_it_looks_like(text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("file", "flags", "expected"),
     [
-        ("gradient_accumulation: 4", {"rl_prompts_per_step": "8"}, {"rl_prompts_per_step": 8}),
         ("rl_prompts_per_step: 8", {"gradient_accumulation": "2"},
          {"rl_prompts_per_step": None, "gradient_accumulation": 2}),
         ("rl_env_module: a.b\nrl_env_class: C", {"rl_env": "x.py:Y"}, {"rl_env_module": None, "rl_env_class": None}),
-        ("rl_env: x.py:Y", {"rl_env_module": "a.b"}, {"rl_env": None, "rl_env_module": "a.b"}),
         ("rl_env: x.py", {"rl_env_class": "Z"}, {"rl_env": "x.py", "rl_env_class": "Z"}),
     ],
 )  # fmt: skip
@@ -122,17 +119,14 @@ def test_the_configuration_of_an_environment_is_an_object_a_text_or_a_file(here:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("lr: 1e-6", {"lr": 1e-6}),
         ("rl_env_config: {small: 1e-6, big: 2E5, signed: -1e+3}",
          {"rl_env_config": {"small": 1e-6, "big": 2e5, "signed": -1000.0}}),
         ("rl_env_config: {day: 2024-11-20}", {"rl_env_config": {"day": "2024-11-20"}}),
-        ("eval_strategy: no\nsave_strategy: off\nmixed_precision: no",
-         {"eval_strategy": "no", "save_strategy": "no", "mixed_precision": "no"}),
+        ("eval_strategy: no\nsave_strategy: off", {"eval_strategy": "no", "save_strategy": "no"}),
         ("peft: yes\nuse_vllm: off", {"peft": True, "use_vllm": False}),
         ("save_total_limit: null\nmax_steps: ~\nrl_env_config:\ntrl:",
          {"save_total_limit": None, "max_steps": None, "rl_env_config": None, "trl": {}}),
         ("target_modules: [q_proj, v_proj]", {"target_modules": "q_proj,v_proj"}),
-        ("project_name: 2024-11-20", {"project_name": "2024-11-20"}),
     ],
 )  # fmt: skip
 def test_yaml_is_read_as_it_was_meant(here: Path, text: str, expected: dict[str, Any]) -> None:
@@ -245,12 +239,16 @@ def test_a_file_of_options_that_cannot_be_read_is_refused_with_its_name(
 
 @pytest.mark.parametrize(
     ("options", "sync", "may"),
-    [({}, None, False), ({"peft": True}, None, True), ({"peft": True, "use_vllm": True}, None, False),
-     ({"peft": True, "use_vllm": True, "vllm_mode": "server"}, "adapter", True),
-     ({"use_vllm": True, "vllm_mode": "server"}, "disk", False),
-     ({"peft": True, "use_vllm": True, "vllm_mode": "server", "vllm_sync": "disk"}, "disk", False)],
+    [
+        ({}, None, False),
+        ({"peft": True}, None, True),
+        ({"peft": True, "use_vllm": True}, None, False),
+        ({**SERVED, "peft": True}, "adapter", True),
+        (SERVED, "disk", False),
+        ({**SERVED, "peft": True, "vllm_sync": "disk"}, "disk", False),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_base_in_half_precision_is_one_that_no_update_is_added_to(
     options: dict[str, Any], sync: Any, may: bool
 ) -> None:

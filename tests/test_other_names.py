@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 
 from aitrain import TrainConfig
 from aitrain.cli.main import main
 from aitrain.options.other_names import ADVICE, PREFIXES, SAME_AS, unknown_option
 from aitrain.options.sweep import SweepConfig
+from aitrain.options.trl_fields import trl_fields
 
 OPTIONS = TrainConfig.model_fields
 
@@ -40,23 +37,6 @@ def test_a_name_of_another_library_or_a_misspelt_one_is_answered_with_the_option
     assert "Use" not in unknown_option(name, ["json", "limit"])
 
 
-def fields_of(module: str, *classes: str) -> set[str]:
-    """The fields of dataclasses of a library, read from its source."""
-    spec = find_spec(module.partition(".")[0])
-    assert spec is not None
-    file = Path(spec.submodule_search_locations[0], *module.split(".")[1:]).with_suffix(".py")  # type: ignore[index]
-    nodes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
-    bodies = [item for node in nodes if node.name in classes for item in node.body]
-    return {item.target.id for item in bodies if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
-
-
-TRL_NAMES = (
-    fields_of("trl.trainer.grpo_config", "GRPOConfig")
-    | fields_of("trl.trainer.model_config", "ModelConfig")
-    | fields_of("trl.scripts.utils", "ScriptArguments", "DatasetMixtureConfig")
-    | fields_of("trl.scripts.grpo", "GRPOScriptArguments")
-    | fields_of("transformers.training_args", "TrainingArguments")
-)
 _AITRAINING = """
     model project_name data_path train_split valid_split max_samples add_eos_token block_size model_max_length padding
     trainer use_flash_attention_2 attn_implementation packing log disable_gradient_checkpointing logging_steps
@@ -95,7 +75,7 @@ _UNSLOTH = """
 
 @pytest.mark.slow
 def test_every_name_of_trl_aitraining_and_unsloth_is_an_option_or_gets_advice() -> None:
-    for name in {*TRL_NAMES, *_AITRAINING.split(), *_UNSLOTH.split()} - {*OPTIONS}:
+    for name in {*trl_fields(), *_AITRAINING.split(), *_UNSLOTH.split()} - {*OPTIONS}:
         for given in (name, "--" + name.replace("_", "-")):
             _, _, advice = unknown_option(given, OPTIONS).partition(". ")
             assert advice.endswith("."), name

@@ -11,11 +11,10 @@ import pytest
 
 from aitrain import activity
 from aitrain.activity import HEAD, ROLLOUT, SLOT, Activity, RolloutProgress, read
-from aitrain.events import Event, Playing, Step
+from aitrain.events import Event, Playing
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.runs.heartbeat import BEAT, Heartbeat, Progress
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.ui.dashboard import Dashboard
 from tests.rollout.scripted import Scripted, cases, play
 
 
@@ -65,22 +64,9 @@ def test_episodes_and_tokens_are_counted_while_they_are_played() -> None:
     assert activity.rollouts() == RolloutProgress()
 
 
-def test_rollouts_at_the_same_time_are_added_up() -> None:
-    own = activity.own
-    with own.rollout(8) as batch:
-        batch.end(2)
-        own.add_tokens(5)
-        with own.rollout(3) as held_out:
-            held_out.end()
-            assert (activity.rollouts().done, activity.rollouts().episodes) == (3, 11)
-        own.add_tokens(5)
-        left = activity.rollouts()
-    assert (left.done, left.episodes, left.tokens) == (2, 8, 10)
-
-
 def test_the_ranks_are_added_up_and_phases_do_not_disturb_it(memory: bytearray) -> None:
     other = Activity(memory, 1)
-    with activity.own.rollout(4) as mine, other.rollout(6) as theirs:
+    with activity.own.rollout(3) as mine, activity.own.rollout(1), other.rollout(6) as theirs:
         mine.end()
         theirs.end(5)
         other.add_tokens(70)
@@ -127,15 +113,3 @@ def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None
     assert told[-1] == Playing(0, 0, None)
     beat()
     assert len(told) == 3
-
-
-def test_the_screen_shows_the_rollout_beside_the_step_until_it_is_over() -> None:
-    dashboard = Dashboard()
-    for event in (Step(3, 9, 0.5, 60.0), Playing(12, 64, 812.3)):
-        dashboard.take(event)
-    shown = {name: line.plain for name, line in dashboard.parts(80)}
-    assert shown["step"].startswith("3/9")
-    assert shown["rollout"].startswith("12/64")
-    assert shown["rollout"].endswith("812 tokens/s")
-    dashboard.take(Playing(0, 0, None))
-    assert "rollout" not in dict(dashboard.parts(80))

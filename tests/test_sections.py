@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from aitrain import ConfigError
-from aitrain.cli.flags import Flag, with_options
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.model import ModelOptions
 from aitrain.options.reading import as_command, resolve
@@ -56,20 +52,3 @@ def test_a_composed_job_reads_files_and_flags_and_can_be_written_as_a_command(he
     assert as_command(options, "aitrain", "chat") == [
         "aitrain", "chat", "--model", "tiny", "--rl-top-p", "0.25", "--use-vllm",
     ]  # fmt: skip
-
-
-def test_a_command_gets_the_flags_of_a_composed_job() -> None:
-    app = typer.Typer()
-
-    @app.command()
-    @with_options(ChatOptions)
-    def chat(name: Annotated[str, typer.Argument()], **flags: Flag) -> int:
-        given = {flag: value for flag, value in flags.items() if value is not None}
-        print(name, resolve(ChatOptions, None, given).changed())
-        return 0
-
-    runner = CliRunner()
-    done = runner.invoke(app, ["me", "--rl-top-k", "5", "--use-vllm"])
-
-    assert done.output == "me {'rl_top_k': 5, 'use_vllm': True}\n"
-    assert runner.invoke(app, ["me", "--lr", "5"]).exit_code == 2
