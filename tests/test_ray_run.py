@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,19 +69,6 @@ def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
     assert meet(relay, ("b", place(0)))[0].checkpoint == "first"  # its records may still lie before newer checkpoints
     asyncio.run(relay.tell(RankNews(0, (encode(Step(1, 2, 0.5, 0.0)),))))
     assert meet(relay, ("c", place(0)))[0].checkpoint == "newest"
-
-
-def test_news_are_taken_once_and_in_their_order(tmp_path: Path) -> None:
-    async def run() -> None:
-        relay = RunRelay(RunFolder(tmp_path), 1, None)
-        assert await relay.take(0.01) == []
-        assert await relay.tell(RankNews(0, ("a",))) == Requests()
-        await relay.ask(Requests(stops=1))
-        assert await relay.tell(RankNews(0, ("b",))) == Requests(stops=1)
-        assert [news.lines for news in await relay.take(1.0) if isinstance(news, RankNews)] == [("a",), ("b",)]
-        assert await relay.take(0.01) == []
-
-    asyncio.run(run())
 
 
 def test_the_key_of_the_vllm_server_reaches_the_ranks_and_is_not_shown(tmp_path: Path) -> None:
@@ -152,21 +137,6 @@ def test_the_loss_of_a_process_is_named_and_raises_so_that_ray_starts_it_again_w
     assert has_ended(int(command.lines[0]))
 
 
-def test_a_rank_that_waits_for_a_failed_one_is_ended_with_its_start_and_not_with_another(
-    plan: RunPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = process(plan, monkeypatch, "say('later\\n'); time.sleep(60)")
-    rank.meeting = replace(rank.meeting, start="now")
-    heard: list[str] = []
-
-    def tell(news: RankNews) -> Requests:
-        heard.extend(news.lines)
-        return Requests(over="now" if heard else "before")
-
-    rank.run(tell)  # and does not raise, so that Ray does not start it again
-    assert heard == ["later\n"]
-
-
 # -- the command
 
 
@@ -205,6 +175,8 @@ def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are
     command._note_start(meeting)
     command._hear(RankNews(0, (encode(Failed("Connection closed by peer", 1)),)))
     command._hear(RankNews(1, exit="Rank 1 of 2 was ended by SIGKILL"))
+    command._failure = RuntimeError("of Ray Train")
+    assert "SIGKILL on node1" in command._end().message  # type: ignore[union-attr]
     command._note_start(replace(meeting, checkpoint="run/checkpoints/checkpoint-3"))
     assert "SIGKILL on node1, 10.0.0.1. All ranks continue from checkpoint-3" in shown(command)
     assert "Connection closed" not in shown(command)
@@ -212,38 +184,11 @@ def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are
     assert command._end() == Ended("finished", 4)
 
 
-@pytest.mark.parametrize(
-    ("problem", "news", "end"),
-    [
-        ("node1 lacks the folder", [], Failed("node1 lacks the folder", 2)),
-        ("", [RankNews(1, (encode(Failed("The environment is wrong", 3)),))], Failed("The environment is wrong", 3)),
-        ("", [RankNews(0, (encode(Failed("Connection closed by peer", 1)),)), RankNews(1, exit="Rank 1 was ended")],
-         Failed("Rank 1 was ended on node1", 1)),
-    ],
-)  # fmt: skip
-def test_the_end_of_a_run_is_its_first_cause(
-    problem: str, news: list[RankNews], end: Failed, command: RayProcesses
-) -> None:
-    command._note_start(Meeting((place(0, gpus="0"), place(1)), None, problem=problem))
-    for one in news:
-        command._hear(one)
-    command._failure = RuntimeError("of Ray Train")
-
-    found = command._end()
-    assert isinstance(found, Failed)
-    assert found.message.startswith(end.message)
-    assert found.exit_code == end.exit_code
-    nodes = json.loads(command.folder.status.read_text())["nodes"] if not problem else []
-    assert [(node["host"], node["gpus"]) for node in nodes] == [("node0", 1), ("node1", 0)][: len(nodes)]
-
-
-def test_a_stop_ends_the_wait_for_another_machine(command: RayProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace(RayError=RuntimeError))
-    command._note_start(Meeting((place(0), place(1)), None))
-    command._hear(RankNews(1, exit="Rank 1 of 2 was ended by SIGKILL"))
-    monkeypatch.setattr(command, "_hear_all", lambda _: command.stop())
-    command._listen(SimpleNamespace(is_alive=lambda: True))  # type: ignore[arg-type]
-    assert command._end() == Failed("Stopped.", 130)
+@pytest.mark.parametrize("problem", ["node1 lacks the folder", ""])
+def test_an_error_of_the_run_itself_is_its_end(problem: str, command: RayProcesses) -> None:
+    command._note_start(Meeting((place(0), place(1)), None, problem=problem))
+    command._hear(RankNews(1, (encode(Failed("The environment is wrong", 3)),)))
+    assert command._end() == (Failed(problem, 2) if problem else Failed("The environment is wrong", 3))
 
 
 def test_ray_train_gets_the_number_of_processes_and_of_restarts(
@@ -273,9 +218,3 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
 def test_options_of_ray_are_refused_without_it_or_its_number_of_processes(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         TrainConfig(rl_env="envs.arithmetic", **options)
-
-
-def test_workers_are_a_number_or_one_on_ray() -> None:
-    here, there = (TrainConfig(rl_env="envs.arithmetic", rl_env_workers=value) for value in ("8", "ray:64"))
-    assert (here.env_calls, here.is_env_on_ray) == (8, False)
-    assert (there.env_calls, there.is_env_on_ray) == (64, True)

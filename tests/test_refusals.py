@@ -28,7 +28,6 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
         (GOOD, "--use-vllm true", 2, "true"),
         (GOOD, "--rl-num-generations 3", 2, "--rl-prompts-per-step 2"),
         (GOOD, "--output-dir env.py/a", 2, "output_dir: "),
-        (GOOD, "--rl-env evn:Env", 2, "Did you mean env?"),
         (SINKS, """--rl-env-config '{"town": 1}'""", 2, "It takes: city"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
         ("import not_there\n" + GOOD, "", 3, "Install not_there"),
@@ -86,7 +85,6 @@ CHAT = [{"role": "user", "content": "say"}]
     [
         ([], ["returned no rows"]),
         (lambda: None, ["returned None", "list of dicts"]),
-        ({"prompt": ["a"]}, ["returned a dict"]),
         (["a"] * 9, ["row 0 of build_dataset is a str"]),
         ([*[{"prompt": "a"}] * 5, {"prompt": CHAT}], ["row 0 has a string, row 5 messages"]),
         ([{"prompt": "a"}, {"question": "b"}], ["row 1 of build_dataset has no prompt (it has: question)"]),
@@ -123,7 +121,6 @@ def short(model: Path, **options: Any) -> TrainConfig:
         (Good([{"prompt": "a"}]), {}, ConfigError, "rl_prompts_per_step=1"),
         (Good(), {"rl_max_prompt_length": 2}, ConfigError, "20 had a prompt of more than 2 tokens"),
         (Good(), {"peft": True, "target_modules": "foo"}, ConfigError, "foo"),
-        (Good(), {"attn_implementation": "foo"}, ConfigError, "Omit it"),
         (Good(score="0.5"), {}, EnvironmentFailed, "all 8 held-out cases (wrong_type)"),
     ],
     ids=case_name,

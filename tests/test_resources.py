@@ -14,7 +14,6 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.launch import resource_check
 from aitrain.launch.model_shape import Linear, ModelShape, read_model_shape
-from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.resource_check import check_resources
 from aitrain.launch.resource_estimate import (
     MIB,
@@ -24,7 +23,6 @@ from aitrain.launch.resource_estimate import (
     estimate_memory,
     memory_savers,
 )
-from aitrain.runs.run_folder import RunFolder
 from tests.conftest import write
 
 plan_command = importlib.import_module("aitrain.cli.plan")  # the package has the command by this name
@@ -46,21 +44,6 @@ def peak(machine: DeviceMemory = CPU, **options: Any) -> int:
 
 
 # -- shapes
-
-
-def test_the_shape_of_the_tiny_model_is_read_from_its_header() -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from aitrain.training.model import TINY_MODEL
-
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
-    assert TINY_SHAPE is not None
-    assert TINY_SHAPE.weights == sum(parameter.numel() for parameter in model.parameters())
-    assert (TINY_SHAPE.layers, TINY_SHAPE.hidden, TINY_SHAPE.vocabulary) == (2, 128, model.config.vocab_size)
-    linears = [module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][:-1]
-    assert sum(linear.weights for linear in TINY_SHAPE.linears) == sum(linear.weight.numel() for linear in linears)
-    assert {linear.name for linear in TINY_SHAPE.linears} >= {"q_proj", "down_proj"}
 
 
 def header(**tensors: list[int]) -> bytes:
@@ -155,24 +138,6 @@ def test_what_cannot_fit_is_refused_and_what_is_tight_warned_of_with_ways_out(mo
 
 
 # -- the command, and the estimate against the truth
-
-
-@pytest.mark.parametrize(("count", "done"), [(2, 5), (5, 5), (6, 9)])
-def test_measured_steps_are_those_of_whole_rollouts(
-    count: int, done: int, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(short: RunPlan, debug: bool) -> RunFolder:
-        """Every fourth step samples, which takes nine seconds; others take one."""
-        steps = range(1, (short.config.max_steps or 0) + 1)
-        lines = [json.dumps({"step": step, "seconds": step + 8 * ((step + 3) // 4)}) + "\n" for step in steps]
-        write(here / "measured", {"metrics.jsonl": "".join(lines), "result.json": '{"train_cases": 64}'})
-        return RunFolder(here / "measured")
-
-    monkeypatch.setattr(plan_command, "_train", train)
-    wanted = check(TrainConfig(model="tiny", rl_env="envs.arithmetic", rl_updates_per_rollout=4))
-    time, _ = plan_command._measured(wanted, count, debug=False)
-    assert "3.00s a step, 1m 36s for 32 steps" in time
-    assert f"measured in {done} steps" in time
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,7 +130,6 @@ class Endless(Asks):
         (Limits(9, 9, 12, context=99), True, "0,1", "truncated", 0.25),
         (Limits(2, 9, context=99), False, "0,1", "max_turns", 0.0),
         (Limits(2, 9, context=99), False, "1,2", "max_turns", 1.0),
-        (Limits(2, 9, context=99), False, "any", "max_turns", 0.0),
     ],
 )
 def test_a_limit_raises_in_the_rollout_and_the_score_is_what_it_returns_then_or_the_lowest(
@@ -177,30 +175,6 @@ def test_a_conversation_that_is_rewritten_fails_with_what_was_rewritten(second: 
     assert episode.stop == "env_error"
     assert episode.failure_message.startswith(f"rollout of case 0 {message}")
     assert "trained=False" in episode.failure_message
-
-
-def test_white_space_and_parts_left_out_are_no_rewriting() -> None:
-    class Strips(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            answer = await endpoint.chat([user("one ")])
-            parts = [{"type": "text", "text": "one"}]
-            said = [
-                {"role": "user", "content": parts},
-                {**answer, "content": f"{answer['content']}\n", "refusal": None},
-            ]
-            await endpoint.chat([*said, SimpleNamespace(model_dump=lambda exclude_none: user("two"))])
-            return 1.0
-
-    assert play_one(Strips(), ECHO).result.score == 1.0
-
-
-def test_a_rollout_that_never_asks_for_a_trained_answer_fails() -> None:
-    class Silent(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            await endpoint.chat([user("hello")], trained=False)
-            return 1.0
-
-    assert "without asking the policy" in play_one(Silent(), ECHO).failure_message
 
 
 def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:

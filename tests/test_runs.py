@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -139,15 +138,3 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     assert lines["run-"] == ["stopped", "9999/100000", "reward", "0.000", "->", "1.000"]
     assert lines["gree"] == ["stopped", "9999/100000", "eval", "0.500"]
     assert lines["lrs"] == ["stopped", "2/4", "sweep", "0.750", "->", "0.250"]
-
-
-@pytest.mark.slow
-def test_json_holds_every_field_and_one_runs_folder_or_name_is_that_run(tmp_path: Path) -> None:
-    make(tmp_path / "runs", "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
-    for given, code in (("runs/done", 0), ("done", 0), ("absent", 2)):
-        command = [sys.executable, "-m", "aitrain", "runs", "--json", given]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert done.returncode == code
-        if code == 0:
-            (run,) = json.loads(done.stdout)
-            assert (run["path"], run["status"], run["step"], run["score_after"]) == ("runs/done", "finished", 9, 0.75)

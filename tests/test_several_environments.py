@@ -38,15 +38,8 @@ TWICE = [f"easy={FILE}:Early", f"hard={FILE}:Early"]
 def test_an_environment_without_a_name_is_called_after_its_place(place: str, name: str) -> None:
     environments = TrainConfig(rl_env=["other=x.py", place]).environments
     assert list(environments) == ["other", name]
+    assert TrainConfig(rl_env=TWICE, rl_env_weights=[3, 1]).env_shares == {"easy": 0.75, "hard": 0.25}
     assert environments[name].rl_env == place
-
-
-def test_each_environment_has_its_own_keywords_and_its_share() -> None:
-    config = TrainConfig(rl_env=TWICE, rl_env_weights=[3, 1], rl_env_config={"hard": {"word": "spell"}})
-    easy, hard = config.environments.values()
-    assert (easy.rl_env_config, hard.rl_env_config) == (None, {"word": "spell"})
-    assert config.env_shares == {"easy": 0.75, "hard": 0.25}
-    assert TrainConfig(rl_env=TWICE).env_shares == {"easy": 0.5, "hard": 0.5}
 
 
 @pytest.mark.parametrize(

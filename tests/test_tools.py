@@ -139,16 +139,12 @@ def tagged(*blocks: str) -> str:
 # -- reading calls
 
 
-def test_an_answer_without_calls_is_its_text() -> None:
-    assert read_calls("  Zürich, I think. </tool_call>  ") == ("Zürich, I think. </tool_call>", [])
-
-
 def test_calls_are_read_in_order_and_taken_out_of_the_text() -> None:
-    text = 'First\n<tool_call>\n{"name": "a", "arguments": {"x": [1, {"y": null}]}}\n</tool_call> then ' + tagged(
-        '{"arguments": {}, "name": " b "}'
-    )
+    assert read_calls("  Zürich, I think. </tool_call>  ") == ("Zürich, I think. </tool_call>", [])
+    first, second = '{"name": "a", "arguments": {"x": [1, {"y": null}]}}', '{"arguments": {}, "name": " b "}'
+    text = f"First \udc00\n{tagged(first)} then {tagged(second)}"
 
-    assert read_calls(text) == ("First\n then", [ToolCall("a", {"x": [1, {"y": None}]}), ToolCall("b", {})])
+    assert read_calls(text) == ("First \ufffd\n then", [ToolCall("a", {"x": [1, {"y": None}]}), ToolCall("b", {})])
 
 
 @pytest.mark.parametrize(
@@ -228,14 +224,6 @@ def test_an_opening_tag_without_a_closing_one_is_a_wrong_call(text: str, names: 
     assert all("no closing </tool_call>" in call.problem for call in calls if not call.name)
 
 
-@pytest.mark.parametrize("escaped", ["\\ud800", "\ud800"])
-def test_half_a_character_is_replaced(escaped: str) -> None:
-    block = '{"name": "a@", "arguments": {"x@": ["y@"]}}'
-    said, calls = read_calls(f"Hi \udc00 {tagged(block.replace('@', escaped))}")
-
-    assert (said, calls) == ("Hi \ufffd", [ToolCall("a\ufffd", {"x\ufffd": ["y\ufffd"]})])
-
-
 def test_calls_beyond_the_limit_are_one_problem() -> None:
     for text in (tagged('{"name": "a"}' * 1000), tagged(*['{"name": "a"}'] * 1000)):
         said, calls = read_calls(text)
@@ -311,19 +299,6 @@ def test_a_hint_is_shown_as_a_flat_schema(hint: Any, schema: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("default", "expected"),
-    [
-        (Guest("Dr", 1), {"default": {"title": "Dr", "age": 1}}),
-        (object(), {}),
-        (math.inf, {}),
-    ],
-    ids=case_name,
-)
-def test_a_default_is_shown_where_json_can_hold_it(default: Any, expected: dict[str, Any]) -> None:
-    assert shown(Any, default) == expected
-
-
-@pytest.mark.parametrize(
     "hint",
     [
         Annotated[int, "the text"],
@@ -343,25 +318,6 @@ def test_a_parameter_may_be_called_like_anything_of_pydantics() -> None:
         return f"{copy} {json} {model_config} {_it}"
 
     assert answer_of(Owner(tool), "tool", copy="1", json="a", model_config=2, _it=3) == ("1 a 2.0 3", False)
-
-
-def test_a_pydantic_field_as_the_default_is_a_default() -> None:
-    kept = []
-
-    def tool(it: int = Field(description="the text"), other: int = Field(3, le=5)) -> None:
-        """Do it.
-
-        Args:
-            it: another text
-        """
-        kept.append((it, other))
-
-    parameters = parameters_of(Owner(tool))
-    assert parameters["properties"]["it"] == {"type": "integer", "description": "the text"}
-    assert parameters["required"] == ["it"]
-    assert answer_of(Owner(tool), "tool", it=1) == ("null", False)
-    assert answer_of(Owner(tool), "tool", it=1, other=6)[1]
-    assert kept == [(1, 3)]
 
 
 @pytest.mark.parametrize(
@@ -387,12 +343,6 @@ def test_docstrings_are_read_in_the_usual_forms(docstring: str, description: str
 
 
 # -- what can be a tool
-
-
-def test_no_get_tools_is_no_tools() -> None:
-    for owner in (object(), Owner()):
-        assert (len(Tools.of(owner)), Tools.of(owner).schemas) == (0, [])
-    assert Tools().run(ToolCall("a", {})).is_wrong
 
 
 class Kinds:
@@ -426,7 +376,6 @@ def add(first: int, it: int, key: str = "secret") -> int:
         (Child().inherited, "Documented in the parent."),
         (named(Kinds()), "Documented at the call."),
         (named(functools.partial(add, 1, key="own")), "Add them."),
-        (named(functools.update_wrapper(functools.partial(add, 1, key="own"), add)), "Add them."),
     ],
     ids=case_name,
 )
@@ -467,11 +416,9 @@ def test_what_cannot_be_a_tool_is_refused_by_name(tool: Any, message: str) -> No
     assert message in refusal(Owner(tool))
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_get_tools_is_a_method_that_returns_a_list_of_different_names() -> None:
+    assert Tools.of(Owner()).schemas == Tools.of(object()).schemas == []
     assert "secret: two tools have this name" in refusal(Owner(Hotels().secret, named(lambda: 1, "secret")))
-
-
-def test_get_tools_is_a_method_that_returns_a_list() -> None:
     owner, odd = Owner(), Owner()
     owner._tools, odd.get_tools = {"a": 1}, (add,)  # type: ignore[method-assign, assignment]
 
@@ -662,7 +609,7 @@ class WithSchema:
         return [city, n]
 
 
-@pytest.mark.parametrize("schema", [INNER, {"function": INNER}, {"type": "function", "function": INNER}])
+@pytest.mark.parametrize("schema", [INNER, {"type": "function", "function": INNER}])
 def test_a_schema_is_passed_on_unchanged_in_the_full_form(schema: Any) -> None:
     tools = Tools.of(WithSchema(schema))
 
@@ -707,7 +654,6 @@ PROPERTIES = {"city": {"type": "string"}, "n": {"type": "integer"}}
     ("schema", "message"),
     [
         ({"name": 5}, 'no "name"'),
-        ({"name": "search", "parameters": {"properties": {"city": "string"}}}, "search: its parameters are not"),
         ({"name": "search", "parameters": {"properties": {}, "required": ["city"]}}, 'search: "required" of its'),
         ({"name": "search", "parameters": {"properties": {"city": {"enum": {Odd}}}}}, "the schema holds something"),
         ({"name": "narrow", "parameters": {"properties": {**PROPERTIES, "m": {}}, "required": ["city", "n"]}},

@@ -117,20 +117,9 @@ def test_a_connection_is_used_again_and_a_client_on_one_event_loop_after_another
     assert [asyncio.run(once()), asyncio.run(once())] == [1, 1]
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_replaced() -> None:
-    async def call() -> list[int]:
-        async with keeping_connections(closes_after=1) as (client, requests):
-            for _ in range(3):
-                assert await client.get("/path") == 1
-                await asyncio.sleep(0)  # the server's closing may be seen before the next request, or by it
-            return requests
-
-    assert asyncio.run(call()) == [1] * 3
-
-
 def test_a_server_that_does_not_answer_has_a_deadline() -> None:
     async def call() -> None:
-        async with serving(lambda: asyncio.sleep(60), deadline=0.05) as client:
+        async with serving(asyncio.Event().wait, deadline=0.05) as client:  # type: ignore[arg-type]
             await client.post("/v1/completions", {})
 
     with pytest.raises(ServerTimeoutError, match="/v1/completions"):
@@ -156,15 +145,6 @@ def test_no_server_is_a_server_that_is_gone(url: str) -> None:
     assert not asyncio.run(VLLMClient(url).is_up())
     with pytest.raises(ServerGoneError, match=r"^/path: "):
         asyncio.run(VLLMClient(url).get("/path"))
-
-
-def test_a_connection_that_is_closed_without_a_response_is_a_server_that_is_gone() -> None:
-    async def call() -> None:
-        async with serving(lambda: asyncio.sleep(0)) as client:
-            await client.get("/path")
-
-    with pytest.raises(ServerGoneError):
-        asyncio.run(call())
 
 
 def test_the_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -99,21 +97,6 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
     assert left_of(folder) == []
 
 
-@pytest.mark.parametrize(("rank", "hang"), [(0, "c_call"), (1, "holds_the_gil")])
-@pytest.mark.slow
-def test_of_two_processes_the_one_that_hangs_is_named_and_not_the_one_that_waits(
-    rank: int, hang: str, tmp_path: Path
-) -> None:
-    end, folder = run(tmp_path, f"{rank}:{hang}", count=2)
-
-    assert isinstance(end, Failed)
-    assert f"It hangs in: training, planting {hang}, rank {rank} of 2." in end.message
-    log = folder.log.read_text()
-    assert "Stalled: rank 0" in log
-    assert "Stalled: rank 1" in log
-    assert left_of(folder) == []
-
-
 # -- no hangs
 
 
@@ -156,15 +139,6 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
     with waits.waiting("waiting for the environment", allows=60.0):
         waits.tick()
         assert not is_stalled(100)
-
-
-def test_a_process_that_is_stopped_by_a_signal_is_known() -> None:
-    with subprocess.Popen(["sleep", "600"]) as halted:
-        assert not watchdog.is_halted(halted.pid)
-        os.kill(halted.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, halted.pid, os.WSTOPPED)
-        assert watchdog.is_halted(halted.pid)
-        halted.kill()
 
 
 def test_a_log_that_cannot_be_written_does_not_keep_a_run_that_hangs_alive(
