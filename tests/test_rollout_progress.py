@@ -11,13 +11,10 @@ import pytest
 
 from aitrain import activity
 from aitrain.activity import HEAD, ROLLOUT, SLOT, Activity, RolloutProgress, read
-from aitrain.events import Ended, Event, Phase, Playing, Step
-from aitrain.jobs.worker import EventChannel
+from aitrain.events import Event, Playing
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.runs.heartbeat import BEAT, Heartbeat, Progress
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.ui.dashboard import Dashboard, playing_line
-from aitrain.ui.notebook_display import NotebookDisplay
 from tests.rollout.scripted import Scripted, cases, play
 
 
@@ -67,22 +64,9 @@ def test_episodes_and_tokens_are_counted_while_they_are_played() -> None:
     assert activity.rollouts() == RolloutProgress()
 
 
-def test_rollouts_at_the_same_time_are_added_up() -> None:
-    own = activity.own
-    with own.rollout(8) as batch:
-        batch.end(2)
-        own.add_tokens(5)
-        with own.rollout(3) as held_out:
-            held_out.end()
-            assert (activity.rollouts().done, activity.rollouts().episodes) == (3, 11)
-        own.add_tokens(5)
-        left = activity.rollouts()
-    assert (left.done, left.episodes, left.tokens) == (2, 8, 10)
-
-
 def test_the_ranks_are_added_up_and_phases_do_not_disturb_it(memory: bytearray) -> None:
     other = Activity(memory, 1)
-    with activity.own.rollout(4) as mine, other.rollout(6) as theirs:
+    with activity.own.rollout(3) as mine, activity.own.rollout(1), other.rollout(6) as theirs:
         mine.end()
         theirs.end(5)
         other.add_tokens(70)
@@ -129,43 +113,3 @@ def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None
     assert told[-1] == Playing(0, 0, None)
     beat()
     assert len(told) == 3
-
-
-def test_the_screen_shows_both_the_step_and_the_rollout() -> None:
-    dashboard = Dashboard()
-    for event in (Step(3, 9, 0.5, 60.0), Playing(12, 64, 812.3)):
-        dashboard.take(event)
-    shown = {name: line.plain for name, line in dashboard.parts(80)}
-    assert shown["step"].startswith("3/9")
-    assert "left" in shown["step"]
-    assert shown["rollout"].startswith("12/64")
-    assert shown["rollout"].endswith("812 tokens/s")
-    dashboard.take(Playing(0, 0, None))
-    assert "rollout" not in dict(dashboard.parts(80))
-
-
-def test_a_notebook_shows_the_rollout() -> None:
-    display = NotebookDisplay()
-    display._dashboard.take(Playing(12, 64, 812.3))
-    assert "12/64" in display.html()
-    assert "812 tokens/s" in display.html()
-
-
-def test_a_run_that_is_over_shows_no_rollout() -> None:
-    dashboard = Dashboard()
-    for event in (Phase("training"), Playing(1, 4, None), Ended("stopped", 3)):
-        dashboard.take(event)
-    assert [name for name, _ in dashboard.parts(80)] == ["now"]
-
-
-def test_a_line_tells_what_is_known() -> None:
-    assert playing_line(Playing(12, 64, 812.3)) == "rollout 12/64 episodes  812 tokens/s"
-    assert playing_line(Playing(0, 64, None)) == "rollout 0/64 episodes"
-
-
-def test_other_ranks_leave_it_to_the_first_one(tmp_path: Path) -> None:
-    with (tmp_path / "events").open("w+", encoding="utf-8") as stream:
-        EventChannel(stream, 1)(Playing(1, 2, None))
-        EventChannel(stream, 0)(Playing(1, 2, None))
-        stream.seek(0)
-        assert stream.read().count("Playing") == 1

@@ -5,23 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, EpisodeTruncated, Score
-from aitrain.engines.batching import BatchingEngine, BatchRow
-from aitrain.environment import rollout_session
-from aitrain.environment.contract import check_contract, check_methods
-from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding
+from aitrain import EpisodeTruncated, Score
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import Limits
 from tests.rollout.asking import Asks, play, play_one, user
-from tests.rollout.scripted import END, Scripted, cases
+from tests.rollout.scripted import Scripted, cases
 
 ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
 """Answers with the number of questions so far."""
@@ -49,10 +42,11 @@ class Twice(Asks):
 
 
 class TwiceInAThread(Asks):
-    """The same without async."""
+    """The same without async, and called by signature."""
 
-    def rollout(self, case: dict[str, Any], endpoint: Any) -> Score:
-        messages = [user(f"first {case['word']}")]
+    def rollout(self, case_idx: int, prompt: Any, word: str, endpoint: Any) -> Score:
+        assert prompt == [user(f"{case_idx}?")]
+        messages = [user(f"first {word}")]
         messages.append(endpoint.chat(messages))
         answer = endpoint.chat([*messages, user("more")])
         return Score(0.5, {"last": float(answer["content"])})
@@ -72,29 +66,6 @@ def test_the_answers_are_trained_and_what_the_rollout_says_is_not(environment: A
         assert trained(episode) == "1$2$"
         assert (episode.stop, episode.result.score, episode.result.metrics) == ("done", 0.5, {"last": 2.0})
         assert episode.conversation[0] == user(f"first w{number}")
-
-
-def test_a_rollout_is_called_by_signature() -> None:
-    class Names(Asks):
-        async def rollout(self, case_idx: int, seed: int, prompt: Any, word: str, endpoint: Any) -> float:
-            said = f"{case_idx} {seed} {prompt[0]['content']} {word}"
-            await endpoint.chat([user(said)])
-            return 1.0
-
-    check_contract(Names(), ["prompt", "word"])
-    (_, episode), _ = play(Names(), ECHO, of=words(2))
-    assert text(episode.trajectory.prompt_ids) == "u:1 1 1? w1$a:"
-    with pytest.raises(EnvironmentFailed, match="unknown parameter, word"):
-        check_contract(Names(), ["prompt"])
-
-
-def test_a_rollout_that_yields_is_refused_before_training() -> None:
-    class Yields(Asks):
-        def rollout(self) -> Any:
-            yield "hello"
-
-    with pytest.raises(EnvironmentFailed, match=r"has a `yield`.*\n.*`episode`"):
-        check_methods(Yields())
 
 
 # -- other conversations
@@ -121,64 +92,26 @@ def answer_by_question(so_far: str) -> str:
 def test_untrained_conversations_are_not_part_of_the_trajectory() -> None:
     engine = Scripted(answer_by_question)
     episode = play_one(Simulated(), engine)
+    seeds = [request.seed for request in engine.requests]
     assert text(episode.trajectory.prompt_ids + episode.trajectory.ids) == "u:I want a room$a:ok$u:yesyesyes$a:ok$"
     assert trained(episode) == "ok$ok$"
-    assert len(engine.requests) == 6
-
-
-def test_each_untrained_answer_is_sampled_with_a_seed_of_its_own() -> None:
-    engine = Scripted(answer_by_question)
-    play_one(Simulated(), engine)
-    seeds = [request.seed for request in engine.requests]
-    trained_seeds = [(seed.seed, seed.position) for seed in seeds if seed is not None and seed.seed == 100]
-    assert trained_seeds == [(100, 0), (100, 3)]
-    assert len(set(seeds)) == 6
-
-
-class Rounds(BatchingEngine):
-    """Answers a batch, and counts its rows."""
-
-    weight_version = 0
-
-    def __init__(self) -> None:
-        super().__init__(END, None, RolloutClock())
-        self.rows: list[int] = []
-
-    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        self.rows.append(len(rows))
-        return [Completion(list(map(ord, "x$"))) for _ in rows]
-
-
-def test_untrained_requests_take_part_in_the_rounds_of_the_batch() -> None:
-    class Some(Asks):
-        concurrent = True
-
-        async def rollout(self, case_idx: int, endpoint: Any) -> float:
-            for _ in range(case_idx):
-                await endpoint.chat([user("before")], trained=False)
-            messages = [user("question")]
-            messages.append(await endpoint.chat(messages))
-            for _ in range(2 - case_idx):
-                await endpoint.chat([user("after")], trained=False)
-            await endpoint.chat([*messages, user("more")])
-            return 1.0
-
-    engine = Rounds()
-    episodes, _ = play(Some(), engine, of=cases(3))
-    assert engine.rows == [3, 3, 3, 3]
-    assert [trained(episode) for episode in episodes] == ["x$x$"] * 3
+    assert len(set(seeds)) == len(seeds) == 6
+    assert [(seed.seed, seed.position) for seed in seeds if seed and seed.seed == 100] == [(100, 0), (100, 3)]
 
 
 # -- limits
 
 
 class Endless(Asks):
-    """Asks until it cannot."""
+    """Asks until it cannot, in a conversation of its own as well."""
 
     catches = True
 
     async def rollout(self, endpoint: Any) -> float:
         messages = [user("go")]
+        with suppress(EpisodeTruncated):
+            await endpoint.chat([user("x" * 100)], trained=False)
+            return 1.0
         try:
             while True:
                 messages.append(await endpoint.chat(messages))
@@ -190,51 +123,24 @@ class Endless(Asks):
             return 0.25 if opinion["content"] == "yes" and "--rl-max" in str(error) else 0.0
 
 
-@pytest.mark.parametrize(("limits", "stop"), [(Limits(3, 9), "max_turns"), (Limits(9, 9, 12), "truncated")])
-def test_a_limit_raises_in_the_rollout_which_may_return_a_score_with_the_policys_opinion(
-    limits: Limits, stop: str
+@pytest.mark.parametrize(
+    ("limits", "catches", "bounds", "stop", "score"),
+    [
+        (Limits(3, 9, context=99), True, "0,1", "max_turns", 0.25),
+        (Limits(9, 9, 12, context=99), True, "0,1", "truncated", 0.25),
+        (Limits(2, 9, context=99), False, "0,1", "max_turns", 0.0),
+        (Limits(2, 9, context=99), False, "1,2", "max_turns", 1.0),
+    ],
+)
+def test_a_limit_raises_in_the_rollout_and_the_score_is_what_it_returns_then_or_the_lowest(
+    limits: Limits, catches: bool, bounds: str, stop: str, score: float
 ) -> None:
-    episode = play_one(Endless(), Scripted(lambda so_far: "yes$" if "good?" in so_far else "x$"), limits)
-    assert (episode.stop, episode.result.score) == (stop, 0.25)
-    assert "good" not in text(episode.trajectory.ids)
-
-
-@pytest.mark.parametrize(("bounds", "score"), [("0,1", 0.0), ("1,2", 1.0), ("any", 0.0)])
-def test_the_score_is_the_lowest_if_the_rollout_does_not_catch_the_limit(bounds: str, score: float) -> None:
     environment = Endless()
-    environment.catches = False
-    episode = play_one(environment, ECHO, Limits(2, 9), rl_score_range=bounds)
-    assert (episode.stop, episode.result.score, episode.result.failure) == ("max_turns", score, None)
-
-
-def test_a_rollout_that_asks_on_after_a_limit_fails() -> None:
-    class Stubborn(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            messages = [user("go")]
-            while True:
-                try:
-                    messages.append(await endpoint.chat(messages))
-                    messages.append(user("on"))
-                except Exception:
-                    continue
-
-    episode = play_one(Stubborn(), ECHO, Limits(2, 9))
-    assert episode.stop == "env_error"
-    assert "after EpisodeTruncated: return the score instead" in episode.failure_message
-
-
-def test_an_untrained_conversation_without_room_raises_and_the_episode_goes_on() -> None:
-    class Long(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            messages = [user("go")]
-            messages.append(await endpoint.chat(messages))
-            with pytest.raises(EpisodeTruncated, match="105 tokens leaves no room"):
-                await endpoint.chat([user("x" * 100)], trained=False)
-            await endpoint.chat([*messages, user("on")])
-            return 1.0
-
-    episode = play_one(Long(), ECHO, Limits(9, 9, context=99))
-    assert (episode.stop, episode.result.score, trained(episode)) == ("done", 1.0, "1$2$")
+    environment.catches = catches
+    engine = Scripted(lambda so_far: "yes$" if "good?" in so_far else "x$")
+    episode = play_one(environment, engine, limits, rl_score_range=bounds)
+    assert (episode.stop, episode.result.score, episode.result.failure) == (stop, score, None)
+    assert "good" not in text(episode.trajectory.ids)
 
 
 # -- mistakes
@@ -257,15 +163,11 @@ class Mistake(Asks):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (lambda first, answer: {"messages": [user("One"), answer, user("two")]},
-         "rewrote messages[0] (role user): it was 'one', now 'One'"),
+        (lambda first, answer: {"messages": [user("One"), answer, user("two")]}, "rewrote messages[0] (role user)"),
         (lambda first, answer: {"messages": [*first, {**answer, "content": "other"}, user("two")]},
          "rewrote messages[1] (the policy's answer): it was '1', now 'other'"),
-        (lambda first, answer: {"messages": [*first, user("two")]},
-         "rewrote messages[1] (the policy's answer): it was '1', now 'two'"),
         (lambda first, answer: {"messages": first}, "asked for a second answer to the same messages"),
-        (lambda first, answer: {"messages": [*first, answer, user("two")], "tools": []},
-         "changed the tools: they were add, now none"),
+        (lambda first, answer: {"messages": [*first, answer, user("two")], "tools": []}, "changed the tools"),
     ],
 )  # fmt: skip
 def test_a_conversation_that_is_rewritten_fails_with_what_was_rewritten(second: Any, message: str) -> None:
@@ -273,63 +175,6 @@ def test_a_conversation_that_is_rewritten_fails_with_what_was_rewritten(second: 
     assert episode.stop == "env_error"
     assert episode.failure_message.startswith(f"rollout of case 0 {message}")
     assert "trained=False" in episode.failure_message
-
-
-def test_white_space_and_parts_left_out_are_no_rewriting() -> None:
-    class Strips(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            answer = await endpoint.chat([user("one ")])
-            parts = [{"type": "text", "text": "one"}]
-            said = [
-                {"role": "user", "content": parts},
-                {**answer, "content": f"{answer['content']}\n", "refusal": None},
-            ]
-            await endpoint.chat([*said, SimpleNamespace(model_dump=lambda exclude_none: user("two"))])
-            return 1.0
-
-    assert play_one(Strips(), ECHO).result.score == 1.0
-
-
-def test_a_second_trained_request_at_the_same_time_fails() -> None:
-    class Hasty(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            await asyncio.gather(endpoint.chat([user("one")]), endpoint.chat([user("one")]))
-            return 1.0
-
-    assert "asked for a second answer to the same messages" in play_one(Hasty(), ECHO).failure_message
-
-
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_rollout_that_never_asks_for_a_trained_answer_fails(asks: bool) -> None:
-    class Silent(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            if asks:
-                await endpoint.chat([user("hello")], trained=False)
-            return 1.0
-
-    message = "rollout of case 0 returned 1.0 (float) without asking the policy"
-    assert play_one(Silent(), ECHO).failure_message.startswith(message)
-
-
-def test_a_loop_of_untrained_requests_is_ended_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_session, "MAX_UNTRAINED", 5)
-
-    asked = []
-
-    class Loop(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            await endpoint.chat([user("go")])
-            while True:
-                with suppress(Exception):  # such as a loop that tries again
-                    await endpoint.chat([user("more?")], trained=False)
-                    asked.append(1)
-
-    episode = play_one(Loop(), ECHO)
-    assert (episode.stop, episode.result.score, len(asked)) == ("env_error", None, 5)
-    message = (
-        "rollout of case 0 made more than 5 requests with trained=False in one episode: end the loop that asks them"
-    )
-    assert episode.failure_message == message
 
 
 def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:
@@ -349,12 +194,9 @@ def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:
     ("request_", "message"),
     [
         ({"messages": "hello"}, "messages is str"),
-        ({"messages": []}, "messages is empty"),
         ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\] has the role 'robot'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content of the type image_url"),
         ({"messages": [{"role": "tool", "content": "3"}]}, "no tool_call_id"),
         ({"messages": [{"role": "assistant", "content": "3"}]}, "the last message is the assistant's"),
-        ({"messages": [user("x")], "tools": [{"type": "function"}]}, 'tools: the schema has no "name"'),
     ],
 )
 def test_a_request_that_is_not_in_openais_format_raises_where_it_is_made(request_: Any, message: str) -> None:
@@ -387,22 +229,23 @@ class Calculator(Asks):
         return Score(1.0 if last["content"] == "3" else 0.0)
 
 
-def calling(call: str) -> Scripted:
-    return Scripted(lambda so_far: "3$" if "t:3$" in so_far else f"<tool_call>{call}</tool_call>$")
+@pytest.mark.parametrize(
+    ("call", "score", "wrong", "result"),
+    [
+        ('{"name": "add", "arguments": {"a": 1, "b": 2}}', 1.0, 0, "3"),
+        ('{"name": "add", "arguments": {"a": 1, "b": 2', 0.0, 2, "error: Expecting value"),
+    ],
+)
+def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy(
+    call: str, score: float, wrong: int, result: str
+) -> None:
+    engine = Scripted(lambda so_far: "3$" if "t:3$" in so_far else f"<tool_call>{call}</tool_call>$")
+    episode = play_one(Calculator(), engine, Limits(2, 99))
 
-
-def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy() -> None:
-    episode = play_one(Calculator(), calling('{"name": "add", "arguments": {"a": 1, "b": 2}}'))
-    assert (episode.result.score, episode.tool_calls, episode.wrong_tool_calls) == (1.0, 1, 0)
-    assert episode.messages[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
-    assert episode.messages[1] == {"role": "tool", "content": "3", "name": "add"}
+    assert (episode.result.score, episode.wrong_tool_calls) == (score, wrong)
+    assert episode.tool_calls == max(1, wrong)
+    assert episode.messages[1]["content"].startswith(result)
     assert episode.session.reset.tools == (CALCULATOR,)
-
-
-def test_a_call_that_cannot_be_read_reaches_the_rollout_as_arguments_that_are_no_json() -> None:
-    episode = play_one(Calculator(), calling('{"name": "add", "arguments": {"a": 1, "b": 2'), Limits(2, 99))
-    assert (episode.result.score, episode.tool_calls, episode.wrong_tool_calls) == (0.0, 2, 2)
-    assert episode.messages[1]["content"].startswith("error: Expecting value")
 
 
 # -- time
@@ -420,37 +263,10 @@ def test_a_coroutine_that_hangs_is_cancelled_at_the_deadline_with_its_line() -> 
                 ended.set()
             return 1.0
 
-    episode = play_one(Hangs(), ECHO, rl_env_timeout=0.2)
+    episode = play_one(Hangs(), ECHO, rl_env_timeout=1.0)
     assert episode.stop == "env_timeout"
     assert "asyncio.sleep(60)" in episode.failure_message
     assert ended.wait(20)
-
-
-def test_a_thread_that_hangs_in_a_process_is_ended_with_it() -> None:
-    class Hangs(Asks):
-        def rollout(self, endpoint: Any) -> float:
-            endpoint.chat([user("x")])
-            time.sleep(60)
-            return 1.0
-
-    episode = play_one(Hangs(), ECHO, rl_env_timeout=0.3, rl_env_isolation="process")
-    assert episode.stop == "env_timeout"
-    assert "time.sleep(60)" in episode.failure_message
-
-
-def test_a_rollout_that_returns_a_coroutine_fails_at_once_with_what_to_do() -> None:
-    class Returns(Asks):
-        def rollout(self, endpoint: Any) -> Any:
-            return self.play(endpoint)
-
-        async def play(self, endpoint: Any) -> float:
-            await endpoint.chat([user("x")])
-            return 1.0
-
-    episodes, _ = play(Returns(), ECHO, of=cases(3))
-    for episode in episodes:
-        assert episode.failure_message.startswith("rollout of case")
-        assert "write `async def rollout`" in episode.failure_message
 
 
 def test_a_rollout_is_ended_when_its_episode_fails() -> None:

@@ -14,9 +14,8 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.row_copies import copy_arguments, copy_rows
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import start_runner
 from aitrain.environment.session import AssistantTurn
-from aitrain.environment.tool_call_parser import ToolCall
 from tests import runner_calls
 
 QUESTION = [{"role": "user", "content": "38 + 47 ="}]
@@ -73,18 +72,9 @@ class SpoilsInAnObject(Rows):
         return float(self.is_fresh)
 
 
-class SpoilsWithTools(Spoils):
-    def get_tools(self) -> list[Any]:
-        return [self.look]
-
-    def look(self) -> str:
-        """Look."""
-        return "nothing"
-
-
 def scores(environment: Any, isolation: str = "thread") -> tuple[list[float | None], Case, list[Transcript]]:
     """One case, played by several episodes at the same time and then once more."""
-    case = Case(3, row_of_case := row(), row_of_case)
+    row_of_case = row()
     case = Case(3, row_of_case["prompt"], row_of_case)
     completions = [Transcript(case, deepcopy(ANSWER)) for _ in range(6)]
     found: list[float | None] = []
@@ -99,7 +89,7 @@ def scores(environment: Any, isolation: str = "thread") -> tuple[list[float | No
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("environment", [Spoils, SpoilsInTurns, SpoilsInAnObject, SpoilsWithTools])
+@pytest.mark.parametrize("environment", [Spoils, SpoilsInTurns, SpoilsInAnObject])
 def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call(environment: Any, isolation: str) -> None:
     found, case, completions = scores(environment(), isolation)
 
@@ -108,13 +98,23 @@ def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call(environment: An
     assert all(completion.content == ANSWER for completion in completions)
 
 
-def test_prompt_and_row_of_one_call_are_still_the_same_object() -> None:
-    case = Case(3, (one := row())["prompt"], one)
+class Board:
+    def __init__(self) -> None:
+        self.cells = [0, 0]
 
-    words = copy_arguments(Transcript(case, ANSWER).arguments())
 
-    assert words["case"]["prompt"] is words["prompt"]
-    assert words["prompt"] is not case.prompt
+def test_arrays_sets_tuples_and_own_objects_are_copied_too_and_what_is_one_object_stays_one() -> None:
+    cells = [1]
+    given: dict[str, Any] = {"a": np.zeros(3), "b": {1}, "c": (cells, 2), "d": Board(), "e": cells}
+
+    copied = copy_arguments(given)
+    copied["a"][0] = copied["d"].cells[0] = 7
+    copied["b"].add(2)
+    copied["e"].append(2)
+
+    assert copied["c"] == ([1, 2], 2)
+    assert given["a"][0] == given["d"].cells[0] == 0
+    assert (given["b"], given["c"]) == ({1}, ([1], 2))
 
 
 def test_what_cannot_or_should_not_be_copied_is_shared_inside_of_a_row_that_is_copied() -> None:
@@ -126,23 +126,6 @@ def test_what_cannot_or_should_not_be_copied_is_shared_inside_of_a_row_that_is_c
     assert all(copied[name] is value for name, value in shared.items())
     assert copied["rows"] == rows
     assert copied["rows"][0] is not rows[0]
-
-
-def test_arrays_sets_tuples_and_own_objects_are_copied_too() -> None:
-    class Board:
-        def __init__(self) -> None:
-            self.cells = [0, 0]
-
-    given: dict[str, Any] = {"array": np.zeros(3), "seen": {1}, "pair": ([1], 2), "board": Board()}
-
-    copied = copy_arguments(given)
-    copied["array"][0] = copied["board"].cells[0] = 7
-    copied["seen"].add(2)
-    copied["pair"][0].append(2)
-
-    assert given["array"][0] == given["board"].cells[0] == 0
-    assert given["seen"] == {1}
-    assert given["pair"] == ([1], 2)
 
 
 def test_a_row_that_holds_itself_or_nests_very_deep_is_no_error() -> None:
@@ -167,25 +150,3 @@ def test_rows_of_the_dataset_are_not_those_that_the_environment_kept() -> None:
 
     assert len(taken[0]["prompt"]) == 1
     assert taken[0]["board"] is board
-
-
-def test_the_model_and_the_tokenizer_are_never_copied() -> None:
-    class Asks(Rows):
-        def score_episode(self, model: Any, tokenizer: Any) -> float:
-            return float(model is given[0] and tokenizer is given[1])
-
-    given = ({"a": "model"}, {"a": "tokenizer"})
-    with closing(EnvRunner(Asks(), TrainConfig())) as runner:
-        runner.offer(*given)
-        case = Case(0, "?", {"prompt": "?"})
-        (scored,) = runner_calls.score(runner, runner_calls.open_sessions(runner, [case], [0]), [Transcript(case, "!")])
-    assert scored.score == 1.0
-
-
-def test_a_tool_call_still_reaches_the_environment() -> None:
-    with closing(EnvRunner(SpoilsWithTools(), TrainConfig())) as runner:
-        case = Case(3, (one := row())["prompt"], one)
-        plays = runner_calls.open_sessions(runner, [case], [0])
-        (move,) = runner_calls.respond(runner, plays, [AssistantTurn("", (ToolCall("look", {}),))])
-        runner_calls.end(runner, plays)
-    assert move.messages[0]["content"] == "nothing"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,9 @@ import pytest
 
 from aitrain.cli.runs import runs
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
-from aitrain.runs.node_info import VARIABLE, NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import TAIL, look, runs_in
-from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial
+from aitrain.runs.sweep_record import SweepRecord, Trial
 from tests.conftest import write
 
 RUNNING = {"status": "running", "step": 3, "steps": 50}
@@ -34,12 +30,6 @@ def make(parent: Path, name: str, status: dict[str, Any] | None = None, **result
     if result:
         write_json(folder.result, result)
     return folder
-
-
-def aitrain_runs(*arguments: str, cwd: Path, columns: int = 80) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aitrain", "runs", *arguments]
-    variables = {**os.environ, "COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=variables)
 
 
 # -- live or dead
@@ -64,16 +54,12 @@ def written_by(pid: int) -> dict[str, Any]:
 def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) -> None:
     status = written_by(sleeper.pid) | {"heartbeat": time.time() - 10 * SILENCE}
     assert is_alive(status)
+    assert not is_alive(status | {"started": status["started"] - 1})  # another process with this id
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code yet
     assert not is_alive(status)
     sleeper.wait()
     assert not is_alive(status)
-
-
-def test_another_process_with_the_same_id_is_not_the_run(sleeper: subprocess.Popen[bytes]) -> None:
-    status = written_by(sleeper.pid)
-    assert not is_alive(status | {"started": status["started"] - 1})
 
 
 @pytest.mark.parametrize("other", [{"host": "elsewhere"}, {"machine": "another boot"}, {"started": None}], ids=str)
@@ -109,37 +95,14 @@ def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
     make(tmp_path, "dead", {**RUNNING, **sign_of_life(), "started": 1})
     make(tmp_path, "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
     make(tmp_path, "no status")
-    (make(tmp_path, "torn").status).write_text('{"status": "runn')
+    make(tmp_path, "torn").status.write_text('{"status": "runn')
     make(tmp_path, "odd", {"status": ["running"], "step": "three", "heartbeat": "now", "pid": {}, "host": 3})
-    write_json(make(tmp_path, "list").status, [1, 2])  # type: ignore[arg-type]
-    make(tmp_path, "folder").status.mkdir()
     write(tmp_path, {"pictures/cat.jpg": b"\xff\xd8", "a file": "no folder"})
     found = {run.name: run.status for run in runs_in(tmp_path)}
     assert found == {
         "live": "running", "dead": "dead", "done": "finished", "no status": "damaged", "torn": "damaged",
-        "odd": "damaged", "list": "damaged", "folder": "damaged", "pictures": "foreign",
+        "odd": "damaged", "pictures": "foreign",
     }  # fmt: skip
-
-
-def test_evals_and_sweeps_are_listed_with_their_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = {"status": "finished", "job": "eval", "step": 400, "steps": 400}
-    make(tmp_path, "eval-sums", status, scores={"sampled": {"mean": 0.98}, "greedy": None}, job="eval")
-    make(tmp_path, "greedy", {**status, "status": "failed"}, scores={"greedy": {"mean": 0.5}})
-    (tmp_path / "lrs").mkdir()
-    config = {"direction": "minimize"}
-    trials = [
-        Trial(0, {}, "finished", 0.5, before=0.75), Trial(1, {}, "finished", 0.25, before=0.75), Trial(2, {}, "failed"),
-    ]  # fmt: skip
-    SweepRecord(tmp_path / "lrs", config, 4, "stopped", trials).write()
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / SWEEP_FILE).write_text("{")
-
-    assert runs(tmp_path) == 0
-    lines = {line.split()[0]: line.split()[1:-1] for line in capsys.readouterr().out.splitlines()}
-    assert lines["eval-sums"] == ["finished", "400/400", "eval", "0.980"]
-    assert lines["greedy"] == ["failed", "400/400", "eval", "0.500"]
-    assert lines["lrs"] == ["stopped", "3/4", "sweep", "0.750", "->", "0.250"]
-    assert look(tmp_path / "torn").status == "damaged"
 
 
 def test_the_rewards_are_those_of_the_first_and_last_step_whatever_lies_between(tmp_path: Path) -> None:
@@ -156,69 +119,22 @@ def test_the_rewards_are_those_of_the_first_and_last_step_whatever_lies_between(
 # -- what the command shows
 
 
-def test_a_run_on_other_machines_is_listed_with_its_host_and_their_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_is_no_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = [NodeInfo(rank, f"gpu{rank}", f"10.0.0.{rank}", 8, (11, 12)) for rank in range(4)]
-    away = {**sign_of_life(), "host": "gpu0"}
-    monkeypatch.setenv(VARIABLE, json.dumps(as_json(replace(node, pids=()) for node in nodes)))
-    with Heartbeat(make(tmp_path, "four", RUNNING), Progress(pids=[11, 12] * 4)) as heartbeat:
-        write_json(heartbeat.folder.status, read_object(heartbeat.folder.status) | away)
-        make(tmp_path, "one", RUNNING | away | {"host": "a-host-with-a-long-name", "nodes": []})
-        make(tmp_path, "here", RUNNING | sign_of_life())
-        make(tmp_path, "silent", RUNNING | away | {"heartbeat": time.time() - 2 * SILENCE, "nodes": [{"pids": 7}, 3]})
-        found = {run.name: run for run in runs_in(tmp_path)}
-        assert runs(tmp_path) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert found["four"].nodes == tuple(nodes)
-    assert read_object(heartbeat.folder.status)["pids"] == [11, 12]
-    assert lines["run"].endswith("age  host")
-    assert lines["four"].endswith("s  gpu0 +3")
-    assert lines["one"].endswith("s  a-host-…ong-name")
-    assert lines["here"].endswith("s")
-    assert lines["silent"].split()[1] == "dead"
-    assert max(map(len, lines.values())) <= 80
-
-
-@pytest.mark.parametrize("count", [1, 30])
-def test_every_run_is_one_line_that_fits(count: int, tmp_path: Path) -> None:
-    for number in range(count):
-        name = f"run-{number}" + "-with-a-name-that-goes-on-and-on" * (number % 2)
-        status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 90 * number - 5}
-        append_lines(make(tmp_path, name, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
-    done = aitrain_runs(str(tmp_path), cwd=tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    head, *lines = done.stdout.splitlines()
-    assert len(lines) == count
-    assert max(map(len, [head, *lines])) <= 80
-    assert re.fullmatch(r"run-0 +stopped +9999/100000 reward +0\.000 -> 1\.000 +\d+s", lines[0])
-    numbers = [int(re.match(r"run-(\d+)", line)[1]) for line in lines]  # type: ignore[index]
-    assert numbers == sorted(numbers)
-
-
-@pytest.mark.slow
-def test_no_runs_are_no_error_and_a_folder_that_is_not_there_is_one(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    nothing, empty, absent = (aitrain_runs(*given, cwd=tmp_path) for given in ([], ["empty"], ["absent"]))
-    assert (nothing.returncode, nothing.stdout) == (0, "There are no runs in runs.\n")
-    assert (empty.returncode, empty.stdout) == (0, "There are no runs in empty.\n")
-    assert absent.returncode == 2
-    assert absent.stderr.startswith("aitrain: There is no run, folder or file absent.")
-
-
-def test_json_holds_every_field_and_one_runs_folder_or_name_is_that_run(tmp_path: Path) -> None:
-    make(tmp_path / "runs", "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
-    for given in ("runs/done", "done"):
-        (run,) = json.loads(aitrain_runs("--json", given, cwd=tmp_path).stdout)
-        assert (run["name"], run["path"]) == ("done", "runs/done")
-        assert (run["status"], run["step"], run["score_before"], run["score_after"]) == ("finished", 9, 0.25, 0.75)
-    assert json.loads(aitrain_runs("--json", cwd=tmp_path / "runs").stdout) == []
-
-
-def test_a_name_that_a_terminal_would_obey_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path) + b"/evil\x1b[2J\n\xff")
-    done = aitrain_runs(str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "evil?[2J??" in done.stdout
-    assert aitrain_runs("--json", str(tmp_path), cwd=tmp_path).returncode == 0
+    status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
+    append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
+    make(tmp_path, "greedy", status | {"job": "eval"}, scores={"greedy": {"mean": 0.5}})
+    (tmp_path / "lrs").mkdir()
+    trials = [Trial(number, {}, "finished", score, before=0.75) for number, score in enumerate((0.5, 0.25))]
+    SweepRecord(tmp_path / "lrs", {"direction": "minimize"}, 4, "stopped", trials).write()
+
+    assert runs(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "evil?[2J??" in out
+    lines = {line.split()[0][:4]: line.split()[1:-1] for line in out.splitlines()}
+    assert lines["run-"] == ["stopped", "9999/100000", "reward", "0.000", "->", "1.000"]
+    assert lines["gree"] == ["stopped", "9999/100000", "eval", "0.500"]
+    assert lines["lrs"] == ["stopped", "2/4", "sweep", "0.750", "->", "0.250"]

@@ -53,21 +53,6 @@ def test_a_sample_has_the_cores_the_memory_and_each_gpu(
     assert "--id=1,3" in gpus.read_text()
 
 
-@pytest.mark.parametrize("visible", ["", "-1", None])
-def test_without_gpus_nobody_is_asked_again(
-    visible: str | None, tmp_path: Path, gpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if visible is None:
-        write(tmp_path, {"bin/nvidia-smi": '#!/bin/sh\necho asked >> "$(dirname "$0")/asked"\nexit 9\n'})
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert nvidia.gpu_use() is None
-    recorder = SystemRecorder(tmp_path / "system.jsonl")
-    for _ in range(3):
-        assert not any(name.startswith("gpu") for name in recorder.sample())
-    assert (gpus.read_text().splitlines() if gpus.exists() else []) == ([] if visible is not None else ["asked"] * 2)
-
-
 def test_the_file_stays_small_and_covers_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_recorder, "MOST_LINES", 8)
     monkeypatch.setattr(system_recorder, "SHARE", 1e9)
@@ -83,12 +68,6 @@ def test_the_file_stays_small_and_covers_the_whole_run(tmp_path: Path, monkeypat
     assert len(times) <= 8
     assert times[0] == 0.0
     assert times == sorted(times)
-
-
-def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    with SystemRecorder(tmp_path / "nowhere" / "system.jsonl", every=0.001) as recorder:
-        recorder._thread.join(20)
-    assert not recorder._thread.is_alive()
 
 
 def test_a_pause_between_two_starts_of_a_run_is_no_part_of_its_curves(tmp_path: Path) -> None:

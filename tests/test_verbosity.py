@@ -41,14 +41,6 @@ def test_a_quiet_run_says_one_line_and_writes_what_the_screen_would_show(aitrain
         assert all(name in json.loads(line) for name in names)
 
 
-def test_a_quiet_run_that_fails_says_why(aitrain_grpo: Run, here: Path) -> None:
-    write(here, {"talks.py": TALKS.replace("return 0.5", "raise ValueError('never')")})
-    done = aitrain_grpo(*SHORT, "-q")
-    assert done.returncode == 3
-    assert done.stdout == ""
-    assert done.stderr.startswith("aitrain: The environment failed on all 2 held-out cases")
-
-
 @pytest.mark.slow
 def test_a_verbose_run_says_what_is_printed_and_a_plain_one_does_not(aitrain_grpo: Run) -> None:
     loud, plain = aitrain_grpo(*SHORT, "--verbose"), aitrain_grpo(*SHORT)
@@ -58,9 +50,3 @@ def test_a_verbose_run_says_what_is_printed_and_a_plain_one_does_not(aitrain_grp
     assert "step 2/2  reward 0.500" in plain.stderr
     assert r"no luck \x1b[2J" in plain.stderr
     assert (plain.stdout + plain.stderr).replace("\n", "").isprintable()  # as nothing can be drawn over here
-
-
-def test_quiet_and_verbose_together_are_refused(aitrain_grpo: Run) -> None:
-    done = aitrain_grpo(*SHORT, "-q", "-v")
-    assert done.returncode == 2
-    assert done.stderr == "aitrain: --quiet and --verbose: give one of them\n"
