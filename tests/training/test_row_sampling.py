@@ -14,8 +14,6 @@ from aitrain.engines.row_sampling import RowSampler, seeded_rows
 from aitrain.environment.seeds import SampleSeed
 
 LENGTH = 12
-STEPS = [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]
-"""Three tokens of the seeds 0 to 3, from 100 equally likely ones."""
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +51,13 @@ def test_an_answer_in_two_pieces_is_the_same_as_in_one(model: Any) -> None:
     assert first + second == whole
 
 
-def test_temperature_and_truncation_come_before_the_draw(model: Any) -> None:
+def test_temperature_and_truncation_come_before_the_draw_and_the_global_generator_is_as_before(model: Any) -> None:
+    torch.manual_seed(5)
+    before, attributes = torch.get_rng_state(), set(vars(model))
     likeliest = sampled(model, PROMPTS, DRAWS, do_sample=False)
     assert sampled(model, PROMPTS, DRAWS, top_k=1) == likeliest
     assert sampled(model, PROMPTS, DRAWS, temperature=1e-4) == likeliest
     assert sampled(model, PROMPTS, DRAWS) != likeliest
-
-
-def test_the_global_generator_is_as_before_and_the_model_too(model: Any) -> None:
-    torch.manual_seed(5)
-    before, attributes = torch.get_rng_state(), set(vars(model))
-    sampled(model, PROMPTS, DRAWS)
     assert torch.equal(torch.get_rng_state(), before)
     assert set(vars(model)) == attributes
 
@@ -72,18 +66,18 @@ def test_tokens_come_with_their_probabilities_whatever_the_seeds_are() -> None:
     """20,000 rows with consecutive seeds, and 20,000 positions of one: within four standard errors."""
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -math.inf, 0.5])
     expected, count = logits.softmax(-1), 20_000
+
+    def tokens(sampler: RowSampler) -> torch.Tensor:
+        return sampler(torch.empty(0), logits.expand(count, -1)).argmax(-1)
+
     by_seed = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])
-    by_position = RowSampler(lambda rows: [SampleSeed(7, position) for position in range(rows)])
-    for sampler in (by_seed, by_position):
-        tokens = sampler(torch.empty(0), logits.expand(count, -1)).argmax(-1)
-        shares = torch.bincount(tokens, minlength=len(logits)) / count
-        errors = (expected * (1 - expected) / count).sqrt()
+    first, following = tokens(by_seed), tokens(by_seed)
+    by_position = tokens(RowSampler(lambda rows: [SampleSeed(7, position) for position in range(rows)]))
+    errors = (expected * (1 - expected) / count).sqrt()
+    for drawn in (first, following, by_position):
+        shares = torch.bincount(drawn, minlength=len(logits)) / count
         assert ((shares - expected).abs() <= 4 * errors).all()
-    following = by_seed(torch.empty(0), logits.expand(count, -1)).argmax(-1)
-    first = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])(
-        torch.empty(0), logits.expand(count, -1)
-    )
-    both = ((first.argmax(-1) == 0) & (following == 0)).float().mean()
+    both = ((first == 0) & (following == 0)).float().mean()
     assert both == pytest.approx(float(expected[0]) ** 2, abs=4 * math.sqrt(0.25 / count))
 
 
@@ -98,4 +92,4 @@ def test_tokens_of_a_seed_are_those_of_every_version() -> None:
     """Evals are resumed and compared with the tokens that earlier versions sampled."""
     sampler = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])
     steps = [sampler(torch.empty(0), torch.zeros(4, 100)).argmax(-1).tolist() for _ in range(3)]
-    assert steps == STEPS
+    assert steps == [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]

@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from trl.trainer import utils as trl_utils
-from trl.trainer.utils import add_fused_lm_head
 
 from aitrain import Result
 from aitrain.engines.batching import BatchRow
-from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
+from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import replaced
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings
@@ -67,22 +64,6 @@ SHAPES = [
     Sampling(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=-0.3),
     Sampling(repetition_penalty=0.8, top_k=6, top_p=0.9, min_p=0.02, frequency_penalty=1.5, temperature=1.3),
 ]
-
-
-@pytest.mark.parametrize("sampling", SHAPES, ids=str)
-def test_log_probabilities_are_those_of_the_described_distribution(sampling: Sampling) -> None:
-    torch.manual_seed(1)
-    logits, context, answer = 2 * torch.randn(12), [3, 5, 5, 7, 1, 5], [7, 1, 5]
-    seen, counts = torch.zeros(12, 12, dtype=torch.bool), torch.zeros(12, 12)
-    seen[:, context] = True
-    for token in answer:
-        counts[:, token] += 1
-
-    expected = by_hand(logits.tolist(), sampling, context, answer)
-    processed = sampling.penalized(logits.expand(12, -1), seen, counts)
-    said = sampling.logprobs(processed, torch.arange(12)).exp().tolist()
-    kept = [token for token, probability in enumerate(expected) if probability > 0]
-    assert [said[token] for token in kept] == pytest.approx([expected[token] for token in kept], rel=1e-5)
 
 
 def test_a_sampled_token_at_the_edge_of_a_cut_counts_as_kept() -> None:
@@ -181,22 +162,17 @@ def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(train: T
         Twice(), max_steps=1, rl_max_new_tokens=60, rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=0,
         rl_prompts_per_step=8, batch_size=8,
     )  # fmt: skip
-    records = rollouts(result)
-    said = [[m["content"] for m in record["messages"] if m["role"] == "assistant"] for record in records]
-    given = [[record["metrics"]["first"], record["metrics"]["second"]] for record in records]
-    assert [[len(text) for text in texts] for texts in said] == given
-    ended = [text for texts in said for text in texts if text.endswith(tuple(STOPS))]
-    assert len(ended) > 2 * len(said) / 3
-    for text in (re.sub(r"<\|\w+\|>", "x", text) for text in ended):  # a special token is one of the fewest two
-        assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
-    assert {record["stop"] for record in records if record["messages"][-1]["content"].endswith(tuple(STOPS))} == {
-        "done"
-    }
+    records, ended = rollouts(result), 0
+    for record in records:
+        said = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
+        assert [len(text) for text in said] == [record["metrics"]["first"], record["metrics"]["second"]]
+        for text in (re.sub(r"<\|\w+\|>", "x", text) for text in said):  # a special token is one of the fewest two
+            assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
+        ended += sum(text.endswith(tuple(STOPS)) for text in said)
+        assert record["stop"] == "done" or not said[-1].endswith(tuple(STOPS))
+    assert ended > 2 * len(records) / 3
     cut = sum(record["stop"] == "max_tokens" for record in records) / len(records)
     assert result.history[0]["completions/clipped_ratio"] == pytest.approx(cut)
-
-
-# -- the model's own settings
 
 
 # -- like with like
@@ -232,24 +208,3 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
             q = by_hand(logits.tolist(), sampling, context, answer)[row.ids[place]]
             if q > 0:
                 assert shifted == pytest.approx(math.log(p[row.ids[place]] / q), abs=1e-4)
-
-
-def test_the_shift_is_computed_in_the_place_of_trls_own_log_probabilities(small_model: Path) -> None:
-    """TRL's real fused head on padded rows: log p from it, log q by hand from the model's logits."""
-    model = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32).eval()
-    add_fused_lm_head(model, temperature=0.8)
-    rows = [SampledRow([1, 2, 3], [4, 5, 6], [1, 1, 1], [0]), SampledRow([7], [8, 9], [1, 1], [0])]
-    ids, mask, kept = padded(rows, 0, "cpu")
-    labels = ids.masked_fill(mask == 0, -100)
-    labels[:, :-kept] = -100
-    sampling = Sampling(temperature=0.8, top_k=20)
-    shift = LogprobShift(sampling, [0], rows)
-    with torch.no_grad():
-        over_all = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
-        with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
-            model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
-        for number, row in enumerate(rows):
-            logits = model(input_ids=torch.tensor([row.prompt + row.ids])).logits[0, len(row.prompt) - 1 : -1]
-            q = sampling.logprobs(logits.float(), torch.tensor(row.ids))
-            p = over_all[number, len(row.prompt) - 1 :][: len(row.ids)]
-            assert torch.tensor(shift.shifts[number]) == pytest.approx((p - q).numpy(), abs=1e-4)

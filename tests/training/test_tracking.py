@@ -12,7 +12,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from aitrain import ConfigError, Result, TrainConfig
-from tests.conftest import Run
 
 OPTIONS: dict[str, Any] = {
     "eval_cases": 3,
@@ -97,21 +96,6 @@ def test_wandb_works_without_an_account_or_a_network(
     assert told(result).Scalars("eval/score")
 
 
-def test_without_an_account_wandb_is_left_out(
-    aitrain_grpo: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the command, because wandb remembers in a process how it was set up there."""
-    pytest.importorskip("wandb", reason='wandb is not installed: pip install "aitrain[wandb]"')
-    for name in ("WANDB_MODE", "WANDB_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    short = ["--max-steps", "1", "--rl-max-new-tokens", "4", "--eval-cases", "2", "--save-strategy", "no"]
-    done = aitrain_grpo("--model", "tiny", "--rl-env", "envs.arithmetic", *short, "--log", "wandb")
-    assert done.returncode == 0
-    assert "! wandb failed and is disabled: UsageError" in done.stderr
-    assert "WANDB_MODE=offline" in done.stderr
-
-
 def test_trackio_keeps_a_run_on_this_machine(
     train: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,15 +118,7 @@ def test_trackio_keeps_a_run_on_this_machine(
 # -- the option
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("tensorbord", "must be none, or some of wandb, tensorboard, trackio with commas, not tensorbord."),
-        ("wandb,,", "not wandb,,"),
-        ("none,wandb", "none cannot be combined with a tracker: none,wandb"),
-    ],
-)
-def test_a_tracker_that_is_none_is_refused(given: str, message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+@pytest.mark.parametrize("given", ["tensorbord", "wandb,,", "none,wandb"])
+def test_a_tracker_that_is_none_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=given):
         TrainConfig(log=given)
-    assert message in str(refused.value)

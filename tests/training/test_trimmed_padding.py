@@ -17,7 +17,7 @@ from aitrain.batch import PassLimit
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.micro_batches import PASSES, RankRows, in_passes, micro_batches, padding_share
 from aitrain.training.padding import RightAligned
-from aitrain.training.pass_plan import padded_tokens, plan_passes, share_passes
+from aitrain.training.pass_plan import padded_tokens, share_passes
 from tests.training.loss_bench import (
     LONGEST,
     Layout,
@@ -37,15 +37,17 @@ ANY_ORDER = ["grpo", "dr_grpo", "dapo", "luspo"]
 # -- which rows share a pass
 
 
-def lognormal(count: int, seed: int = 0) -> list[int]:
+def lognormal(count: int) -> list[int]:
     """Lengths as in RL: most are short, and some are many times as long."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     return [min(2048, max(8, int(draw.lognormvariate(6, 1)))) for _ in range(count)]
 
 
-@pytest.mark.parametrize("limit", [PassLimit(4), PassLimit(1), PassLimit(tokens=4096), PassLimit(tokens=100)], ids=str)
-@pytest.mark.parametrize("processes", [1, 2, 3, 8])
-def test_every_row_is_in_one_pass_that_is_within_the_limit(limit: PassLimit, processes: int) -> None:
+@pytest.mark.parametrize("limit", [PassLimit(4), PassLimit(8), PassLimit(tokens=8192), PassLimit(tokens=100)], ids=str)
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_every_row_is_in_one_pass_that_is_within_the_limit_and_little_of_it_is_padding(
+    limit: PassLimit, processes: int
+) -> None:
     lengths = lognormal(96)
 
     shares = share_passes(lengths, limit, processes)
@@ -56,16 +58,7 @@ def test_every_row_is_in_one_pass_that_is_within_the_limit(limit: PassLimit, pro
         assert limit.holds(len(rows), max(lengths[row] for row in rows))
     totals = [sum(padded_tokens(rows, lengths) for rows in share) for share in shares]
     assert max(totals) - min(totals) <= 2 * max(lengths) * (limit.completions or 2)
-
-
-@pytest.mark.parametrize("limit", [PassLimit(4), PassLimit(8), PassLimit(tokens=8192)], ids=str)
-@pytest.mark.parametrize("seed", range(2))
-def test_less_than_a_seventh_of_the_tokens_is_padding(limit: PassLimit, seed: int) -> None:
-    lengths = lognormal(64, seed)
-    passes = plan_passes(lengths, limit)
-
-    assert sum(padded_tokens(rows, lengths) for rows in passes) <= 1.15 * sum(lengths)
-    assert 64 * max(lengths) > 2.5 * sum(lengths)
+    assert sum(totals) <= 1.15 * sum(lengths) < 0.5 * 96 * max(lengths)
 
 
 # -- the gradient of a step
@@ -177,9 +170,8 @@ def test_metrics_of_a_step_are_those_of_one_pass_with_all_its_rows(level: str, t
         assert metrics[name] == pytest.approx(wanted[name], rel=1e-6), name
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_step_without_any_kept_row_has_no_gradient_when_trimmed(processes: int, tmp_path: Path) -> None:
-    layout = Layout(rows=4, processes=processes)
+def test_a_step_without_any_kept_row_has_no_gradient_when_trimmed(tmp_path: Path) -> None:
+    layout = Layout(rows=4, processes=2)
     batch = padded_batch(layout.batch, seed=1)
     batch[KEPT][:] = False
 
@@ -195,12 +187,10 @@ def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
 
     widths = 0
     for rows, _ in micro_batches(step):
-        assert rows["prompt_mask"].any(0).all()
         assert rows["completion_mask"].any(0).all()
         assert {value.shape[1] for name, value in rows.items() if "logps" in name} == {rows["completion_ids"].shape[1]}
-        aligned = RightAligned.of(
-            *(torch.cat([rows[f"prompt_{x}"], rows[f"completion_{x}"]], 1) for x in ("ids", "mask"))
-        )
+        parts = (torch.cat([rows[f"prompt_{part}"], rows[f"completion_{part}"]], 1) for part in ("ids", "mask"))
+        aligned = RightAligned.of(*parts)
         assert aligned.mask.sum(1).max() == aligned.mask.shape[1]
         widths += aligned.mask.numel()
     real = int(batch["prompt_mask"].sum() + batch["completion_mask"].sum())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,19 +21,6 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason
 
 SHORT = ["--model=tiny", "--rl-kl-coef=0", "--lr=4e-4", "--rl-num-generations=8", "--save-strategy=no",
          "--eval-strategy=no", "--rl-loss-type=dapo", "--disable-gradient-checkpointing"]  # fmt: skip
-ASKS = '''
-class Asks:
-    """Plays its second turn itself, as AITraining's environments do."""
-
-    def build_dataset(self, tokenizer):
-        return [{"prompt": f"say {number}:"} for number in range(16)]
-
-    def score_episode(self, model, tokenizer, completion, case_idx):
-        ids = tokenizer(f"{completion}{case_idx}", return_tensors="pt").to(model.device)
-        output = model.generate(**ids, max_new_tokens=4, do_sample=False)
-        assert output.shape[1] > ids["input_ids"].shape[1]
-        return {"score": 0.5, "asked": 1.0}
-'''
 
 
 def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -56,6 +42,7 @@ def check_agreement(lines: list[dict[str, Any]]) -> None:
 DEMO = ["--rl-env=envs.arithmetic", "--rl-prompts-per-step=16", "--batch-size=128", "--rl-max-new-tokens=8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--peft", "--lora-r=16", "--lr=5e-3"]], ids=["full", "lora"])
 def test_a_colocated_vllm_learns_what_generate_learns_and_says_the_trainers_probabilities(
     tmp_path: Path, more: list[str]
@@ -85,6 +72,7 @@ SHAPED = ["--rl-top-k=40", "--rl-top-p=0.9", "--rl-min-p=0.02", "--rl-repetition
           '--rl-stop=["1", "3", "7", "e"]']  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [[], ["--vllm-mode=server"]], ids=["colocate", "server"])
 def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Path, where: list[str]) -> None:
     """The trainer computes the same log-probabilities; answers end where ours would end; two turns each."""
@@ -95,8 +83,7 @@ def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Pat
     assert all(abs(line["sampling/importance_sampling_ratio/mean"] - 1) < 0.02 for line in lines)
     assert all(line["sampling/logprob_shift/mean"] < -0.01 for line in lines)
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    stops = StopStrings(tokenizer, ["1", "3", "7", "e"], min_tokens=6)
-    ends = 0
+    stops, ends = StopStrings(tokenizer, ["1", "3", "7", "e"], min_tokens=6), 0
     for record in read_lines(tmp_path / "runs" / "run" / "rollouts" / "rank0.jsonl"):
         for message in record["messages"]:
             if message["role"] == "assistant":
@@ -104,33 +91,3 @@ def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Pat
                 assert not any(stops.ends(ids[:count]) for count in range(1, len(ids))), message
                 ends += stops.ends(ids)
     assert ends > 10
-
-
-def test_an_environment_that_asks_the_model_itself_asks_vllm(tmp_path: Path) -> None:
-    (tmp_path / "asks.py").write_text(ASKS)
-    lines = run(tmp_path, "--rl-env=asks.py", "--max-steps=2", "--rl-max-new-tokens=4", "--eval-cases=2",
-                "--rl-prompts-per-step=2", "--batch-size=16")  # fmt: skip
-
-    assert [line["env/asked"] for line in lines] == [1.0, 1.0]
-    assert [line["unscored"] for line in lines] == [0.0, 0.0]
-
-
-def test_a_run_is_resumed_with_its_step_its_weights_and_its_generation_window(tmp_path: Path) -> None:
-    """The second step still trains on the first one's batch: the resumed run must not generate before the third."""
-    keep = ["--save-strategy=steps", "--save-steps=1", "--save-total-limit=5", "--eval-cases=0"]
-    window = ["--trl=num_iterations=2", "--max-steps=4", *DEMO, *keep]
-    folder = tmp_path / "runs" / "run"
-    run(tmp_path, *window)
-    whole = list(read_lines(folder / "metrics.jsonl"))
-    for step in (2, 3, 4):
-        shutil.rmtree(folder / "checkpoints" / f"checkpoint-{step}")
-    (folder / "result.json").unlink()
-    check_agreement(run(tmp_path, *window, "--resume"))
-
-    resumed = list(read_lines(folder / "metrics.jsonl"))
-    assert [line["step"] for line in resumed] == [1, 2, 3, 4]
-    for name in ("loss", "grad_norm", "learning_rate"):
-        assert [line[name] for line in resumed[:2]] == [line[name] for line in whole[:2]], name
-    steps = [record["step"] for record in read_lines(folder / "rollouts" / "rank0.jsonl")]
-    assert sorted(set(steps)) == [1, 3]
-    assert len(steps) == 2 * 128

@@ -34,6 +34,7 @@ def completions(result: EvalResult, decoding: str) -> dict[int, str]:
     return {one["row_number"]: one["completion"] for one in records if one["eval_phase"] == f"eval_{decoding}"}
 
 
+@pytest.mark.slow
 def test_a_lora_run_says_through_a_server_what_it_says_with_transformers(tmp_path: Path) -> None:
     torch.manual_seed(1)
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")

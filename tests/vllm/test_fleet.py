@@ -89,6 +89,7 @@ class Kills:
 '''
 
 
+@pytest.mark.slow
 def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
