@@ -88,19 +88,6 @@ def test_weights_that_are_never_used_are_noticed_at_the_second_sync(policy: Poli
 
 
 @pytest.mark.slow
-def test_weights_that_are_not_used_any_more_are_noticed_some_syncs_later(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logprob_check, "EVERY", 3)
-    policy.server.ignores, policy.server.obeys = True, 4
-    policy.load()
-    policy.sync(3)
-    with pytest.raises(RunFailed, match="does not generate with the weights"):
-        policy.sync(4)
-    assert policy.steps <= 4 + 4
-
-
-@pytest.mark.slow
 def test_a_server_that_uses_its_weights_is_asked_now_and_then_and_never_accused(policy: Policy) -> None:
     policy.load()
     policy.sync(15)
@@ -150,18 +137,6 @@ def test_a_run_ends_before_it_trains_on_what_a_stale_server_says(
             use_vllm=True, vllm_mode="server", vllm_server_url=server.url,
         )  # fmt: skip
     assert len(server.bodies("/v1/load_lora_adapter")) == 3  # one looks whether the server takes adapters at all
-
-
-@pytest.mark.slow
-def test_a_base_that_the_server_rounds_is_noted_once_and_the_run_goes_on(server: SmallServer, tmp_path: Path) -> None:
-    policy, noted = Policy(server, tmp_path, by_adapter=True), list[str]()
-    policy.check.notify = noted.append
-    with torch.no_grad():
-        for name, weight in policy.model.named_parameters():
-            weight += 0 if "lora_" in name else torch.randn_like(weight) * weight.std() * 0.5
-    policy.sync(2)
-    (note,) = noted
-    assert "its base is rounded in another way. Importance weights correct that" in note
 
 
 def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(tmp_path: Path) -> None:

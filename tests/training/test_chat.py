@@ -21,7 +21,6 @@ from aitrain.rollout.model_chat import ChatStoppedError
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import write
-from tests.workbench.terminal import start
 
 DOUBLES = """
 class Doubles:
@@ -131,20 +130,3 @@ def test_questions_of_a_pipe_are_answered_one_by_one(
     assert answer_lines(session, None, as_json=False) == 0
     whose = [re.findall(r"(?:^|\t)(\w+): ", line) for line in capsys.readouterr().out.splitlines()]
     assert whose == [["base", "tuned"]] * 2
-
-
-@pytest.mark.slow
-def test_a_chat_on_a_terminal_streams_and_can_be_interrupted(run: Path) -> None:
-    terminal = start(run, ["chat", "runs/spoilt", "--rl-min-new-tokens", "400", "--rl-max-new-tokens", "400"])
-    terminal.wait_for("> ")
-    terminal.type("/case 2\n")
-    terminal.wait_for("base: tiny", 2)  # drawn while it answers
-    terminal.type("\x03")
-    terminal.wait_for("interrupted: this is not part of the conversation")
-    terminal.wait_for("> ", 2)
-    terminal.type("/quiet\n")
-    terminal.wait_for("there is no command /quiet")
-    terminal.wait_for("> ", 3)
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    assert "Traceback" not in terminal.shown

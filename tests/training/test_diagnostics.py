@@ -52,22 +52,6 @@ def test_a_run_that_cannot_learn_stops_itself_when_it_may_and_says_why(train: Ca
     assert (result.folder / "checkpoints" / "checkpoint-4").exists()
 
 
-class Rarely(Same):
-    """The same, but for one group in the third step."""
-
-    def score_episode(self) -> float:
-        self.scored = getattr(self, "scored", 0) + 1
-        return float(self.scored == 25)
-
-
-@pytest.mark.slow
-def test_a_single_group_that_differs_begins_the_count_anew(train: Callable[..., Result]) -> None:
-    result = train(Rarely(), max_steps=50, stop_when_flat=4, eval_cases=0)
-
-    assert [line["frac_reward_zero_std"] for line in result.history] == [1, 1, 1, 0.5, 1, 1, 1, 1]
-    assert result.status == "stopped"
-
-
 # -- notes
 
 

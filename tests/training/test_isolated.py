@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,29 +67,3 @@ def test_what_building_the_dataset_sets_must_be_able_to_travel(train: Train) -> 
 
     with pytest.raises(EnvironmentFailed, match=r"set self\.lock, which cannot be copied to the other processes"):
         train(Locked(), rl_env_isolation="process")
-
-
-class Turns(Scoring):
-    """Two turns, both of them in one process, which is another one for each live episode."""
-
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, Score]:
-        process = os.getpid()
-        yield None
-        yield "and?"
-        return Score(0.5, {"same": os.getpid() == process, "elsewhere": process != self.home, "pid": process})
-
-
-@pytest.mark.slow
-def test_an_episode_stays_in_one_process_to_its_end(train: Train) -> None:
-    result = train(Turns(), rl_env_isolation="process", max_steps=2, rl_prompts_per_step=2, batch_size=8)
-
-    records = rollouts(result)
-    assert {(record["metrics"]["same"], record["metrics"]["elsewhere"]) for record in records} == {(1.0, 1.0)}
-    for step in (1, 2):
-        pids = [record["metrics"]["pid"] for record in records if record["step"] == step]
-        assert len(set(pids)) == len(pids) == 8
-    for pid in {int(record["metrics"]["pid"]) for record in records}:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
