@@ -139,16 +139,16 @@ def test_a_run_ends_before_it_trains_on_what_a_stale_server_says(
     assert len(server.bodies("/v1/load_lora_adapter")) == 3  # one looks whether the server takes adapters at all
 
 
-def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(tmp_path: Path) -> None:
-    ours: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server", "peft": True}
-    plain, rounded = ServerModel("base", 100), ServerModel("base", 100, is_quantized=True)
-    cases: list[tuple[dict[str, Any], ServerModel, bool]] = [
-        ({}, plain, False),
-        ({}, rounded, True),
-        ({"vllm_quantization": "fp8"}, plain, True),
-        ({"quantization": "int4"}, plain, True),
-    ]
-    for more, base, is_noted in cases:
-        noted: list[str] = []
-        served = ServedRun(TrainConfig(**ours, **more), RunFolder(tmp_path), lambda: False, noted.append, Progress())
-        assert (served.notify_difference(base) == noted.append) == is_noted
+@pytest.mark.parametrize(
+    ("more", "is_quantized", "is_noted"),
+    [({}, False, False), ({}, True, True), ({"vllm_quantization": "fp8"}, False, True),
+     ({"quantization": "int4"}, False, True)],
+)  # fmt: skip
+def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(
+    more: dict[str, Any], is_quantized: bool, is_noted: bool, tmp_path: Path
+) -> None:
+    noted: list[str] = []
+    config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, **more)
+    served = ServedRun(config, RunFolder(tmp_path), lambda: False, noted.append, Progress())
+    base = ServerModel("base", 100, is_quantized=is_quantized)
+    assert (served.notify_difference(base) == noted.append) == is_noted

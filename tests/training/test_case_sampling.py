@@ -94,6 +94,7 @@ def played(
     groups: int = 6,
     limit: int = 10,
     ranks: int = 1,
+    environment: object | None = None,
     batches: int = 1,
     sampled: list[int] | None = None,
 ) -> list[list[TrainingBatch]]:
@@ -101,7 +102,7 @@ def played(
     together = Ranks(ranks)
 
     def on_rank(rank: int) -> list[TrainingBatch]:
-        runner = start_runner(EveryFifth(), TrainConfig())
+        runner = start_runner(environment or EveryFifth(), TrainConfig())
         engine = BySeed()
         rollout = Rollout(runner, engine, ChatFormat(Letters()), Limits(9, 99), END)
         accelerator: Any = SimpleNamespace(num_processes=ranks, process_index=rank)
@@ -185,6 +186,27 @@ def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> No
     discarded = [one.key for batch in together for one in batch.discarded]
     assert sorted(discarded) == sorted(one.key for one in alone[0].discarded)
     assert max(sampled) - min(sampled) <= SIZE * alone[0].metrics["cases/refill_rounds"]
+
+
+class Ranked(EveryFifth):
+    """Scores an episode by its place in its group."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+
+    def score_group(self, texts: list[str], scores: list[float]) -> list[float]:
+        self.groups.append(texts)
+        return [place / len(texts) for place, _ in enumerate(texts)]
+
+
+def test_a_group_of_several_ranks_is_scored_once_and_by_one_of_them() -> None:
+    alone, together = Ranked(), Ranked()
+    (batch,) = played(lambda: UniformOrder(60, 6, 1), limit=0, environment=alone)
+    parts = played(lambda: UniformOrder(60, 6, 1), limit=0, environment=together, ranks=4)
+    assert episodes_of([one for (one,) in parts]) == episodes_of(batch)
+    assert {episode.result.score for episode in batch[0].episodes} <= {0.0, 0.25, 0.5, 0.75, None}
+    assert sorted(together.groups) == sorted(alone.groups)
+    assert len(together.groups) == 6
 
 
 # -- difficulty

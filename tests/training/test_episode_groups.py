@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -27,9 +26,6 @@ from tests.rollout.scripted import Scripted as ScriptedEngine
 from tests.training.conftest import difference, rollouts
 from tests.training.scripted_run import Scripted, scripted_sample
 from tests.training.test_left_out import PLAIN_STEPS, of_cases
-from tests.training.test_processes import Command, command
-
-__all__ = ["command"]
 
 Train = Callable[..., Result]
 
@@ -151,26 +147,3 @@ def test_a_group_is_scored_together_in_training_and_in_evaluation(train: Train, 
         assert {record["metrics"]["size"] for record in records if record["stop"] != "no_room"} == {size}
     assert any(record["advantage"] for record in rollouts(result))
     assert [path.name.startswith("closed-by-0-") for path in tmp_path.glob("closed-*")] == [True]
-
-
-@pytest.mark.slow
-def test_two_ranks_score_groups_that_straddle_them_and_close_their_environments(command: Command) -> None:
-    grouped = Path(__file__).parents[1] / "environments" / "grouped.py"
-    done = command.run(
-        "Shared", "--rl-env", f"{grouped}:Ranked", "--num-processes=2", "--max-steps=2", "--rl-num-generations=8",
-        "--rl-prompts-per-step=5", "--batch-size=4", f"--rl-env-config={json.dumps({'notes': str(command.folder)})}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for record in command.records():
-        if record["stop"] != "no_room":
-            groups.setdefault((record["step"], record["group"]), []).append(record)
-    for group in groups.values():
-        own = [record["metrics"]["own"] for record in group]
-        assert [record["score"] for record in group] == [sorted(own).index(one) / 8 for one in own]
-        assert len({record["metrics"]["pid"] for record in group}) == 1
-    metrics = [record["metrics"] for group in groups.values() for record in group]
-    assert (len({one["pid"] for one in metrics}), len({one["hash"] for one in metrics})) == (2, 1)
-    assert sorted(path.name[:11] for path in command.folder.glob("closed-by-*")) == ["closed-by-0", "closed-by-1"]
-    assert done.stderr.count("is dropped") == 1

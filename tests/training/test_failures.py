@@ -17,7 +17,7 @@ from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training import held_out_scoring
 from aitrain.training.evaluation import EvalPhase, EvalScores, evaluate
-from tests.environments.ill import Gone, Ill, illness_of
+from tests.environments.ill import Gone
 from tests.training.conftest import rollouts
 from tests.training.scripted_policy import scripted
 from tests.training.test_processes import Command, command
@@ -100,31 +100,6 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
     assert line["stopped/env_error"] == pytest.approx(kinds.total() / count / 4)
     assert line["unscored"] == 0.25
     assert line["reward"] == pytest.approx(sum(SCORES.values()) / 3)
-
-
-SHARES = {"raise": 0.1, "sleep": 0.05, "spin": 0.05, "nan": 0.1, "kill": 0.1}
-KINDS = {"raise": "raised", "sleep": "timed_out", "spin": "timed_out", "nan": "not_finite", "kill": "crashed"}
-
-
-@pytest.mark.slow
-def test_a_run_survives_an_environment_that_raises_hangs_and_crashes_in_processes(train: Train, tmp_path: Path) -> None:
-    result = train(
-        Ill(str(tmp_path), SHARES), rl_env_isolation="process", rl_env_timeout=5.0, rl_env_workers=16, max_steps=3,
-        rl_prompts_per_step=3, rl_num_generations=8, batch_size=24, rl_max_new_tokens=4, lr=3e-3, rl_check=False,
-        eval_strategy="no",
-    )  # fmt: skip
-
-    found: Counter[str | None] = Counter()
-    for record in rollouts(result):
-        illness = illness_of(record["case_idx"], record["completion"], SHARES)
-        kind = None if illness is None else KINDS[illness]
-        found[kind] += 1
-        assert (record["error"] or {}).get("kind") == kind, record
-        assert (record["score"] is None) == (kind is not None)
-    assert (found.total(), set(found)) == (3 * 24, {None, *KINDS.values()})
-    for kind in set(KINDS.values()):
-        measured = sum(line[f"failed/{kind}"] for line in result.history if "loss" in line)
-        assert measured == pytest.approx(found[kind] / 24)
 
 
 # -- nothing works any more

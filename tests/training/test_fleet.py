@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,8 +21,6 @@ from aitrain.engines.weight_sync import AdapterSync, DiskSync
 from aitrain.errors import ConfigError
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.training import eval_engines
-from aitrain.training.eval_engines import EvalModel
 from aitrain.vllm.client import VLLMClient
 from tests.training.test_served import END, Fake, adapted, run
 
@@ -287,19 +284,3 @@ def test_servers_of_one_run_serve_the_same_model(monkeypatch: pytest.MonkeyPatch
     finally:
         for fake in fakes:
             fake.stop()
-
-
-def test_an_eval_continues_with_the_servers_that_are_left_and_says_so() -> None:
-    fakes, notes = [Fake(), Fake()], list[str]()
-    config: Any = SimpleNamespace(vllm_server_urls=[fake.url for fake in fakes])
-    policy: Any = SimpleNamespace(end=EndOfTurn([END]), sampling=Sampling())
-    reference: Any = SimpleNamespace(base="some/model", adapter=None, step=None)
-    try:
-        engine = eval_engines._server_engine(EvalModel(reference, config, policy, 90, notify=notes.append))
-        fakes[0].stop()
-        completions = run(engine.settled(ask(engine, [1], [2])))
-    finally:
-        for fake in fakes:
-            fake.stop()
-    assert [completion.ids for completion in completions] == [[1, END], [2, END]]
-    assert [f"The vLLM server at {fakes[0].url} is gone, 1 of 2 servers left" in note for note in notes] == [True]

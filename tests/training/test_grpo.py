@@ -95,13 +95,6 @@ def test_evaluating_leaves_the_training_alone(train: Train, finished: FinishedRu
     assert [line["step"] for line in often.history if "eval_score" in line] == [1, 2, 3]
 
 
-def test_greedy_decoding_gives_the_same_answer_whatever_the_seed(train: Train, finished: FinishedRuns) -> None:
-    one, other = finished("plain"), train(Vowels(), max_steps=1, seed=2)
-
-    assert one.greedy_before == other.greedy_before
-    assert rollouts(one)[0]["completion"] != rollouts(other)[0]["completion"]
-
-
 def test_held_out_cases_are_never_trained_on(train: Train) -> None:
     class NoEvalDataset:
         def build_dataset(self) -> list[dict[str, Any]]:
@@ -123,14 +116,6 @@ def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
         train(Vowels(), num_processes=2)
 
 
-def test_a_loss_type_trains_with_the_advantages_of_its_paper(train: Train) -> None:
-    records = rollouts(train(Vowels(), rl_loss_type="dr_grpo", max_steps=1, eval_cases=0))
-    for group in (records[start : start + 4] for start in range(0, len(records), 4)):
-        scores = [record["score"] for record in group]
-        expected = [score - mean(scores) for score in scores]
-        assert [record["advantage"] for record in group] == pytest.approx(expected, abs=1e-3)
-
-
 def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(finished: FinishedRuns) -> None:
     result = finished("stopped")
 
@@ -139,19 +124,18 @@ def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(finished: Finish
     assert (result.folder / "checkpoints" / "checkpoint-2").is_dir()
 
 
-class Talks(ChatVowels):
+class Asks(Vowels):
     """As AITraining's environments do it: the rest of the dialogue happens inside score_episode."""
 
-    def score_episode(self, model: Any, tokenizer: Any, completion: Any, case_idx: int) -> float:  # type: ignore[override]
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
         self.modes = {*getattr(self, "modes", ()), (model.training, torch.is_grad_enabled())}
-        messages = [{"role": "user", "content": "say:"}, *completion, {"role": "user", "content": "and now?"}]
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        ids = tokenizer(f"{completion} and now?", return_tensors="pt")
         second = model.generate(**ids, max_new_tokens=4)[0][ids["input_ids"].shape[1] :]
         return min(1.0, len(tokenizer.decode(second)) / 8)
 
 
 def test_an_environment_may_generate_further_turns_itself(train: Train) -> None:
-    environment = Talks()
+    environment = Asks()
     result = train(environment, peft=True, lora_dropout=0.1, max_steps=2, eval_cases=0)
 
     assert environment.modes == {(False, False)}

@@ -133,24 +133,15 @@ def _kept_rows_of(step: int, layout: Layout, windows: list[dict[str, Tensor]]) -
 
 
 @pytest.mark.parametrize("loss", LOSS_TYPES)
-def test_a_step_without_any_kept_row_has_no_gradient(loss: str, tmp_path: Path) -> None:
-    layout = Layout(passes=2, pieces=2, rows=4)
-    rows = batch_of(8, are_ragged=True)
-    rows[KEPT][:] = False
-
-    (gradient,) = gradients_of_steps(arguments(tmp_path, layout, rl_loss_type=loss, **ON), layout, [rows], steps=1)
-
-    assert torch.equal(gradient, torch.zeros_like(gradient))
-
-
-@pytest.mark.parametrize("loss", LOSS_TYPES)
-def test_with_all_rows_kept_the_gradient_is_trls_to_the_last_bit(loss: str, tmp_path: Path) -> None:
-    rows = batch_of(8, are_ragged=True)
+def test_with_all_rows_kept_the_gradient_is_trls_and_without_any_it_is_nothing(loss: str, tmp_path: Path) -> None:
+    rows, layout = batch_of(8, are_ragged=True), Layout(passes=2, pieces=2, rows=4)
     args = arguments(tmp_path, Layout(), rl_loss_type=loss, **ON)
-
     (ours,) = gradients_of_steps(args, Layout(), [rows], steps=1)
-
     assert torch.equal(ours, gradient_of_plain_trl(args, rows))
+
+    rows[KEPT][:] = False
+    (gradient,) = gradients_of_steps(arguments(tmp_path, layout, rl_loss_type=loss, **ON), layout, [rows], steps=1)
+    assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -165,14 +156,8 @@ def test_metrics_of_a_step_are_those_of_its_kept_tokens(name: str, level: str, t
     windows[0][KEPT][: layout.rows] = True  # a micro-batch of which all rows are kept
     args = arguments(tmp_path, layout, rl_loss_type="grpo", rl_importance_level=level, **ON)
 
-    found = metrics_of_steps(args, layout, windows, steps=3)
-    for step, metrics in enumerate(found):
-        first = step * layout.passes * layout.rows
-        passes = [first + n * layout.rows for n in range(layout.passes)]
-        rows = [windows[place // (layout.batch * layout.iterations)] for place in passes]
-        places = [place % layout.batch for place in passes]
-        parts = [take(row, slice(place, place + layout.rows)) for row, place in zip(rows, places, strict=True)]
-        whole = {key: torch.cat([take(part, part[KEPT])[key] for part in parts]) for key in parts[0]}
+    for step, metrics in enumerate(metrics_of_steps(args, layout, windows, steps=3)):
+        whole = _kept_rows_of(step, layout, windows)
         (wanted,) = metrics_of_steps(args, Layout(rows=len(whole["advantages"])), [whole], steps=1)
         for key in ("kl", "entropy", "clip_ratio/low_mean", "clip_ratio/region_mean"):
             assert metrics[key] == pytest.approx(wanted[key], rel=1e-6), (step, key)
