@@ -28,11 +28,6 @@ Train = Callable[..., Result]
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "ill.py"
 
 
-def answer_with(patch: pytest.MonkeyPatch, answer: Callable[[int, str], str]) -> None:
-    """Let the policy answer what this makes of a prompt's position and text."""
-    patch.setattr(HFEngine, "sample", scripted(lambda position, text: answer(position, text) + "<|im_end|>"))
-
-
 # -- one episode of each group
 
 ANSWERS = ["abcz", "ayzz", "ill", "zzzz"]
@@ -76,7 +71,7 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third episode of each group has none; the others' advantages are those of a group of three."""
-    answer_with(monkeypatch, lambda position, _: ANSWERS[position % 4])
+    monkeypatch.setattr(HFEngine, "sample", scripted(lambda position, _: ANSWERS[position % 4] + "<|im_end|>"))
     count = len(ILLNESSES)
     result = train(
         Plain(), max_steps=1, eval_cases=0, batch_size=4 * count, rl_prompts_per_step=count, rl_check=False,
@@ -159,72 +154,6 @@ def test_an_evaluation_without_scores_is_skipped_and_the_third_in_a_row_ends_the
     result = train(NoJudge(played, {"after"}), **options, resume_from_checkpoint="auto")
     assert (result.steps, result.status, result.score_after, result.verdict) == (8, "finished", None, None)
     assert played[-3:] == ["step6", "step7", "after"]
-
-
-# -- tools
-
-
-class Workshop:
-    """One tool works, one is broken; the prompt says which to use."""
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": [{"role": "user", "content": tool}]} for tool in CALLS]
-
-    def get_tools(self) -> list[Any]:
-        return [self.works, self.broken]
-
-    def works(self, size: int) -> int:
-        """Saw.
-
-        Args:
-            size: How long.
-        """
-        return size + 1
-
-    def broken(self) -> None:
-        """Drill."""
-        raise OSError("no power")  # the bug
-
-    def score_episode(self, text: str) -> float:
-        return float(text == "done 6")
-
-
-CALLS = {
-    "works": '{"name": "works", "arguments": {"size": 5}}',
-    "wrong": '{"name": "works", "arguments": {"size": "long"}}',
-    "broken": '{"name": "broken", "arguments": {}}',
-}
-
-
-def use_the_tool(_: int, given: str) -> str:
-    """Call the tool that the prompt names; then say what it said."""
-    _, *said = given.split("<|im_start|>tool\n")
-    if said:
-        return "done " + said[0].partition("<|im_end|>")[0]
-    asked = given.split("<|im_start|>user\n")[1].partition("<|im_end|>")[0]
-    return f"<tool_call>\n{CALLS[asked]}\n</tool_call>"
-
-
-def test_a_tool_that_fails_is_the_environments_failure_and_a_wrong_call_is_the_models(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer_with(monkeypatch, use_the_tool)
-    result = train(
-        Workshop(), max_steps=1, rl_prompts_per_step=3, batch_size=6, rl_num_generations=2, rl_max_new_tokens=200,
-        eval_cases=0, rl_check=False,
-    )  # fmt: skip
-
-    for record in rollouts(result):
-        come_to = (record["score"], record["stop"], (record["error"] or {}).get("place"))
-        assert (
-            come_to
-            == [(1.0, "done", None), (0.0, "done", None), (None, "env_error", "the tool broken")][record["case_idx"]]
-        )
-        if record["error"]:
-            assert 'raise OSError("no power")  # the bug' in record["error"]["message"]
-    (line,) = result.history
-    assert (line["failed/raised"], line["unscored"]) == pytest.approx((1 / 3, 1 / 3))
-    assert (line["tools/calls"], line["tools/wrong_calls"]) == pytest.approx((2 / 3, 1 / 3))
 
 
 # -- what it prints
