@@ -5,59 +5,64 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aitrain import EnvRequirements, Result, Score
+from aitrain import EnvironmentFailed, EnvRequirements, Result, Score
 from aitrain.options.reading import read_file
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import read_lines
-from tests.environments.vowels import Vowels
+from tests.training.conftest import rollouts
 
 Train = Callable[..., Result]
-SAVED = {
-    "save_strategy": "steps",
-    "save_steps": 1,
-    "project_name": "run",
-    "eval_cases": 0,
-    "max_steps": 2,
-    "save_total_limit": 9,
-}
 
 
-class Declares(Vowels):
+class Declares:
+    """Runs in processes of its own; knows its cases from building the dataset."""
+
     requirements = EnvRequirements(isolation="process", max_new_tokens=3, score_range=(-1, 1), max_turns=5)
 
     def __init__(self) -> None:
-        super().__init__()
         self.home = os.getpid()
 
-    def score_episode(self, completion: str, case_idx: int) -> Score:  # type: ignore[override]
-        return Score(-len(completion) % 5 / 5 - 1, {"elsewhere": os.getpid() != self.home})
+    def build_dataset(self) -> list[dict[str, Any]]:
+        self.words = [f"word {number}" for number in range(12)]
+        return [{"prompt": word} for word in self.words]
 
-
-def options_of(folder: Path) -> dict[str, Any]:
-    return read_file(TrainConfig, folder / "config.yaml")
+    def score_episode(self, model: Any, tokenizer: Any, completion: str) -> Score:
+        metrics = {"elsewhere": os.getpid() != self.home, "cases": len(self.words), "known": len(tokenizer)}
+        return Score(-len(completion) % 5 / 5 - 1, metrics)
 
 
 def test_what_the_environment_declares_takes_effect_and_is_written_down(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = train(Declares(), rl_max_new_tokens=4, **SAVED)
+    options = {"save_strategy": "steps", "save_steps": 1, "project_name": "run", "eval_cases": 0, "max_steps": 2}
+    result = train(Declares(), rl_max_new_tokens=4, **options, save_total_limit=9)
 
-    records = [*read_lines(result.folder / "rollouts" / "rank0.jsonl")]
-    assert {record["metrics"]["elsewhere"] for record in records} == {1.0}
+    records = rollouts(result)
+    assert all(record["metrics"] == {"elsewhere": 1.0, "cases": 12.0, "known": 259.0} for record in records)
     assert all(record["score"] < 0 for record in records)
     assert max(record["tokens"] for record in records) == 4
-    options = options_of(result.folder)
-    assert [options[name] for name in ("rl_env_isolation", "rl_max_new_tokens", "rl_score_range", "rl_max_turns")] == [
-        "process", 4, "-1,1", 5
-    ]  # fmt: skip
+    written = read_file(TrainConfig, result.folder / "config.yaml")
+    expected = {"rl_env_isolation": "process", "rl_max_new_tokens": 4, "rl_score_range": "-1,1", "rl_max_turns": 5}
+    assert written.items() >= expected.items()
     facts = json.loads((result.folder / "environment.json").read_text())
     assert facts["requires"] == Declares.requirements.as_options()
-    (checkpoint,) = result.folder.glob("checkpoints/checkpoint-1")
-    assert train(Declares(), rl_max_new_tokens=4, **SAVED, resume_from_checkpoint=str(checkpoint)).steps == 2
-    note = 'Declares requires rl_env_isolation="process", rl_max_turns=5, rl_score_range="-1,1".'
-    assert " ".join(capsys.readouterr().err.split()).count(note) == 2
+    assert "Declares requires" in capsys.readouterr().err
+
+    checkpoint = str(result.folder / "checkpoints" / "checkpoint-1")
+    again = train(Declares(), rl_max_new_tokens=4, **options, save_total_limit=9, resume_from_checkpoint=checkpoint)
+    assert (again.folder, again.steps) == (result.folder, 2)
+
+
+def test_the_model_is_not_in_other_processes_and_the_message_says_what_to_do(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Asks(Declares):
+        def score_episode(self, model: Any) -> float:  # type: ignore[override]
+            return float(model.generate() is None)
+
+    with pytest.raises(EnvironmentFailed, match="failed on all"):
+        train(Asks(), eval_cases=2)
+    assert 'use rl_env_isolation="thread"' in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""The scores of held-out cases: of which cases, how often sampled, and the same wherever they are shown."""
+"""The scores of held-out cases: of which cases, how often sampled, the same wherever they are shown, and when they end
+a run."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
+from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from aitrain import Result, Score
+from aitrain import ConfigError, Result, Score
 from aitrain.environment.runner import start_runner
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
@@ -27,6 +28,7 @@ from aitrain.ui.summary import held_out_curve, scores, summary
 from aitrain.ui.terminal import score_table
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
+from tests.training.test_resume import as_if_killed_after, assert_same
 
 Train = Callable[..., Result]
 
@@ -113,24 +115,21 @@ def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None
 
 
 class Told(Vowels):
-    """The scores of the held-out case are told beforehand: of each scoring the sampled and the greedy one."""
+    """Held-out cases whose scores are told beforehand: each scoring gives all of them its sampled and its greedy one,
+    `played` of them after the first time."""
 
-    def __init__(self, *told: float, damages: Path | None = None) -> None:
+    def __init__(self, *told: tuple[float, float], cases: int = 1, played: int | None = None) -> None:
         super().__init__()
-        self.told: Iterator[float] = iter(told)
-        self.damages = damages
+        self.held_out = cases
+        counts = chain([cases], repeat(played or cases))
+        each = ([sampled] * count + [greedy] * count for (sampled, greedy), count in zip(told, counts, strict=False))
+        self.told: Iterator[float] = chain(*each, repeat(0.0))
 
     def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [{"prompt": "tell it", "case_idx": -1}]
+        return [{"prompt": f"tell {n}", "case_idx": -1} for n in range(self.held_out)]
 
     def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-        if case_idx != -1:
-            return len(completion) % 5 / 5
-        score = next(self.told)
-        if self.damages is not None and score == 0.3:
-            (weights,) = self.damages.glob("runs/*/checkpoints/checkpoint-2/model.safetensors")
-            weights.write_bytes(b"damaged")
-        return score
+        return next(self.told) if case_idx == -1 else len(completion) % 5 / 5
 
 
 BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_best": True, "save_strategy": "steps"}
@@ -138,7 +137,7 @@ BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_best": True, "save_stra
 
 def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) -> None:
     """Step 2 is chosen by 0.9, and comes to 0.5."""
-    result = train(Told(0.1, 0.1, 0.2, 0.2, 0.9, 0.8, 0.3, 0.3, 0.4, 0.4, 0.5, 0.6), **BEST, max_steps=4)
+    result = train(Told((0.1, 0.1), (0.2, 0.2), (0.9, 0.8), (0.3, 0.3), (0.4, 0.4), (0.5, 0.6)), **BEST, max_steps=4)
 
     values = result_of(result)
     names = ("model_step", "steps", "score_after", "greedy_after", "selection_score", "selection_scorings")
@@ -153,19 +152,6 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
     for curve in (held_out_curve(RunFolder(result.folder), index_of(result)), summary(result.folder, None)["held_out"]):
         found = [(point["step"], point["sampled"]["mean"]) for point in curve]
         assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
-
-
-@pytest.mark.slow
-def test_a_damaged_best_checkpoint_leaves_the_last_step_as_the_model_and_says_so(
-    train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The second step is the best; its checkpoint is damaged while the last step is scored."""
-    told = Told(0.1, 0.1, 0.2, 0.2, 0.9, 0.8, 0.3, 0.3, 0.5, 0.6, damages=tmp_path)
-    result = train(told, **BEST, max_steps=3)
-
-    assert (result.status, result.model_step, result.steps, result.selection_score) == ("finished", 3, 3, None)
-    assert (result.score_after, result.greedy_after) == (0.5, 0.6)
-    assert "checkpoint-2 is damaged" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_an_eval_of_the_run(
@@ -185,14 +171,11 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
 
     values = result_of(result)
     assert (values["eval_cases"], values["selection_cases"]) == (6, 6)
-    assert values["score_before"] == pytest.approx(
-        fmean(record["score"] for record in before if record["row_number"] in reported)
-    )
-    change = values["scores"]["sampled"]["change"]
-    assert values["scores"]["sampled"]["before"]["count"] == change["count"] == 6
+    kept = [record["score"] for record in before if record["row_number"] in reported]
+    assert values["score_before"] == pytest.approx(fmean(kept))
     assert computed(result) == values["scores"]
     (comparison,) = compare_all(read_scorings([result.folder]))
-    assert comparison.main.change == change
+    assert comparison.main.change == values["scores"]["sampled"]["change"]
 
     taken = {name: value for name, value in run_options(read_model(str(result.folder))).items() if name in OF_THE_RUN}
     config = EvalConfig(**{**taken, "model": str(result.folder), "output_dir": str(result.folder.parent)})
@@ -200,3 +183,76 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
         evaluated = eval_job.run(RunContext(config, RunFolder.create(config), runner, lambda _: None))
     assert (evaluated.cases, evaluated.overlap) == (6, 0)
     assert evaluated.scores["sampled"] == values["scores"]["sampled"]["after"]
+
+
+# -- scores that end a run
+
+EVERY_STEP: dict[str, Any] = {
+    "max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
+    "save_total_limit": None,
+}  # fmt: skip
+
+
+def sampled_tokens(result: Result, steps: int) -> int:
+    return sum(record["tokens"] for record in rollouts(result) if record["step"] <= steps)
+
+
+def test_a_run_ends_when_the_interval_of_its_held_out_score_begins_at_the_target(train: Train) -> None:
+    """Twenty perfect scores have an interval that begins at 0.84. The last 0.5 is of new samples."""
+    told = Told((0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 0.0), cases=20)
+    result = train(told, **EVERY_STEP, until=0.8)
+
+    assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 2, 2, 0.5)
+    assert result.stopped_because == "the interval of the held-out score 1.000 begins at 0.839 (until=0.8)"
+    assert {record["sample"] for record in rollouts(result, "after_sampled")} == {1}  # those before are of sample 0
+    reached = result_of(result)["time_to_target"]
+    assert (reached["target"], reached["steps"], reached["score"]) == (0.8, 2, 1.0)
+    assert reached["tokens"] == sampled_tokens(result, 2) > 0
+    assert reached["seconds"] > 0
+
+
+def test_a_run_that_gets_no_better_ends_and_has_the_best_step_where_that_is_kept(train: Train) -> None:
+    """Step 1 is the best by one half of the cases, and is scored on the other half at the end."""
+    told = Told(*((score, 0.0) for score in (0.1, 0.4, 0.2, 0.4, 0.3)), cases=20, played=10)
+    result = train(told, **EVERY_STEP, patience=2, save_best=True)
+
+    assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 3, 1, 0.3)
+    assert result.stopped_because is not None
+    assert "(patience=2)" in result.stopped_because
+    assert (result.selection_score, result.selection_scorings) == (0.4, 3)
+
+
+class Length(Told):
+    """Scores held-out cases by the answer's length."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        return 0.9 + len(completion) % 7 / 70 if case_idx == -1 else len(completion) % 5 / 5
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ends_after_the_same_step(train: Train) -> None:
+    """Killed before the evaluation that ends it, and in the scoring after the training."""
+    options = EVERY_STEP | {"eval_steps": 2, "until": 0.5}
+    whole = train(Length(cases=20), project_name="whole", **options)
+    assert whole.status == "stopped"
+    for step in (whole.steps - 1, whole.steps):
+        killed = as_if_killed_after(whole.folder, step, f"killed-{step}")
+        resumed = train(Length(cases=20), project_name=killed.name, resume_from_checkpoint="auto", **options)
+        assert_same(killed, whole.folder)
+        assert (resumed.stopped_because, resumed.score_after) == (whole.stopped_because, whole.score_after)
+        tokens = [run.time_to_target and run.time_to_target["tokens"] for run in (whole, resumed)]
+        assert tokens[0] == tokens[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"until": 0.8, "eval_strategy": "no"}, "until: nothing is scored"),
+        ({"until": 0.8, "eval_steps": 6}, "until: there is no evaluation before the last of the 6 steps"),
+        ({"until": 0.9}, "eval_cases=35 or more"),
+        ({"until": 1.0}, "until: 1 must be below 1"),
+    ],
+)
+def test_a_rule_that_could_never_end_the_run_is_refused(options: dict[str, Any], message: str, train: Train) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(Told(cases=20), **EVERY_STEP | options)

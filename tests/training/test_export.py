@@ -284,30 +284,15 @@ def test_a_run_uploads_its_model_and_leaves_the_token_in_no_file(
 
 # -- GGUF
 
-CONVERTER = """
-import sys
-from pathlib import Path
-arguments = sys.argv[2:]
-Path(arguments[arguments.index("--outfile") + 1]).write_text(arguments[arguments.index("--outtype") + 1])
-"""
 
-
-def test_gguf_is_converted_or_the_commands_are_told(
+def test_without_a_converter_to_gguf_the_model_is_there_and_the_commands_are_told(
     here: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a stand-in of llama.cpp's converter, where LLAMA_CPP leads."""
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     out = here / "exports" / "mine"
     assert export(run, gguf=True) == 1
     assert "convert_hf_to_gguf.py exports/mine --outfile exports/mine.gguf --outtype f32" in capsys.readouterr().err
     assert (out / "model.safetensors").exists()
-
-    write(here, {"llama.cpp/convert_hf_to_gguf.py": CONVERTER})
-    monkeypatch.setenv("LLAMA_CPP", "llama.cpp")
-    assert export(out, gguf=True) == 0
-    assert (here / "exports" / "mine.gguf").read_text() == "f32"
-    assert export(out, gguf=True) == 2
-    assert [path.name for path in (here / "exports").iterdir() if path.is_file()] == ["mine.gguf"]
 
 
 # -- what training saves

@@ -218,22 +218,6 @@ def test_a_server_that_is_back_during_a_batch_gets_the_present_weights_before_it
     assert paths.index(loaded) < paths.index("/v1/completions")
 
 
-def test_when_no_server_is_left_requests_wait_for_the_first_that_is_back(servers: list[Slow], sync: Any) -> None:
-    engine = fleet_of(servers, sync)
-    run(engine.load_weights(0))
-
-    async def play() -> list[Completion]:
-        for server in servers:
-            server.stop()
-        asked = asyncio.create_task(ask(engine, [3], [4]))
-        await until(lambda: not engine.fleet.live)
-        servers[2].restart()
-        return await asked
-
-    assert [completion.ids for completion in run(engine.settled(play()))] == [[3, END], [4, END]]
-    assert [server.is_live for server in engine.fleet.servers] == [False, False, True]
-
-
 def test_when_all_servers_are_gone_for_good_the_run_ends_and_names_them(servers: list[Slow]) -> None:
     for server in servers:
         server.stop()
