@@ -97,21 +97,6 @@ def killed_writing(batches: int, lines: int) -> Callable[[Path, Any], None]:
     return write
 
 
-def test_nothing_is_played_twice_and_progress_counts_what_was_recorded(
-    evaluate: Callable[..., EvalResult], finished: FinishedRuns, tmp_path: Path
-) -> None:
-    before, played = records(finished.copy("eval", tmp_path / "done")), list[Event]()
-    again = evaluate("done", Words(), played.append, eval_samples=3)
-    assert records(tmp_path / "done") == before
-    assert again.cases == 12
-    assert not [event for event in played if isinstance(event, Evaluating)]
-
-    first = list[Event]()
-    evaluate("other", Words(), first.append, decoding="greedy")
-    steps = [(event.done, event.episodes, event.decoding) for event in first if isinstance(event, Evaluating)]
-    assert steps == [(4, 12, "greedy"), (8, 12, "greedy"), (12, 12, "greedy")]
-
-
 def test_the_score_on_the_way_is_weighted_as_the_result_is(small_model: Path, tmp_path: Path) -> None:
     """The first of the environments scores 1 and has a tenth of the weight; the batches hold one, then the other."""
     file, seen = tmp_path / "two.py", list[Event]()
@@ -128,7 +113,9 @@ def test_the_score_on_the_way_is_weighted_as_the_result_is(small_model: Path, tm
     )  # fmt: skip
     with closing(load_runner(config, lambda _: None)) as runner:
         result = job.run(RunContext(config, RunFolder.create(config), runner, seen.append))
-    assert [event.score for event in seen if isinstance(event, Evaluating)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
+    steps = [event for event in seen if isinstance(event, Evaluating)]
+    assert [(step.done, step.episodes) for step in steps] == [(4, 16), (8, 16), (12, 16), (16, 16)]
+    assert [step.score for step in steps] == pytest.approx([1.0, 1.0, 0.1, 0.1])
     assert result.scores["greedy"]["mean"] == pytest.approx(0.1)
 
 
@@ -140,17 +127,6 @@ def test_a_stop_request_ends_it_after_a_batch_and_status_has_the_progress(
     with pytest.raises(Interrupted, match="after 4 of 24 episodes"):
         evaluate("stopped", Words())
     assert len(records(tmp_path / "stopped")) == 4
-
-
-def test_other_weights_in_the_same_folder_are_refused(
-    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(small_model, model)
-    evaluate("changes", Words(), model=str(model))
-    (model / "model.safetensors").touch()
-    with pytest.raises(ConfigError, match="has changed since"):
-        evaluate("changes", Words(), model=str(model))
 
 
 def test_failures_are_apart_and_an_environment_that_only_fails_ends_the_eval(
@@ -202,10 +178,17 @@ def test_cases_that_were_trained_on_are_counted_however_the_environment_is_named
     assert found.overlap == count
 
 
-def test_an_environment_that_has_changed_is_not_mixed_with_what_was_scored(
-    evaluate: Callable[..., EvalResult], finished: FinishedRuns, tmp_path: Path
+def test_other_weights_or_another_environment_are_not_mixed_with_what_was_scored(
+    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path
 ) -> None:
-    folder = RunFolder(finished.copy("eval", tmp_path / "changes"))
-    write_json(folder.environment, {**read_object(folder.environment), "sha256": "another"})
+    model, folder = tmp_path / "model", RunFolder(tmp_path / "changes")
+    shutil.copytree(small_model, model)
+    evaluate("changes", Words(), model=str(model), decoding="greedy")
+    kept = read_object(folder.environment)
+    write_json(folder.environment, {**kept, "sha256": "another"})
     with pytest.raises(ConfigError, match="has changed since"):
-        evaluate("changes", Words(), eval_samples=3)
+        evaluate("changes", Words(), model=str(model), decoding="greedy")
+    write_json(folder.environment, kept)
+    (model / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="has changed since"):
+        evaluate("changes", Words(), model=str(model), decoding="greedy")
