@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import chain, repeat
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -152,6 +153,26 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
     for curve in (held_out_curve(RunFolder(result.folder), index_of(result)), summary(result.folder, None)["held_out"]):
         found = [(point["step"], point["sampled"]["mean"]) for point in curve]
         assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
+
+
+@pytest.mark.slow
+def test_a_damaged_best_checkpoint_leaves_the_last_step_as_the_model_and_says_so(
+    train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The second step is the best; its checkpoint is damaged while the last step is scored."""
+
+    class Damages(Told):
+        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+            score = super().score_episode(completion, case_idx)
+            if (case_idx, score) == (-1, 0.3):
+                (weights,) = tmp_path.glob("runs/*/checkpoints/checkpoint-2/model.safetensors")
+                weights.write_bytes(b"damaged")
+            return score
+
+    result = train(Damages((0.1, 0.1), (0.2, 0.2), (0.9, 0.8), (0.3, 0.3), (0.5, 0.6)), **BEST, max_steps=3)
+    assert (result.status, result.model_step, result.steps, result.selection_score) == ("finished", 3, 3, None)
+    assert (result.score_after, result.greedy_after) == (0.5, 0.6)
+    assert "checkpoint-2 is damaged" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_an_eval_of_the_run(

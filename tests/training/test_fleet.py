@@ -33,8 +33,6 @@ class Slow(Fake):
     def __init__(self) -> None:
         self.prompts: list[list[int]] = []
         self.answers = asyncio.Event()
-        self.hangs = False
-        self.loads_for = 0.0
         super().__init__()
 
     @property
@@ -47,10 +45,6 @@ class Slow(Fake):
         self.answers.set()
 
     async def respond(self, request: httpx.Request) -> httpx.Response:
-        if self.hangs:
-            raise httpx.ReadTimeout("")
-        if request.url.path == "/v1/load_lora_adapter":
-            await asyncio.sleep(self.loads_for)
         if request.url.path == "/v1/completions" and self.is_up:
             self.prompts.append(json.loads(request.content)["prompt"][0])
             await self.answers.wait()
