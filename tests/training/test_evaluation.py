@@ -4,7 +4,6 @@ a run."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import chain, repeat
@@ -19,13 +18,11 @@ from aitrain import ConfigError, Result, Score
 from aitrain.environment.runner import start_runner
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
-from aitrain.runs.comparison import compare_all
 from aitrain.runs.model_reference import read_model, run_options
-from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.run_context import RunContext
-from aitrain.ui.summary import held_out_curve, scores, summary
+from aitrain.ui.summary import scores, summary
 from aitrain.ui.terminal import score_table
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
@@ -45,20 +42,12 @@ def played(result: Result, phase: str) -> list[dict[str, Any]]:
     return sorted(rollouts(result, phase), key=lambda record: (record["row_number"], record["sample"]))
 
 
-def index_of(result: Result) -> RolloutIndex:
-    index = RolloutIndex(result.folder / "rollouts")
-    index.refresh()
-    return index
-
-
 def computed(result: Result) -> dict[str, Any]:
     """What a page without a result.json computes from the rollouts."""
-    file = result.folder / "result.json"
-    kept = file.read_text()
-    file.unlink()
-    found = scores(RunFolder(result.folder), index_of(result))
-    file.write_text(kept)
-    return found
+    (result.folder / "result.json").unlink()
+    rollouts = RolloutIndex(result.folder / "rollouts")
+    rollouts.refresh()
+    return scores(RunFolder(result.folder), rollouts)
 
 
 def shown_in_terminal(values: dict[str, Any]) -> str:
@@ -92,9 +81,9 @@ def test_a_case_is_sampled_as_often_as_asked_and_every_place_shows_the_same_scor
     after = recorded["pass@3"]["after"]
     assert after["mean"] == fmean(any(record["score"] == 1.0 for record in case) for case in cases)
     assert after["count"] == recorded["sampled"]["change"]["count"] == 5
-    assert computed(result) == summary(result.folder, index_of(result))["scores"] == recorded
-    for text in (shown_in_terminal(recorded), (result.model / "README.md").read_text()):
-        assert f"{after['mean']:.3f} [{after['low']:.3f}, {after['high']:.3f}]" in text
+    text = f"{after['mean']:.3f} [{after['low']:.3f}, {after['high']:.3f}]"
+    assert text in shown_in_terminal(recorded)
+    assert text in (result.model / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -143,16 +132,14 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
     values = result_of(result)
     names = ("model_step", "steps", "score_after", "greedy_after", "selection_score", "selection_scorings")
     assert tuple(values[name] for name in names) == (2, 4, 0.5, 0.6, 0.9, 4)
-    assert computed(result) == values["scores"]
     assert values["scores"]["sampled"]["after"]["mean"] == 0.5
-    assert "0.500 [" in shown_in_terminal(values["scores"])
-    assert re.search(r"\| sampled \| 0\.100 \[.*\] \| 0\.500 \[", (result.model / "README.md").read_text())
 
     (after,), (chosen,) = played(result, "after_sampled"), played(result, "step2_sampled")
     assert (after["weight_version"], after["step"], after["sample"], chosen["sample"]) == (2, 4, 1, 0)
-    for curve in (held_out_curve(RunFolder(result.folder), index_of(result)), summary(result.folder, None)["held_out"]):
-        found = [(point["step"], point["sampled"]["mean"]) for point in curve]
-        assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
+    curve = summary(result.folder, None)["held_out"]
+    found = [(point["step"], point["sampled"]["mean"]) for point in curve]
+    assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
+    assert computed(result) == values["scores"]
 
 
 @pytest.mark.slow
@@ -194,9 +181,6 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
     assert (values["eval_cases"], values["selection_cases"]) == (6, 6)
     kept = [record["score"] for record in before if record["row_number"] in reported]
     assert values["score_before"] == pytest.approx(fmean(kept))
-    assert computed(result) == values["scores"]
-    (comparison,) = compare_all(read_scorings([result.folder]))
-    assert comparison.main.change == values["scores"]["sampled"]["change"]
 
     taken = {name: value for name, value in run_options(read_model(str(result.folder))).items() if name in OF_THE_RUN}
     config = EvalConfig(**{**taken, "model": str(result.folder), "output_dir": str(result.folder.parent)})
