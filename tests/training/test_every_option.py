@@ -67,9 +67,11 @@ Observe = Callable[[TrainConfig], object]
 # -- where effects are seen
 
 
-def arguments(config: TrainConfig) -> object:
-    """What TRL is given."""
-    return grpo_arguments(config, plan_batch(config, 1), CPU)
+def settings(config: TrainConfig) -> object:
+    """What TRL and peft are given, what is added to TRL's algorithm, and what becomes of a score of 2."""
+    callbacks = [type(one) for one in custom_callbacks(config, print)]
+    made = grpo_arguments(config, plan_batch(config, 1), CPU), Algorithm.of(config), model.lora_config(config)
+    return str(made), callbacks, choose_precision(config), parse_score(2.0, config.score_bounds).score
 
 
 def trl_config(config: TrainConfig) -> object:
@@ -87,27 +89,12 @@ def sampled(config: TrainConfig) -> object:
     return said, ended.tolist(), sampling.vllm_extras([3], 10)
 
 
-def score(config: TrainConfig) -> object:
-    """What becomes of a score of 2."""
-    return parse_score(2.0, config.score_bounds).score
-
-
 def checked(config: TrainConfig) -> object:
     """What is noted about the environment before the training."""
     notes: list[object] = []
     context = RunContext(config, RunFolder(Path("run")), EnvRunner(Vowels(), config), notes.append)
     note_findings(context, {"": build_cases(Vowels(), None)})
     return len(notes)
-
-
-def added(config: TrainConfig) -> object:
-    """What is added to TRL's algorithm, and the user's callbacks."""
-    return str(Algorithm.of(config)), [type(one) for one in custom_callbacks(config, print)]
-
-
-def lora(config: TrainConfig) -> object:
-    """The adapter that peft makes."""
-    return str(model.lora_config(config))
 
 
 def weights(config: TrainConfig) -> object:
@@ -119,11 +106,6 @@ def weights(config: TrainConfig) -> object:
         patch.setattr(torch.cuda, "is_available", lambda: config.quantization is not None)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
         return model.load_model(config, choose_precision(config).dtype)
-
-
-def precision(config: TrainConfig) -> object:
-    """Number formats of the training."""
-    return choose_precision(config)
 
 
 def template(config: TrainConfig) -> object:
@@ -426,30 +408,28 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
         "rl_max_failed": 0.25, "stop_when_flat": 3, "log": "tensorboard", "rl_max_turns": 3,
         "rl_max_episode_tokens": 200, "eval_cases": 2, "eval_samples": 3,
     }),
-    (score, {}, {"rl_score_range": "0,3"}),
+    (settings, {}, {
+        "rl_score_range": "0,3", "seed": 7, "epochs": 3, "max_steps": 3, "logging_steps": 5,
+        "rl_prompts_per_step": 6, "batch_size": 4, "gradient_accumulation": 8, "rl_trim_padding": True, "lr": 0.0001,
+        "optimizer": "sgd", "scheduler": "cosine", "warmup_ratio": 0.5, "weight_decay": 0.1, "max_grad_norm": 0.5,
+        "rl_num_generations": 8, "rl_kl_coef": 0.0, "rl_clip_range": 0.3, "rl_clip_range_high": 0.3,
+        "rl_loss_type": "dapo", "rl_importance_level": "sequence", "rl_scale_rewards": "none",
+        "rl_mask_truncated_completions": True, "rl_preset": "gspo", "rl_dual_clip": 3.0, "rl_entropy_coef": 0.01,
+        "rl_updates_per_rollout": 4, "rl_max_new_tokens": 64, "rl_temperature": 0.7, "rl_top_k": 20, "rl_top_p": 0.9,
+        "use_vllm": True, "save_strategy": "no", "save_steps": 7, "save_total_limit": 3,
+        "disable_gradient_checkpointing": True, "ddp_timeout": 60, "rl_kl_estimator": "k1", "rl_kl_in": "reward",
+        "rl_baseline": "leave_one_out", "rl_overlong_buffer": 20,
+        "custom_loss": "tests/environments/extensions.py:likelihood",
+        "custom_callbacks": "tests/environments/extensions.py:Counting", "peft": True, "mixed_precision": "bf16",
+    }),
     (checked, {}, {"rl_check": False}),
     (folder, {}, {"project_name": "other", "output_dir": "elsewhere"}),
-    (arguments, {}, {
-        "seed": 7, "epochs": 3, "max_steps": 3, "logging_steps": 5, "rl_prompts_per_step": 6, "batch_size": 4,
-        "gradient_accumulation": 8, "rl_trim_padding": True, "lr": 0.0001, "optimizer": "sgd", "scheduler": "cosine",
-        "warmup_ratio": 0.5, "weight_decay": 0.1, "max_grad_norm": 0.5, "rl_num_generations": 8, "rl_kl_coef": 0.0,
-        "rl_clip_range": 0.3, "rl_clip_range_high": 0.3, "rl_loss_type": "dapo", "rl_importance_level": "sequence",
-        "rl_scale_rewards": "none", "rl_mask_truncated_completions": True, "rl_preset": "gspo", "rl_dual_clip": 3.0,
-        "rl_entropy_coef": 0.01, "rl_updates_per_rollout": 4, "rl_max_new_tokens": 64, "rl_temperature": 0.7,
-        "rl_top_k": 20, "rl_top_p": 0.9, "use_vllm": True, "save_strategy": "no", "save_steps": 7,
-        "save_total_limit": 3, "disable_gradient_checkpointing": True, "ddp_timeout": 60,
-    }),
     (watchdog, {}, {"stall_timeout": 60.0}),
     (workers, ENV, {"telemetry": True, "resume_anyway": True, "num_processes": 3}),
     (plan, ENV, {"resume_from_checkpoint": "no-such-checkpoint"}),
-    (arguments, {"rl_prompts_per_step": 2}, {"tokens_per_pass": 4096}),
+    (settings, {"rl_prompts_per_step": 2}, {"tokens_per_pass": 4096}),
     (server, {**SERVER, "rl_max_episode_tokens": 200}, {"rl_max_prompt_length": 100}),
-    (added, {}, {
-        "rl_kl_estimator": "k1", "rl_kl_in": "reward", "rl_baseline": "leave_one_out", "rl_overlong_buffer": 20,
-        "custom_loss": "tests/environments/extensions.py:likelihood",
-        "custom_callbacks": "tests/environments/extensions.py:Counting",
-    }),
-    (added, {"rl_overlong_buffer": 20}, {"rl_overlong_penalty": 0.5}),
+    (settings, {"rl_overlong_buffer": 20}, {"rl_overlong_penalty": 0.5}),
     (cases_chosen, {}, {
         "rl_sampling": "difficulty", "custom_sampler": "tests.training.test_case_sampling:hardest_first",
     }),
@@ -459,7 +439,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
         "rl_min_new_tokens": 4, "rl_stop": ["</a>"],
     }),
     (server, VLLM, {"vllm_mode": "server"}),
-    (arguments, VLLM, {"vllm_gpu_memory_utilization": 0.5, "vllm_sleep_mode": True, "vllm_tensor_parallel_size": 2}),
+    (settings, VLLM, {"vllm_gpu_memory_utilization": 0.5, "vllm_sleep_mode": True, "vllm_tensor_parallel_size": 2}),
     (server, SERVER, {
         "vllm_server_url": "http://127.0.0.1:1", "vllm_servers": 2, "vllm_listen_address": "localhost",
         "vllm_speculative": {"method": "ngram", "num_speculative_tokens": 4}, "vllm_args": {"max_num_seqs": 64},
@@ -470,8 +450,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (source, SERVER, {"rl_ahead": 1}),
     (source, {**SERVER, "rl_ahead": 1}, {"rl_ahead_turns": True}),
     (server, {"vllm_server_gpus": 2, **SERVER}, {"vllm_data_parallel_size": 2}),
-    (lora, {}, {"peft": True}),
-    (lora, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
+    (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
     (saved, LORA, {"merge_adapter": False}),
     (evaluations, {}, {"eval_strategy": "no", "save_best": True}),
     (evaluations, {"eval_strategy": "steps"}, {"eval_steps": 3}),
@@ -482,9 +461,8 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (plan, {"nnodes": 2, "master_addr": "a", **ENV}, {"node_rank": 1}),
     (plan, {"nnodes": 2, "node_rank": 0, **ENV}, {"master_addr": "a"}),
     (plan, {"nnodes": 2, "node_rank": 0, "master_addr": "a", **ENV}, {"master_port": 29401}),
-    (precision, {}, {"mixed_precision": "bf16"}),
-    (arguments, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
-    (arguments, {"distributed_backend": "deepspeed"}, {"zero_stage": 3, "deepspeed_config": {"steps_per_print": 3}}),
+    (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
+    (settings, {"distributed_backend": "deepspeed"}, {"zero_stage": 3, "deepspeed_config": {"steps_per_print": 3}}),
     (loads_anything, {"distributed_backend": "deepspeed"}, {"allow_pickle": True}),
     (warmed_up, {}, {"warm_up": False}),
     (on_ray, {**ENV, "num_processes": 2}, {"launcher": "ray"}),
