@@ -294,7 +294,7 @@ def test_a_sampler_gets_what_it_names() -> None:
     assert asked == [(60, "3?", 4, [[], []], 0), (60, "3?", 4, [[0.5], [1.0]], 1)]
 
 
-@pytest.mark.parametrize(("answer", "wrong"), [([1, 0], None), ([1], "count=2"), ([0, 4], "4"), ([0, -1], "-1")])
+@pytest.mark.parametrize(("answer", "wrong"), [([1, 0], None), ([1], "count=2"), ([0, 4], "0 to 3"), ([0, -1], "-1")])
 def test_all_ranks_follow_the_first_ones_answer_or_learn_what_is_wrong_with_it(
     answer: list[int], wrong: str | None
 ) -> None:
