@@ -226,8 +226,11 @@ def _value(item: Any) -> object:
         return item.shape, item.dtype.str, item.tobytes()
     if isinstance(item, (bytearray, memoryview)):
         return bytes(item)
-    if kind.__module__.partition(".")[0] == "torch" and hasattr(item, "data_ptr"):
-        return item.data_ptr(), item._version
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(item, torch.Tensor):
+        is_small = item.device.type == "cpu" and item.layout is torch.strided and item.nbytes <= LARGE_ARRAY
+        content = item.detach().flatten().view(torch.uint8).numpy().tobytes() if is_small else None
+        return item.data_ptr(), item._version, content  # writing to `.data` makes no new version
     try:
         reduce = copyreg.dispatch_table.get(kind)
         first, second = (_plain(reduce(item) if reduce else item.__reduce_ex__(4)) for _ in range(2))

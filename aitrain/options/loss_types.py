@@ -1,7 +1,7 @@
 """Loss types of GRPO, each with the settings of the paper that introduced it, and the settings that a run trains with.
 
-A setting is the option that the user gave, else the field given with `--trl`, else the loss type's own. docs/algorithms.md
-holds the table below.
+A setting is the option that the user gave, else the field given with `--trl`, else the loss type's own.
+docs/algorithms.md holds the table below.
 """
 
 from __future__ import annotations

@@ -4,55 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
-import time
-from pathlib import Path
 from typing import Any
-
-SHARES = {"raise": 0.1, "sleep": 0.05, "spin": 0.05, "nan": 0.1, "kill": 0.02}
-"""How many of the episodes fall ill, and of what. `sleep` and `spin` have no end, and `spin` keeps the GIL."""
-
-
-def illness_of(case_idx: int, completion: str, shares: dict[str, float]) -> str | None:
-    """What befalls the episode in which this was answered to this case."""
-    chance = random.Random(f"{case_idx}-{completion}").random()
-    for name, share in shares.items():
-        chance -= share
-        if chance < 0:
-            return name
-    return None
-
-
-def befall(illness: str) -> float:
-    """Fall ill; some illnesses have a score."""
-    if illness == "raise":
-        raise RuntimeError("ill")
-    while illness == "sleep":
-        time.sleep(3600)
-    while illness == "spin":
-        pow(3, 10**7)  # one long step of C
-    if illness == "kill":
-        os.kill(os.getpid(), 9)
-    return float("nan")
-
-
-class Ill:
-    """Some episodes fall ill; the rest are worth the share of letters below `n` in the answer."""
-
-    def __init__(self, notes: str, shares: dict[str, float] | None = None) -> None:
-        self.notes, self.shares = Path(notes), shares or SHARES
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}:"} for number in range(48)]
-
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": f"tell {number}:", "case_idx": -1} for number in range(8)]
-
-    def score_episode(self, completion: str, case_idx: int) -> float:
-        for pid in (os.getpid(), os.getppid()):
-            (self.notes / str(pid)).touch()
-        illness = illness_of(case_idx, completion, self.shares) if case_idx >= 0 else None
-        return befall(illness) if illness else sum(letter < "n" for letter in completion) / max(1, len(completion))
 
 
 class Gone:
@@ -73,17 +25,6 @@ class Gone:
         if not works:
             raise RuntimeError("the board is gone")
         return len(completion) % 5 / 5
-
-
-class Hung(Gone):
-    """Works for the held-out cases; in training every call hangs, with locks that nobody else needs."""
-
-    concurrent = True  # so that they hang at the same time
-
-    def score_episode(self, completion: str, case_idx: int) -> float:
-        while case_idx >= 0:
-            time.sleep(3600)  # for ever
-        return 0.5
 
 
 print("said by the module")

@@ -59,16 +59,16 @@ def turns_of(case_idx: int) -> int:
 
 
 class Client:
-    """Answers `case 5. ... turn 2. ...` with `5/2`, and says how many prompts it was asked at a time."""
+    """Answers `case 5. ... turn 2. ...` with `5/2`, and notes its calls."""
 
     tokenizer: Any
-    asked: Path
+    out: Path
 
     def __init__(self, **_: Any) -> None:
         pass
 
     def note(self, what: str, **values: Any) -> None:
-        append_lines(self.asked.with_name("calls"), [{"call": what, **values}])
+        append_lines(self.out / "calls", [{"call": what, **values}])
 
     def init_communicator(self, device: Any) -> None:
         self.note("init_communicator", device=str(device))
@@ -80,7 +80,7 @@ class Client:
         sent = [(name, tensor.clone()) for name, tensor in parameters]
         shapes = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in sent]
         self.note("update_named_params", announced=[list(entry) for entry in metadata], sent=shapes)
-        torch.save(dict(sent), self.asked.with_name("weights.pt"))
+        torch.save(dict(sent), self.out / "weights.pt")
 
     def reset_prefix_cache(self) -> None:
         self.note("reset_prefix_cache")
@@ -88,8 +88,6 @@ class Client:
     def generate(self, prompts: list[list[int]], n: int, max_tokens: int, **_: Any) -> dict[str, Any]:
         assert n == 1
         self.note("generate")
-        with self.asked.open("a") as file:
-            file.write(f"{len(prompts)}\n")
         answers = [self.tokenizer(answer_to(self.tokenizer.decode(ids)))["input_ids"][:max_tokens] for ids in prompts]
         logprobs = [[[-1.0]] * len(ids) for ids in answers]
         return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": logprobs}
@@ -117,7 +115,7 @@ def ignore(event: Event) -> None:
 
 
 def main(model: str, out: Path) -> None:
-    Client.tokenizer, Client.asked = AutoTokenizer.from_pretrained(model), out / "asked"
+    Client.tokenizer, Client.out = AutoTokenizer.from_pretrained(model), out
     vllm_generation.is_vllm_available = lambda: True
     colocated.KeyedClient = Client  # type: ignore[assignment,misc]
     health = HTTPServer(("127.0.0.1", 0), Health)

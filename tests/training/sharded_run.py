@@ -70,26 +70,15 @@ class NotANumber(ScriptedTalk):
     """In the second step the loss of the second process is NaN."""
 
 
+TALK: dict[str, Any] = {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
 JOBS: dict[str, dict[str, Any]] = {
-    "talk": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2},
-    "trimmed": {
-        "environment": Unscored,
-        "rl_kl_coef": 0.1,
-        "gradient_accumulation": 2,
-        "eval_cases": 2,
-        "rl_trim_padding": True,
-    },
+    "talk": TALK,
+    "trimmed": TALK | {"rl_trim_padding": True},
     "adapter": ADAPTER,
     "merged": ADAPTER | {"merge_adapter": True, "rl_kl_coef": 0.1},
     "nan": {"environment": NotANumber, "lr": 1e-4, "scheduler": "constant", "warmup_ratio": 0.0},
     "sampled": {"environment": Scripted, "sample": HFEngine.sample, "eval_cases": 2},
-    "one-copy": {
-        "environment": Unscored,
-        "rl_kl_coef": 0.1,
-        "gradient_accumulation": 2,
-        "eval_cases": 2,
-        "trl": ONE_COPY,
-    },
+    "one-copy": TALK | {"trl": ONE_COPY},
     "shards": {"gradient_accumulation": 2, "trl": SHARDED},
     "half": {"mixed_precision": "bf16", "dtype": "bfloat16", **ADAPTER},
     "caller": {"environment": Caller},

@@ -17,7 +17,7 @@ from aitrain.engines import logprob_check
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel
-from aitrain.engines.weight_sync import AdapterSync, DiskSync
+from aitrain.engines.weight_sync import AdapterSync
 from aitrain.runs.heartbeat import Progress
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.server_engine import ServedRun
@@ -39,15 +39,13 @@ def server(small_model: Path) -> Iterator[SmallServer]:
 class Policy:
     """A model in training, and the server that it is handed to."""
 
-    def __init__(self, server: SmallServer, folder: Path, by_adapter: bool) -> None:
+    def __init__(self, server: SmallServer, folder: Path) -> None:
         torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_pretrained(server.model)
-        if by_adapter:
-            model = get_peft_model(model, LoraConfig(r=4, lora_alpha=32, target_modules="all-linear"))
-        sync: Any = (AdapterSync if by_adapter else DiskSync)(model, folder / "sync")
-        self.model, self.server = model, server
-        self.trained = [weight for name, weight in model.named_parameters() if "lora_B" in name or not by_adapter]
-        self.direction = {weight: torch.randn_like(weight).sign() for weight in self.trained}
+        lora = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear")
+        model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(server.model), lora)
+        sync, self.server = AdapterSync(model, folder / "sync"), server
+        trained = (weight for name, weight in model.named_parameters() if "lora_B" in name)
+        self.direction = {weight: torch.randn_like(weight).sign() for weight in trained}
         self.check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(server.model))
         self.engine: VLLMServerEngine = by(server, sync, check=self.check.compare)
         self.steps = 0
@@ -75,32 +73,18 @@ class Policy:
         return sum(body["logprobs"] > 0 for body in self.server.bodies("/v1/completions"))
 
 
-@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["adapter", "disk"])
-def policy(request: pytest.FixtureRequest, server: SmallServer, tmp_path: Path) -> Policy:
-    return Policy(server, tmp_path, request.param)
+@pytest.fixture
+def policy(server: SmallServer, tmp_path: Path) -> Policy:
+    return Policy(server, tmp_path)
 
 
 def test_weights_that_are_never_used_are_noticed_at_the_second_sync(policy: Policy) -> None:
     policy.server.ignores = True
-    policy.load()  # an adapter changes nothing yet, and all weights are the server's own
+    policy.load()  # the adapter changes nothing yet
     with pytest.raises(RunFailed, match=r"does not generate with the weights .* have changed by .* by 0% of that"):
         policy.sync()
 
 
-@pytest.mark.slow
-def test_weights_that_are_not_used_any_more_are_noticed_some_syncs_later(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logprob_check, "EVERY", 3)
-    policy.server.ignores, policy.server.obeys = True, 4
-    policy.load()
-    policy.sync(3)
-    with pytest.raises(RunFailed, match="does not generate with the weights"):
-        policy.sync(4)
-    assert policy.steps <= 4 + 4
-
-
-@pytest.mark.slow
 def test_a_server_that_uses_its_weights_is_asked_now_and_then_and_never_accused(policy: Policy) -> None:
     policy.load()
     policy.sync(15)
@@ -114,10 +98,9 @@ def test_nothing_is_asked_while_the_policy_has_not_moved_beyond_rounding(policy:
     assert policy.compared() == 1
 
 
-def test_the_adapter_of_a_resumed_run_is_looked_for_at_once(server: SmallServer, tmp_path: Path) -> None:
-    policy = Policy(server, tmp_path, by_adapter=True)
+def test_the_adapter_of_a_resumed_run_is_looked_for_at_once(policy: Policy) -> None:
     policy.update()
-    server.ignores = True
+    policy.server.ignores = True
     with pytest.raises(RunFailed, match="try --vllm-sync disk"):
         policy.load()
 
@@ -152,28 +135,16 @@ def test_a_run_ends_before_it_trains_on_what_a_stale_server_says(
     assert len(server.bodies("/v1/load_lora_adapter")) == 3  # one looks whether the server takes adapters at all
 
 
-@pytest.mark.slow
-def test_a_base_that_the_server_rounds_is_noted_once_and_the_run_goes_on(server: SmallServer, tmp_path: Path) -> None:
-    policy, noted = Policy(server, tmp_path, by_adapter=True), list[str]()
-    policy.check.notify = noted.append
-    with torch.no_grad():
-        for name, weight in policy.model.named_parameters():
-            weight += 0 if "lora_" in name else torch.randn_like(weight) * weight.std() * 0.5
-    policy.sync(2)
-    (note,) = noted
-    assert "its base is rounded in another way. Importance weights correct that" in note
-
-
-def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(tmp_path: Path) -> None:
-    ours: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server", "peft": True}
-    plain, rounded = ServerModel("base", 100), ServerModel("base", 100, is_quantized=True)
-    cases: list[tuple[dict[str, Any], ServerModel, bool]] = [
-        ({}, plain, False),
-        ({}, rounded, True),
-        ({"vllm_quantization": "fp8"}, plain, True),
-        ({"quantization": "int4"}, plain, True),
-    ]
-    for more, base, is_noted in cases:
-        noted: list[str] = []
-        served = ServedRun(TrainConfig(**ours, **more), RunFolder(tmp_path), lambda: False, noted.append, Progress())
-        assert (served.notify_difference(base) == noted.append) == is_noted
+@pytest.mark.parametrize(
+    ("more", "is_quantized", "is_noted"),
+    [({}, False, False), ({}, True, True), ({"vllm_quantization": "fp8"}, False, True),
+     ({"quantization": "int4"}, False, True)],
+)  # fmt: skip
+def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(
+    more: dict[str, Any], is_quantized: bool, is_noted: bool, tmp_path: Path
+) -> None:
+    noted: list[str] = []
+    config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, **more)
+    served = ServedRun(config, RunFolder(tmp_path), lambda: False, noted.append, Progress())
+    base = ServerModel("base", 100, is_quantized=is_quantized)
+    assert (served.notify_difference(base) == noted.append) == is_noted

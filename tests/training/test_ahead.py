@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,18 +19,15 @@ from aitrain.errors import ServerFailed
 from aitrain.events import SERVER_VARIABLE
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.event_loop import ThreadLoop
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.rollout_record import read_rollouts
 from aitrain.training.batch_source import AheadSource, BatchPlaces
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.training.small_server import SmallServer
 from tests.training.test_resume import as_if_killed_after, assert_same
-from tests.training.test_served_run import Served, Start, server, start
+from tests.training.test_served_run import Start, server, start
 
 __all__ = ["server", "start"]  # fixtures
-
-SCHEDULE = CaseSchedule(cases=8, prompts=2, passes=1, accumulation=1, epochs=1)
-
 
 # -- places
 
@@ -117,6 +114,7 @@ class Source(AheadSource):
 
     started: Any
     turns: Any
+    is_held: Any
 
     def play(self, place: Any, rollouts: Any) -> TrainingBatch:
         batch = TrainingBatch(place.step, place.places, 2, [place.index] * 4, [], index=place.index)
@@ -135,7 +133,8 @@ class Source(AheadSource):
         async def complete() -> int:
             version = server.weight_version
             if may_end is not None:
-                await asyncio.to_thread(may_end.wait, 20)
+                self.is_held.set()
+                await asyncio.to_thread(may_end.wait, 60)
             assert server.weight_version == version  # within a completion weights do not change
             return version
 
@@ -145,9 +144,9 @@ class Source(AheadSource):
 @pytest.fixture
 def source() -> Iterator[Source]:
     loop = ThreadLoop()
-    places = BatchPlaces(replace(SCHEDULE, max_steps=4), 4, 1, 0)
+    places = BatchPlaces(CaseSchedule(8, prompts=2, passes=1, accumulation=1, epochs=1, max_steps=4), 4, 1, 0)
     made = Source(Rollouts(Engine(), loop), [], Completion(), 2, places)  # type: ignore[arg-type]
-    made.started, made.turns = [], []
+    made.started, made.turns, made.is_held = [], [], threading.Event()
     yield made
     made.settle()
     loop.close()
@@ -170,14 +169,22 @@ def test_each_batch_has_the_weights_from_before_the_step_that_trains_beside_it(s
 
 def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded(source: Source) -> None:
     source.loads_between_turns = True
-    may_end = threading.Event()
+    may_end, server = threading.Event(), source.rollouts.server
     source.turns = [None, None, may_end]
     train(source, range(1))
-    before = source.rollouts.server.settled  # type: ignore[union-attr]
-    threading.Timer(0.05, may_end.set).start()
+    before, close = server.settled, server.gate.close  # type: ignore[union-attr]
+
+    async def closed() -> None:
+        closing = asyncio.ensure_future(close())
+        await asyncio.sleep(0)
+        may_end.set()
+        await closing
+
+    server.gate.close = closed  # type: ignore[union-attr,method-assign]
+    assert source.is_held.wait(60)
     (second,) = train(source, range(1, 2))
     assert (second.weight_version, second.metrics) == (0, {0: 0, 1: 1})
-    assert source.rollouts.server.settled == before + 1  # type: ignore[union-attr]
+    assert server.settled == before + 1  # type: ignore[union-attr]
     assert train(source, range(2, 3))[0].weight_version == 1
 
 
@@ -190,13 +197,13 @@ def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoi
 
 
 def test_held_out_cases_wait_for_the_thread(source: Source) -> None:
-    may_end = threading.Event()
+    may_end, has_settled = threading.Event(), threading.Event()
     source.turns = [None, None, None, may_end]
     train(source, range(1))
-    threading.Timer(0.05, may_end.set).start()
-    source.rollouts.settle()
-    assert len(source.started) == 2
-    assert source.turns == []
+    threading.Thread(target=lambda: (source.rollouts.settle(), has_settled.set())).start()
+    assert not has_settled.wait(0.05)
+    may_end.set()
+    assert has_settled.wait(60)
     assert source.waiting() is source.take(source.places.at(1))
 
 
@@ -210,7 +217,7 @@ def test_a_source_continues_with_the_batch_of_a_checkpoint(source: Source) -> No
     assert [(index, version) for index, version, _ in source.started] == [(3, 2)]
 
 
-# -- the loop, and the gate
+# -- the gate
 
 
 def test_a_closed_gate_has_waited_for_completions_and_holds_the_next_ones_back() -> None:
@@ -226,39 +233,36 @@ def test_a_closed_gate_has_waited_for_completions_and_holds_the_next_ones_back()
         first = asyncio.create_task(gate.run(complete("first")))
         await asyncio.sleep(0)
         await gate.close()
-        order.append("closed")
         second = asyncio.create_task(gate.run(complete("second")))
         await asyncio.sleep(0.01)
-        await gate.open()
         order.append("open")
+        await gate.open()
         await asyncio.gather(first, second)
 
     asyncio.run(play())
-    assert order == ["first", "first ends", "closed", "open", "second", "second ends"]
-
-
-# -- in a checkpoint
+    assert order == ["first", "first ends", "open", "second", "second ends"]
 
 
 # -- whole runs
 
-CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None, "eval_strategy": "steps",
-               "eval_steps": 2, "rl_max_episode_tokens": 300}  # fmt: skip
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_samples_ahead_and_is_resumed_ends_as_if_it_was_never_stopped(
-    processes: int, start: Start, server: SmallServer
+    start: Start, server: SmallServer
 ) -> None:
-    """Of rank 1's episodes too; dropout and an evaluation between are part of it."""
-    more: dict[str, Any] = {"max_steps": 4, "lora_dropout": 0.2, "rl_sampling": "refill", "rl_refill_limit": 1}
-    run = start(rl_ahead=1, peft=True, processes=processes, **CHECKPOINTS, **more)
+    """On two ranks; dropout, refilled batches and an evaluation between are part of it."""
+    run = start(
+        rl_ahead=1, peft=True, processes=2, save_strategy="steps", save_steps=1, save_total_limit=None,
+        eval_strategy="steps", eval_steps=2, rl_max_episode_tokens=300, max_steps=4, lora_dropout=0.2,
+        rl_sampling="refill", rl_refill_limit=1,
+    )  # fmt: skip
     assert run.end() == []
-    whole, trained = run.folder.path.with_name("whole"), training_records(run)
-    assert {(record.step, record.weight_version) for record in trained} == {(1, 0), (2, 0), (3, 1), (4, 2)}
-    assert all(turn.weight_version == record.weight_version for record in trained for turn in record.turns)
+    files = sorted(run.folder.rollouts.glob("*.jsonl"))
+    records = [record for file in files for record in read_rollouts(file) if not record.eval_phase]
+    assert {(record.step, record.weight_version) for record in records} == {(1, 0), (2, 0), (3, 1), (4, 2)}
+    assert all(turn.weight_version == record.weight_version for record in records for turn in record.turns)
 
+    whole = run.folder.path.with_name("whole")
     killed = as_if_killed_after(run.folder.path, 2, "killed")
     run.folder.path.rename(whole)
     killed.rename(run.folder.path)
@@ -266,9 +270,3 @@ def test_a_run_that_samples_ahead_and_is_resumed_ends_as_if_it_was_never_stopped
     environment = {**os.environ, SERVER_VARIABLE: server.url, "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(again, cwd=whole.parent, env=environment, stdout=subprocess.DEVNULL, check=True)
     assert_same(run.folder.path, whole)
-
-
-def training_records(run: Served) -> list[RolloutRecord]:
-    """The records of all ranks, without those of held-out cases."""
-    files = sorted(run.folder.rollouts.glob("*.jsonl"))
-    return [record for file in files for record in read_rollouts(file) if not record.eval_phase]

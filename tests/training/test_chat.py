@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from aitrain import EnvironmentFailed
-from aitrain.environment.session import Message
 from aitrain.jobs.chat import answer_lines
 from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, open_session
 from aitrain.rollout.model_chat import ChatStoppedError
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import write
-from tests.workbench.terminal import start
 
 DOUBLES = """
 class Doubles:
@@ -82,11 +79,10 @@ def test_base_and_tuned_answer_from_one_model_with_the_adapter_off_and_on(sessio
     answers = session.ask("12 + 30 = ?", heard)
 
     assert base is tuned
-    assert answers["base"] == "42"
-    assert answers["tuned"] != "42"
+    assert answers["base"] == "42" != answers["tuned"]
+    assert heard.texts["base"][:2] == ["4", "42"]
     session.reset()
     assert session.ask("12 + 30 = ?", Silent()) == answers  # the adapter is off and on again
-    assert heard.texts["base"][:2] == ["4", "42"]
 
 
 def test_a_case_is_played_with_the_environments_turns_and_scores_for_both(session: ChatSession) -> None:
@@ -94,11 +90,9 @@ def test_a_case_is_played_with_the_environments_turns_and_scores_for_both(sessio
     answers, scores = answers_and_scores(session.play(session.case("2"), heard))
 
     assert (answers["base"], scores) == ("24", {"base": 1.0, "tuned": 0.5})
-    ((name, said),) = heard.said_by
-    assert name == "tuned"
-    assert said.endswith("12 + 12 = ?")
-    tuned: list[Message] = session.loaded[1].chat.messages
-    assert [message["role"] for message in tuned] == ["user", "assistant", "user", "assistant"]
+    assert [(name, said[-11:]) for name, said in heard.said_by] == [("tuned", "12 + 12 = ?")]
+    roles = [message["role"] for message in session.loaded[1].chat.messages]
+    assert roles == ["user", "assistant", "user", "assistant"]
 
 
 def test_a_failing_environment_is_said_with_its_line(session: ChatSession) -> None:
@@ -127,24 +121,3 @@ def test_questions_of_a_pipe_are_answered_one_by_one(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["scores"] == {"base": 1.0, "tuned": 0.5}
     assert [line["answers"]["base"] for line in lines] == ["24", "42", "40"]
-
-    assert answer_lines(session, None, as_json=False) == 0
-    whose = [re.findall(r"(?:^|\t)(\w+): ", line) for line in capsys.readouterr().out.splitlines()]
-    assert whose == [["base", "tuned"]] * 2
-
-
-@pytest.mark.slow
-def test_a_chat_on_a_terminal_streams_and_can_be_interrupted(run: Path) -> None:
-    terminal = start(run, ["chat", "runs/spoilt", "--rl-min-new-tokens", "400", "--rl-max-new-tokens", "400"])
-    terminal.wait_for("> ")
-    terminal.type("/case 2\n")
-    terminal.wait_for("base: tiny", 2)  # drawn while it answers
-    terminal.type("\x03")
-    terminal.wait_for("interrupted: this is not part of the conversation")
-    terminal.wait_for("> ", 2)
-    terminal.type("/quiet\n")
-    terminal.wait_for("there is no command /quiet")
-    terminal.wait_for("> ", 3)
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    assert "Traceback" not in terminal.shown

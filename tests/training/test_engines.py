@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +24,8 @@ from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
 from aitrain.environment.seeds import SampleSeed
-from aitrain.errors import RunFailed
 from aitrain.rollout.engine import Completion, Decoding
-from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build
@@ -70,8 +69,8 @@ def rollouts_of(engine: HFEngine, environment: object) -> Iterator[PolicyRollout
             yield rollouts
 
 
-def hf_engine(model: Any, tokenizer: Any, **sampling: Any) -> HFEngine:
-    return HFEngine(HFModel(model, tokenizer), Sampling(**sampling), EndOfTurn([tokenizer.eos_token_id]), context=200)
+def hf_engine(model: Any, tokenizer: Any) -> HFEngine:
+    return HFEngine(HFModel(model, tokenizer), Sampling(), EndOfTurn([tokenizer.eos_token_id]), context=200)
 
 
 # -- transformers
@@ -83,23 +82,12 @@ def test_greedy_turns_are_those_of_generate(model: Any, tokenizer: Any) -> None:
         cases, _ = build(rollouts.rollout.runner, tokenizer)
         episodes = rollouts.play(list(cases), [1] * 6, range(6), Decoding.GREEDY)
 
-    for episode in episodes:
-        for context, ids in turns_of(episode):
-            prompt = torch.tensor([context])
+    for trajectory in (episode.trajectory for episode in episodes):
+        for start in trajectory.turn_starts:
+            end = next((n for n in range(start, len(trajectory.ids)) if not trajectory.mask[n]), len(trajectory.ids))
+            prompt = torch.tensor([trajectory.prompt_ids + trajectory.ids[:start]])
             expected = model.generate(input_ids=prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
-            assert ids == expected[0, len(context) :].tolist()
-
-
-def turns_of(episode: Episode) -> Iterator[tuple[list[int], list[int]]]:
-    """What each turn of the policy was generated from, and what was generated."""
-    trajectory = episode.trajectory
-    for start in trajectory.turn_starts:
-        end = next((n for n in range(start, len(trajectory.ids)) if not trajectory.mask[n]), len(trajectory.ids))
-        yield trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:end]
-
-
-def ids_of(completions: Sequence[Completion]) -> list[list[int]]:
-    return [completion.ids for completion in completions]
+            assert trajectory.ids[start:end] == expected[0, prompt.shape[1] :].tolist()
 
 
 def rows_of(prompts: list[list[int]], seeds: bool = False) -> list[BatchRow]:
@@ -109,26 +97,18 @@ def rows_of(prompts: list[list[int]], seeds: bool = False) -> list[BatchRow]:
 def test_continuous_batching_is_given_what_generate_is_and_leaves_the_models_mode(tokenizer: Any) -> None:
     class Model(torch.nn.Module):
         generation_config = SimpleNamespace(eos_token_id=1, pad_token_id=2, bos_token_id=3)
-        calls: ClassVar[list[Any]] = []
-        error: str | None = None
 
         def generate_batch(self, inputs: list[list[int]], generation_config: Any, **options: Any) -> dict[str, Any]:
             self.eval()
-            self.calls.append((inputs, generation_config.max_new_tokens, generation_config.do_sample, options))
-            return {
-                str(n): SimpleNamespace(generated_tokens=[*ids, 7], error=self.error) for n, ids in enumerate(inputs)
-            }
+            assert (generation_config.max_new_tokens, generation_config.do_sample) == (6, True)
+            assert options["continuous_batching_config"] is batching
+            return {str(n): SimpleNamespace(generated_tokens=[*ids, 7], error=None) for n, ids in enumerate(inputs)}
 
     batching, model = ContinuousBatchingConfig(), Model()
     engine = HFEngine(HFModel(model, tokenizer, continuous_batching=batching), Sampling(), EndOfTurn([1]))
-    assert ids_of(engine.sample(rows_of([[4], [5]], seeds=True), 6, Decoding.SEEDED)) == [[4, 7], [5, 7]]
-    options = {"continuous_batching_config": batching, "progress_bar": False}
-    assert model.calls == [([[4], [5]], 6, True, options)]
+    completions = engine.sample(rows_of([[4], [5]], seeds=True), 6, Decoding.SEEDED)
+    assert [completion.ids for completion in completions] == [[4, 7], [5, 7]]
     assert model.training
-
-    model.error = "out of cache"
-    with pytest.raises(RunFailed, match="Continuous batching failed: out of cache"):
-        engine.sample(rows_of([[4], [5]]), 6, Decoding.TRAINING)
 
 
 # -- TRL's vLLM
@@ -176,38 +156,25 @@ def make_engine(generation: Any) -> Make:
 def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_runs_options(
     generation: Any, make_engine: Make
 ) -> None:
-    engine, before = make_engine(temperature=0.7, top_k=5, min_p=0.1, presence_penalty=0.2), dict(vars(generation))
+    """Greedy rows keep the penalties; an environment's own batch has its own sampling."""
+    given: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.2}
+    engine, before = make_engine(**given), dict(vars(generation))
     completions = engine.sample(rows_of([[1], [2, 3]], seeds=True), 4, Decoding.TRAINING)
-
-    assert completions == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
-    ((prompts, parameters),) = generation.llm.calls
-    assert prompts == [[1], [2, 3]]
-    assert [each.seed for each in parameters] == [0, 1]
-    settings = vars(parameters[1]) | {"logprobs": 0, "n": 1}
-    assert settings == {
-        "temperature": 0.7, "top_k": 5, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.0, "presence_penalty": 0.2,
-        "stop_token_ids": [9], "max_tokens": 4, "seed": 1, "logprobs": 0, "n": 1,
-    }  # fmt: skip
-    assert vars(generation) == before
-
-
-def test_greedy_rows_keep_the_penalties_and_drop_the_truncation(generation: Any, make_engine: Make) -> None:
-    make_engine(temperature=0.7, top_k=5, top_p=0.5, repetition_penalty=1.1).sample(rows_of([[1]]), 4, Decoding.GREEDY)
-    ((_, parameters),) = generation.llm.calls
-    assert (parameters.temperature, parameters.top_k, parameters.top_p) == (0.0, 0, 1.0)
-    assert parameters.repetition_penalty == 1.1
-
-
-def test_an_environments_own_batch_has_its_own_sampling(generation: Any, make_engine: Make) -> None:
-    engine = make_engine(temperature=0.7, top_k=5, presence_penalty=0.2)
+    engine.sample(rows_of([[1]]), 4, Decoding.GREEDY)
     answers = asyncio.run(engine.complete(CompletionBatch([[1], [2]], Sampling(top_p=0.9), 3, [5, 8])))
 
+    assert completions == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
     assert answers == [[1, 9], [2, 9]]
-    ((_, parameters),) = generation.llm.calls
-    assert [(each.temperature, each.top_p, each.top_k, each.seed) for each in parameters] == [
+    (prompts, seeded), (_, greedy), (_, (own, other)) = generation.llm.calls
+    assert (prompts, [each.seed for each in seeded]) == ([[1], [2, 3]], [0, 1])
+    expected = {**given, "top_p": 1.0, "repetition_penalty": 1.0, "stop_token_ids": [9], "max_tokens": 4, "seed": 1}
+    assert vars(seeded[1]).items() >= expected.items()
+    assert (greedy.temperature, greedy.top_k, greedy.top_p, greedy.presence_penalty) == (0.0, 0, 1.0, 0.2)
+    assert [(each.temperature, each.top_p, each.top_k, each.seed) for each in (own, other)] == [
         (1.0, 0.9, 0, 5), (1.0, 0.9, 0, 8)
     ]  # fmt: skip
-    assert not hasattr(parameters[0], "presence_penalty")
+    assert not hasattr(own, "presence_penalty")
+    assert vars(generation) == before
 
 
 def test_weights_are_synced_once_for_each_version(generation: Any, make_engine: Make) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,8 @@ def played(small_model: Path, tmp_path_factory: pytest.TempPathFactory, preloade
     )  # fmt: skip
     try:
         said, _ = running.communicate(timeout=240)
-    except subprocess.TimeoutExpired:  # they wait for each other
-        running.send_signal(signal.SIGTERM)  # torchrun ends its processes
-        said, _ = running.communicate(timeout=60)
-        pytest.fail(f"the processes wait for each other\n{said}")
+    finally:
+        running.send_signal(signal.SIGTERM)  # torchrun ends its processes, if they wait for each other
     assert running.returncode == 0, said
     return out
 
@@ -70,10 +67,3 @@ def test_the_server_is_handed_all_weights_before_it_is_asked_with_a_new_policy(p
     last, trained = torch.load(played / "weights.pt"), weights(played / "run" / "model")
     assert all(torch.equal(last[name], trained[name]) for name in last)
     assert any(not torch.equal(last[name], weight) for name, weight in model.named_parameters())
-
-
-@pytest.mark.slow
-def test_the_server_is_asked_for_equally_many_answers_by_both(played: Path) -> None:
-    asked = Counter(int(line) % 2 for line in (played / "asked").read_text().split())
-    assert asked[0] > 0
-    assert asked[1] == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import ConfigError, Result
-from aitrain.runs.run_folder import read_lines
 from tests.environments.vowels import ChatVowels, Vowels
 from tests.finished_runs import LORA, PLAIN, FinishedRuns
 from tests.training.conftest import difference, rollouts, weights
@@ -57,16 +56,12 @@ def test_the_result_says_what_came_out_and_the_model_loads(finished: FinishedRun
     result = finished("plain")
     written = json.loads((result.folder / "result.json").read_text())
 
-    assert result.folder.name == "plain"
     assert (written["status"], written["steps"], written["eval_cases"]) == ("finished", 4, 3)
     assert (written["score_before"], written["greedy_after"]) == (result.score_before, result.greedy_after)
-    assert "schema" not in result.history[0]
     assert difference(result.model, small_model) > 0
     model = AutoModelForCausalLM.from_pretrained(result.model)
     tokenizer = AutoTokenizer.from_pretrained(result.model)
     assert model.generate(**tokenizer("say", return_tensors="pt"), max_new_tokens=2).shape[1] > 3
-    assert (result.model / "README.md").exists()
-    assert not list(result.model.glob("*.bin"))
     before, after = (json.loads((f / "config.json").read_text()) for f in (small_model, result.model))
     assert before == after
 
@@ -100,26 +95,6 @@ def test_evaluating_leaves_the_training_alone(train: Train, finished: FinishedRu
     assert [line["step"] for line in often.history if "eval_score" in line] == [1, 2, 3]
 
 
-def test_greedy_decoding_gives_the_same_answer_whatever_the_seed(train: Train, finished: FinishedRuns) -> None:
-    one, other = finished("plain"), train(Vowels(), max_steps=1, seed=2)
-
-    assert one.greedy_before == other.greedy_before
-    assert rollouts(one)[0]["completion"] != rollouts(other)[0]["completion"]
-
-
-def test_prompts_that_are_too_long_are_dropped_with_a_count(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    class SomeLong(Vowels):
-        def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return [{"prompt": "x" * (5 if number % 3 else 50)} for number in range(24)]
-
-    result = train(SomeLong(), rl_max_prompt_length=20, eval_cases=0)
-
-    assert "8 cases dropped: their prompt has more than 20 tokens" in capsys.readouterr().err
-    assert {record["case_idx"] % 3 for record in rollouts(result)} == {1, 2}
-    with pytest.raises(ConfigError, match="24 had a prompt of more than 3 tokens"):
-        train(Vowels(), rl_max_prompt_length=3)
-
-
 def test_held_out_cases_are_never_trained_on(train: Train) -> None:
     class NoEvalDataset:
         def build_dataset(self) -> list[dict[str, Any]]:
@@ -129,60 +104,16 @@ def test_held_out_cases_are_never_trained_on(train: Train) -> None:
             return {"score": min(1.0, len(completion) / 6), "letters": len(completion)}
 
     result = train(NoEvalDataset(), max_steps=3, rl_prompts_per_step=11, rl_num_generations=2)
-
-    records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
-    held_out = {record["case_idx"] for record in records if record.get("eval_phase") == "after_greedy"}
-    trained = {record["case_idx"] for record in records if "eval_phase" not in record}
-    assert len(held_out) == 8
-    assert held_out.isdisjoint(trained)
-    assert len(trained) == 22
+    held_out, trained = ({record["case_idx"] for record in rollouts(result, phase)} for phase in ("after_greedy", None))
+    assert (len(held_out), len(trained), held_out & trained) == (8, 22, set())
     assert "env/letters" in result.history[0]
 
 
-@pytest.mark.slow
-def test_python_objects_in_the_rows_reach_the_environment_unchanged(train: Train) -> None:
-    class Objects(Vowels):
-        def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return [{"prompt": f"say {n}", "allowed": {n, "x"}, "odd": "text" if n else 7} for n in range(8)]
-
-        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return self.build_dataset(tokenizer)[:1]
-
-        def score_episode(self, allowed: set[Any], case: dict[str, Any]) -> float:  # type: ignore[override]
-            return float(isinstance(allowed, set) and case["odd"] in ("text", 7))
-
-    assert train(Objects(), max_steps=1).history[0]["reward"] == 1.0
-
-
-def test_what_a_run_in_this_process_cannot_do_is_refused(
-    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
     with pytest.raises(ConfigError, match="TRL refuses these settings"):
         train(Vowels(), trl={"generation_batch_size": 5})
     with pytest.raises(ConfigError, match="aitrain grpo --num-processes"):
         train(Vowels(), num_processes=2)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="no token to upload with"):
-        train(Vowels(), push_to_hub=True)
-
-
-SLOW_LOSSES = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
-]
-
-
-@pytest.mark.parametrize("loss", ["dr_grpo", *SLOW_LOSSES])
-def test_every_loss_type_trains_with_the_advantages_of_its_paper(loss: str, train: Train, small_model: Path) -> None:
-    result = train(Vowels(), rl_loss_type=loss, max_steps=2, eval_cases=0)
-
-    assert difference(result.model, small_model) > 0
-    records = rollouts(result)
-    for group in (records[start : start + 4] for start in range(0, len(records), 4)):
-        scores = [record["score"] for record in group]
-        scale = 1.0 if loss == "dr_grpo" else stdev(scores) + 1e-4
-        expected = [(score - mean(scores)) / scale for score in scores]
-        assert [record["advantage"] for record in group] == pytest.approx(expected, abs=1e-3)
 
 
 def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(finished: FinishedRuns) -> None:
@@ -193,19 +124,18 @@ def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(finished: Finish
     assert (result.folder / "checkpoints" / "checkpoint-2").is_dir()
 
 
-class Talks(ChatVowels):
+class Asks(Vowels):
     """As AITraining's environments do it: the rest of the dialogue happens inside score_episode."""
 
-    def score_episode(self, model: Any, tokenizer: Any, completion: Any, case_idx: int) -> float:  # type: ignore[override]
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
         self.modes = {*getattr(self, "modes", ()), (model.training, torch.is_grad_enabled())}
-        messages = [{"role": "user", "content": "say:"}, *completion, {"role": "user", "content": "and now?"}]
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        ids = tokenizer(f"{completion} and now?", return_tensors="pt")
         second = model.generate(**ids, max_new_tokens=4)[0][ids["input_ids"].shape[1] :]
         return min(1.0, len(tokenizer.decode(second)) / 8)
 
 
 def test_an_environment_may_generate_further_turns_itself(train: Train) -> None:
-    environment = Talks()
+    environment = Asks()
     result = train(environment, peft=True, lora_dropout=0.1, max_steps=2, eval_cases=0)
 
     assert environment.modes == {(False, False)}

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from aitrain import Result, TrainConfig
+from aitrain import TrainConfig
 from aitrain.environment.dataset import Cases
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.runs.run_folder import read_lines
 from aitrain.training.holdout import DatasetSplit, PromptLimit, split
 from aitrain.training.model import load_tokenizer
-from tests.training.test_evaluation import result_of
-
-
-def chat(text: str, **extra: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text, **extra}]
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +48,11 @@ def test_rows_without_a_repeat_are_drawn_as_ever(limit: PromptLimit) -> None:
 
 
 def test_prompts_are_the_same_when_the_model_is_shown_the_same(limit: PromptLimit) -> None:
-    rows = [{"prompt": chat(f"say {n // 2}", id=n)} for n in range(20)]
+    rows = [{"prompt": [{"role": "user", "content": f"say {n // 2}", "id": n}]} for n in range(20)]
     found = made(rows, limit, eval_cases=6)
 
     numbers = Counter(case.number // 2 for case in found.held_out)
     assert sorted(numbers.values()) == [2, 2, 2]
-
-
-def test_a_dataset_of_one_prompt_is_split_by_its_rows_and_says_so(limit: PromptLimit) -> None:
-    found = made([{"prompt": "guess", "number": n // 2} for n in range(20)], limit, eval_cases=4)
-
-    assert {case.row["number"] for case in found.train}.isdisjoint(case.row["number"] for case in found.held_out)
-    assert (len(found.train), len(found.held_out), found.overlap) == (16, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +93,19 @@ def test_the_best_step_is_chosen_by_one_half_of_the_held_out_prompts_and_its_sco
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-@pytest.mark.parametrize("prompt", [{}, {"prompt": []}, {"prompt": [SYSTEM]}])
-def test_rows_that_the_environment_completes_are_split_by_their_rows(
-    prompt: dict[str, Any], limit: PromptLimit
+@pytest.mark.parametrize(
+    ("prompt", "may_open", "overlap"),
+    [({"prompt": "guess"}, False, 4), ({}, True, 0), ({"prompt": [SYSTEM]}, True, 0)],
+)
+def test_rows_with_one_prompt_or_none_are_split_by_their_rows(
+    prompt: dict[str, Any], may_open: bool, overlap: int, limit: PromptLimit
 ) -> None:
-    """There is no question yet that could look the same, and the limit of tokens says nothing about it."""
-    found = made([{**prompt, "number": n // 2} for n in range(20)], replace(limit, may_open=True), eval_cases=4)
+    """Where the environment speaks first there is no question that could look the same."""
+    found = made([{**prompt, "number": n // 2} for n in range(20)], replace(limit, may_open=may_open), eval_cases=4)
 
-    held_out = {case.row["number"] for case in found.held_out}
-    assert {case.row["number"] for case in found.train}.isdisjoint(held_out)
-    assert (len(found.train), len(held_out), found.overlap, found.dropped) == (16, 2, 0, 0)
+    numbers = [{case.row["number"] for case in cases} for cases in (found.train, found.held_out)]
+    assert numbers[0].isdisjoint(numbers[1])
+    assert (len(found.train), len(found.held_out), found.overlap, found.dropped) == (16, 4, overlap, 0)
 
 
 def test_what_training_needs_is_not_taken_from_it_unasked(limit: PromptLimit) -> None:
@@ -125,25 +114,9 @@ def test_what_training_needs_is_not_taken_from_it_unasked(limit: PromptLimit) ->
     assert (len(found.train), len(found.held_out), found.left_out) == (40, 0, 0)
 
 
-class Overlaps:
-    """Its eval dataset has prompts that are trained on."""
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {n}"} for n in range(8)]
-
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": "say 1"}, {"prompt": "say 1", "other": 1}, {"prompt": "tell"}]
-
-    def score_episode(self, completion: str) -> float:
-        return len(completion) % 5 / 5
-
-
-def test_an_overlap_with_the_eval_dataset_is_reported_with_its_count(
-    train: Callable[..., Result], capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = train(Overlaps(), max_steps=1)
-
-    assert "2 of 3 held-out cases have the same prompt as a training case" in capsys.readouterr().err
-    assert result_of(result)["eval_overlap"] == 2
-    assert "2 of the held\\-out cases" in (result.model / "README.md").read_text().replace("held-out", "held\\-out")
-    assert len(list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))) > 0
+def test_what_an_eval_dataset_shares_with_training_and_what_is_too_long_is_counted(limit: PromptLimit) -> None:
+    own_eval = Cases([{"prompt": "say 1"}, {"prompt": "say 1", "other": 1}, {"prompt": "tell"}], range(3))
+    rows = [{"prompt": f"say {n}{'a' * 80 * (n % 4 == 0)}"} for n in range(8)]
+    found = split((Cases(rows, range(8)), own_eval), TrainConfig(), limit)
+    assert (found.overlap, found.dropped, found.train.numbers) == (2, 2, [1, 2, 3, 5, 6, 7])
+    assert [int(note.split()[0]) for note in found.notes(60)] == [2, 2]

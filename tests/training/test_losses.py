@@ -1,8 +1,7 @@
-"""The gradient of each loss type: the paper's formula, and of the rows that are in the loss only."""
+"""The gradient of each loss type is of the rows that are in the loss only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,86 +10,18 @@ import torch
 from aitrain.options.loss_types import LOSS_TYPES
 from aitrain.training.kept_rows import KEPT
 from tests.training.loss_bench import (
-    LONGEST,
     Layout,
     arguments,
     batch_of,
     gradient_of_plain_trl,
     gradients_of_steps,
     metrics_of_steps,
-    policy,
-    policy_logps,
     take,
 )
 
 Tensor = torch.Tensor
 ON = {"rl_kl_coef": 0.1, "trl": {"entropy_coef": 0.05}}
 """All terms of a loss."""
-
-
-# -- the papers' formulas and numbers; r: ratios, a: advantages, m: mask, logp: log-probabilities
-
-
-def clipped(r: Tensor, a: Tensor, low: float, high: float) -> Tensor:
-    return torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
-
-
-def of_completion(log_r: Tensor, m: Tensor) -> Tensor:
-    return ((log_r * m).sum(1, keepdim=True) / m.sum(1, keepdim=True)).exp()
-
-
-def gated(r: Tensor, a: Tensor) -> Tensor:
-    temperature = torch.where(a > 0, 1.0, 1.05)
-    return torch.sigmoid(temperature * (r - 1)) * 4 / temperature * a
-
-
-def gamma_weighted(log_r: Tensor, a: Tensor, m: Tensor, logp: Tensor) -> Tensor:
-    w = (log_r * m).sum(1, keepdim=True).exp()
-    k, rate = torch.where(a >= 0, 2.0, 3.0), torch.where(a >= 0, 3.0, 2.0)
-    weight = w**k * torch.exp(rate * (1 - w))
-    return weight.detach() * a * logp
-
-
-def by_row(x: Tensor, m: Tensor) -> Tensor:
-    return ((x * m).sum(1) / m.sum(1)).mean()
-
-
-def by_token(x: Tensor, m: Tensor) -> Tensor:
-    return (x * m).sum() / m.sum()
-
-
-FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "grpo": lambda log_r, a, m, logp: by_row(clipped(log_r.exp(), a, 0.2, 0.2), m),
-    "dr_grpo": lambda log_r, a, m, logp: (clipped(log_r.exp(), a, 0.2, 0.2) * m).sum() / (len(m) * LONGEST),
-    "dapo": lambda log_r, a, m, logp: by_token(clipped(log_r.exp(), a, 0.2, 0.28), m),
-    "bnpo": lambda log_r, a, m, logp: by_token(clipped(log_r.exp(), a, 0.2, 0.2), m),
-    "cispo": lambda log_r, a, m, logp: by_token(log_r.exp().clamp(max=5.0).detach() * a * logp, m),
-    "sapo": lambda log_r, a, m, logp: by_row(gated(log_r.exp(), a), m),
-    "luspo": lambda log_r, a, m, logp: (clipped(of_completion(log_r, m), a, 0.002, 0.0025) * m).sum(1).mean(),
-    "vespo": lambda log_r, a, m, logp: by_token(gamma_weighted(log_r, a, m, logp), m),
-    "gspo": lambda log_r, a, m, logp: by_row(clipped(of_completion(log_r, m), a, 3e-4, 4e-4) + 0 * logp, m),
-}
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_the_gradient_of_a_loss_type_is_that_of_its_papers_formula(name: str, tmp_path: Path) -> None:
-    options = {"rl_loss_type": "grpo", "rl_importance_level": "sequence"} if name == "gspo" else {"rl_loss_type": name}
-    rows = batch_of(10, are_ragged=True)
-    rows["old_per_token_logps"][0] -= 0.2
-    rows["old_per_token_logps"][1] -= 2.0  # so that there are ratios on either side of every bound
-    args = arguments(tmp_path, Layout(), rl_kl_coef=0.0, **options)
-
-    model = policy()
-    logp, _ = policy_logps(model, rows["prompt_ids"], rows["completion_ids"])
-    log_r, mask = logp - rows["old_per_token_logps"], rows["tool_mask"].double()
-    (-FORMULAS[name](log_r, rows["advantages"].unsqueeze(1), mask, logp)).backward()
-
-    assert model.weight.grad is not None
-    assert model.weight.grad.abs().max() > 1e-4
-    torch.testing.assert_close(gradient_of_plain_trl(args, rows), model.weight.grad)
-
-
-# -- rows that are left out
 
 
 LAYOUTS = {
@@ -133,24 +64,15 @@ def _kept_rows_of(step: int, layout: Layout, windows: list[dict[str, Tensor]]) -
 
 
 @pytest.mark.parametrize("loss", LOSS_TYPES)
-def test_a_step_without_any_kept_row_has_no_gradient(loss: str, tmp_path: Path) -> None:
-    layout = Layout(passes=2, pieces=2, rows=4)
-    rows = batch_of(8, are_ragged=True)
-    rows[KEPT][:] = False
-
-    (gradient,) = gradients_of_steps(arguments(tmp_path, layout, rl_loss_type=loss, **ON), layout, [rows], steps=1)
-
-    assert torch.equal(gradient, torch.zeros_like(gradient))
-
-
-@pytest.mark.parametrize("loss", LOSS_TYPES)
-def test_with_all_rows_kept_the_gradient_is_trls_to_the_last_bit(loss: str, tmp_path: Path) -> None:
-    rows = batch_of(8, are_ragged=True)
+def test_with_all_rows_kept_the_gradient_is_trls_and_without_any_it_is_nothing(loss: str, tmp_path: Path) -> None:
+    rows, layout = batch_of(8, are_ragged=True), Layout(passes=2, pieces=2, rows=4)
     args = arguments(tmp_path, Layout(), rl_loss_type=loss, **ON)
-
     (ours,) = gradients_of_steps(args, Layout(), [rows], steps=1)
-
     assert torch.equal(ours, gradient_of_plain_trl(args, rows))
+
+    rows[KEPT][:] = False
+    (gradient,) = gradients_of_steps(arguments(tmp_path, layout, rl_loss_type=loss, **ON), layout, [rows], steps=1)
+    assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -165,14 +87,8 @@ def test_metrics_of_a_step_are_those_of_its_kept_tokens(name: str, level: str, t
     windows[0][KEPT][: layout.rows] = True  # a micro-batch of which all rows are kept
     args = arguments(tmp_path, layout, rl_loss_type="grpo", rl_importance_level=level, **ON)
 
-    found = metrics_of_steps(args, layout, windows, steps=3)
-    for step, metrics in enumerate(found):
-        first = step * layout.passes * layout.rows
-        passes = [first + n * layout.rows for n in range(layout.passes)]
-        rows = [windows[place // (layout.batch * layout.iterations)] for place in passes]
-        places = [place % layout.batch for place in passes]
-        parts = [take(row, slice(place, place + layout.rows)) for row, place in zip(rows, places, strict=True)]
-        whole = {key: torch.cat([take(part, part[KEPT])[key] for part in parts]) for key in parts[0]}
+    for step, metrics in enumerate(metrics_of_steps(args, layout, windows, steps=3)):
+        whole = _kept_rows_of(step, layout, windows)
         (wanted,) = metrics_of_steps(args, Layout(rows=len(whole["advantages"])), [whole], steps=1)
         for key in ("kl", "entropy", "clip_ratio/low_mean", "clip_ratio/region_mean"):
             assert metrics[key] == pytest.approx(wanted[key], rel=1e-6), (step, key)
