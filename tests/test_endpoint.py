@@ -16,7 +16,6 @@ from aitrain.environment.endpoint_server import MAX_BODY
 from aitrain.rollout.limits import Limits
 from tests.rollout.asking import Asks, play, play_one, user
 from tests.rollout.scripted import Scripted, cases
-from tests.test_rollout_session import Rounds
 
 ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -207,6 +206,6 @@ def test_a_client_that_blocks_the_event_loop_fails_with_what_to_do(monkeypatch: 
             await endpoint.chat([user("x")])
             return 1.0
 
-    episodes, _ = play(Both(), Rounds(), of=cases(2))
+    episodes, _ = play(Both(), ECHO, of=cases(2))
     assert "400" in episodes[0].failure_message
     assert episodes[1].result.score == 1.0

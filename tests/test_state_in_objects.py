@@ -128,6 +128,7 @@ def _filling(box: dict[str, int]) -> Any:
 STATEFUL = {
     "fill": ("env.array.fill(n)", "env.array[0, 0]"),
     "tensor": ("env.tensor.zero_().add_(n)", "float(env.tensor[0])"),
+    "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
     "buffer": ("env.buffer.seek(0); env.buffer.truncate(0); env.buffer.write(str(n))", "int(env.buffer.getvalue())"),
     "closure": ("env.fill(n)", "env.get()"),
     "objects in a list": ("for game in env.games: game.begin(n)", "env.games[0].value()"),
