@@ -53,10 +53,11 @@ class SmallServer(Fake):
         return answer
 
     def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
-        answer = super()._load_lora_adapter(body)
-        if answer[0] == 200 and self._takes():
-            base = load(self.model, dtype=torch.float32)
-            self.policy = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+        with _GENERATING:  # no completion between the adapter's name and its weights
+            answer = super()._load_lora_adapter(body)
+            if answer[0] == 200 and self._takes():
+                base = load(self.model, dtype=torch.float32)
+                self.policy = PeftModel.from_pretrained(base, body["lora_path"]).eval()
         return answer
 
     def _takes(self) -> bool:
