@@ -22,8 +22,8 @@ TOKENS, FORWARDED, SECONDS = 0.5, 1.15, 0.6
 """The most tokens and seconds by those of TRL's padding, and the most forwarded tokens by real ones."""
 PROMPTS, GENERATIONS, LONGEST, STEPS = 4, 8, 2048, 2
 SIDES: dict[str, dict[str, Any]] = {
-    "TRL's padding": {"batch_size": 4},
-    "rl_trim_padding": {"batch_size": 4, "rl_trim_padding": True},
+    "TRL's padding": {"batch_size": 4, "rl_trim_padding": False},
+    "rl_trim_padding": {"batch_size": 4},
     "tokens_per_pass": {"tokens_per_pass": 4 * LONGEST},
 }
 

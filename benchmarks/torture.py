@@ -60,7 +60,7 @@ class Torture:
             "eval-steps": 3, "save-strategy": "steps", "save-steps": 1, "num-processes": self.processes,
             "rl-prompts-per-step": 4, "batch-size": 4,
         }  # fmt: skip
-        trl = ["--trl", f"steps_per_generation={8 // self.processes}", "--trl", "num_iterations=2"]
+        trl = ["--rl-updates-per-rollout", "2", "--trl", "num_iterations=2"]
         flags = [f"--{flag}={value}" for flag, value in settings.items()]
         return subprocess.Popen(
             [sys.executable, "-m", "aitrain", "grpo", *flags, *trl, *more],

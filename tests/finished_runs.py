@@ -29,7 +29,7 @@ EVERY_STEP: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_st
 PLAIN: dict[str, Any] = {**SHORT, **EVERY_STEP, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 1}
 LORA: dict[str, Any] = {
     **SHORT, **EVERY_STEP, "peft": True, "lora_r": 4, "lora_dropout": 0.3, "rl_kl_coef": 0.1, "eval_strategy": "steps",
-    "eval_steps": 2, "trl": {"steps_per_generation": 8, "num_iterations": 2},
+    "eval_steps": 2, "rl_updates_per_rollout": 2, "trl": {"num_iterations": 2},
 }  # fmt: skip
 TALK: dict[str, Any] = {
     **SHORT, **EVERY_STEP, "max_steps": 4, "rl_kl_coef": 0.1, "eval_strategy": "steps", "eval_steps": 2,

@@ -55,7 +55,8 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(aitrain_grpo: Run, here: Pat
 
     assert done.returncode == 0, done.stderr
     plan = {line[:12].strip(): line[13:] for line in done.stdout.splitlines()}
-    assert plan["batch"] == "6 prompts x 4 completions = 24 a step = 3 processes x 1 forward pass of 8"
+    step = "6 prompts x 4 completions = 24 a step = 3 processes x 8"
+    assert plan["batch"] == f"{step}, in forward passes of up to 8 completions, sorted by length"
     assert plan["steps"] == "7"
     assert plan["processes"] == "3 on CPU"
     assert plan["run folder"] == "runs/mine"

@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "output below a file": (ENV, {"output_dir": "env.py/runs"}, 2, "env.py/runs"),
     "scheduler without a needed setting": (ENV, {"scheduler": "cosine_with_min_lr"}, 2, "min_lr"),
     "fields of TRL that exclude each other": (
-        ENV, {"trl": {"generation_batch_size": 8, "steps_per_generation": 2}}, 2, "TRL",
+        ENV, {"trl": {"log_completions_hub_repo": "a/b"}}, 2, "log_completions",
     ),
 }  # fmt: skip
 REWRITES = "{{ messages | length }}{% for message in messages %}{{ message.content }}{% endfor %}"

@@ -26,7 +26,7 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
     [
         (GOOD, "--rl-num-generatons 4", 2, "Did you mean --rl-num-generations?"),
         (GOOD, "--use-vllm true", 2, "true"),
-        (GOOD, "--rl-num-generations 3", 2, "--rl-prompts-per-step 2"),
+        (GOOD, "--rl-num-generations 3", 2, "--rl-prompts-per-step 3"),
         (GOOD, "--output-dir env.py/a", 2, "output_dir: "),
         (SINKS, """--rl-env-config '{"town": 1}'""", 2, "It takes: city"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),

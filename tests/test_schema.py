@@ -51,7 +51,6 @@ WITH: dict[str, dict[str, Any]] = {
     "vllm_speculative": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_data_parallel_size": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_args": {"use_vllm": True, "vllm_mode": "server"},
-    "tokens_per_pass": {"rl_prompts_per_step": 2},
     "max_failures": {"launcher": "ray"},
     "rl_refill_limit": {"rl_sampling": "refill"},
 }

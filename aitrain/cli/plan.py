@@ -196,7 +196,7 @@ def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
         raise AitrainError("--measure: no step could be timed")
     steps = schedule_cases(wanted.config, wanted.batch, cases).steps if isinstance(cases, int) else None
     rollout = RolloutSize.of(wanted.config, wanted.batch).steps
-    sampled = f", with a rollout every {rollout:g}" if rollout > 1 else ""
+    sampled = f", with a rollout every {rollout}" if rollout > 1 else ""
     yield _line("time", f"{_whole(pace, wanted, steps)} measured in {count} steps{sampled}")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
     yield _line("", f"{format_bytes(peak):>10} of the CPU's memory were used at most by a process")
@@ -204,8 +204,8 @@ def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
 
 def _whole_rollouts(count: int, wanted: RunPlan) -> int:
     """At least this number of steps, so that after the first one, which is slow, whole rollouts are timed."""
-    window = schedule_cases(wanted.config, wanted.batch, 1).window
-    return 1 + window * math.ceil((count - 1) / window)
+    steps = RolloutSize.of(wanted.config, wanted.batch).steps
+    return 1 + steps * math.ceil((count - 1) / steps)
 
 
 def _train(short: RunPlan, debug: bool) -> RunFolder:

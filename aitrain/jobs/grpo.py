@@ -33,7 +33,7 @@ from aitrain.training.run_context import RunContext
 from aitrain.training.saving import merge_adapter, save_model
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
-from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, longest_shapes, warm_up
+from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
 from aitrain.ui.card import try_to_write_card
 
 
@@ -92,7 +92,8 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
 
 
 def _warm_up(context: RunContext, prepared: Prepared) -> None:
-    """Check that the longest episodes fit into the memory, as the first of them may come after hours.
+    """Check that the longest episodes fit into the memory, as the first of them may come after hours. As many
+    completions share a forward pass as fit.
 
     Raises:
         RunFailed: they do not.
@@ -101,8 +102,14 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
         lengths = longest_shapes(prepared.inputs)
         context.enter("warming up")
         what = f"the warm-up, with the longest episodes ({lengths.prompt} + {lengths.completion} tokens)"
-        with explain_out_of_memory(lambda: what):
-            warm_up(prepared.trainer, lengths)
+        trainer, before = prepared.trainer, prepared.trainer.pass_limit
+        with explain_out_of_memory(lambda: what, trainer):
+            fitting = fit_passes(trainer, lengths)
+        if fitting != before:
+            context.note(f"A forward pass has at most {fitting}, as {before} did not fit into the memory.", "info")
+            if trainer.accelerator.is_main_process:
+                smaller = {"batch_size": fitting.completions, "rl_prompts_per_step": trainer.prompts_per_step}
+                context.folder.write_config(context.config.model_copy(update=smaller))
 
 
 # -- during
@@ -115,7 +122,7 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         return
     context.enter("training", moves_files=False)
     try:
-        with explain_out_of_memory(lambda: f"step {trainer.state.global_step + 1}"):
+        with explain_out_of_memory(lambda: f"step {trainer.state.global_step + 1}", trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         trainer.rollouts.failures.after_run()
         _check_updates(context, trainer)

@@ -49,7 +49,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     RunFolder.check_place(config)
     if reference.kind == "url":
         _check_address(config)
-        return RunPlan(config, sources, BatchPlan(1, 1, 1, 1), (), None)
+        return RunPlan(config, sources, BatchPlan(1, 1, 1), (), None)
     check_packages(config)
     served = _served(config, reference)
     gpus = training_gpus(served)
@@ -65,7 +65,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
         if config.vllm_listen_address is not None:
             check_listen_address(config.vllm_listen_address)
     kept = gpus[: config.vllm_tensor_parallel_size if config.use_vllm else processes]
-    return RunPlan(served, sources, BatchPlan(processes, 1, 1, 1), kept, None, server_gpus)
+    return RunPlan(served, sources, BatchPlan(processes, 1, 1), kept, None, server_gpus)
 
 
 def _served(config: EvalConfig, reference: ModelReference) -> EvalConfig:

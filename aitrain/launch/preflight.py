@@ -15,10 +15,10 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
 from aitrain.environment.locator import EnvSource, find_environments
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
-from aitrain.launch.cpu_batch import choose_batch_size
 from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.resource_check import check_resources, check_vllm_memory
+from aitrain.launch.pass_size import choose_batch_size
+from aitrain.launch.resource_check import check_resources, check_vllm_memory, device_memory
 from aitrain.launch.slurm import Nodes, find_nodes, idle_nodes
 from aitrain.named_models import named_folder
 from aitrain.options.environment import DECLARED_OPTIONS
@@ -131,9 +131,10 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
         is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
         checkpoint = None if is_done else _find_checkpoint(config, skipped.append)
     everywhere = processes * (nodes.count if nodes else 1)
-    if is_here and not gpus:
+    if is_here:
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
-        config = choose_batch_size(config, everywhere, read_model_shape(config.model), recorded)
+        shape, device = read_model_shape(config.model), device_memory(gpus[:processes])
+        config = choose_batch_size(config, everywhere, shape, device, recorded)
     batch = plan_batch(config, everywhere)
     if config.distributed_backend == "fsdp2" and batch.processes == 1:
         raise ConfigError(
@@ -349,7 +350,12 @@ def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
         before, now = resolve(TrainConfig, folder.config).written(), config.written()
     except ConfigError:  # of another version
         return False
-    derived = {"batch_size", "gradient_accumulation", *DECLARED_OPTIONS.values()} - config.model_fields_set
+    derived = {
+        "batch_size",
+        "gradient_accumulation",
+        "rl_prompts_per_step",
+        *DECLARED_OPTIONS.values(),
+    } - config.model_fields_set
     names = {*before, *now} - {"project_name", "output_dir", "num_processes", "node_rank"} - derived
     return all(before.get(name) == now.get(name) for name in names)
 

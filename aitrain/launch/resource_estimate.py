@@ -203,8 +203,7 @@ class _Sizes:
         if config.use_vllm:
             shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
             return int((self.device.total or 0) * config.vllm_memory) if shares else 0
-        step = self.batch.micro_batch * self.batch.accumulation
-        rows = max(step * config.rl_updates_per_rollout, HELD_OUT if config.eval_cases != 0 else 0)
+        rows = max(self.batch.share * config.rl_updates_per_rollout, HELD_OUT if config.eval_cases != 0 else 0)
         cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
         first = self.prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
         return rows * (cache + first * self.width)
@@ -247,13 +246,13 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
             yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
     if config.disable_gradient_checkpointing:
         yield "--no-disable-gradient-checkpointing", {"disable_gradient_checkpointing": False}
-    if batch.limit is not None and batch.limit.tokens is not None:
-        if batch.limit.tokens > 1:
-            yield f"--tokens-per-pass {batch.limit.tokens // 2}", {"tokens_per_pass": batch.limit.tokens // 2}
-    elif (rows := batch.micro_batch if batch.limit is None else batch.limit.completions or 1) > 1:
-        smaller = rows // 2
+    if batch.limit.tokens is not None and batch.limit.tokens > 1:
+        yield f"--tokens-per-pass {batch.limit.tokens // 2}", {"tokens_per_pass": batch.limit.tokens // 2}
+    elif batch.limit.completions > 1:
+        smaller = batch.limit.completions // 2
         kept: dict[str, object] = {"batch_size": smaller, "rl_prompts_per_step": batch.prompts_per_step}
-        yield f"--batch-size {smaller} --rl-prompts-per-step {batch.prompts_per_step}", kept
+        flag = "" if config.rl_prompts_per_step else f" --rl-prompts-per-step {batch.prompts_per_step}"
+        yield f"--batch-size {smaller}{flag}", kept
     if batch.prompts_per_step > 1 and not config.use_vllm:
         fewer = batch.prompts_per_step // 2
         yield f"--rl-prompts-per-step {fewer}", {"rl_prompts_per_step": fewer}

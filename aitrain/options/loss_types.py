@@ -71,11 +71,10 @@ OPTION_OF = {
     "scale_rewards": "rl_scale_rewards",
     "delta": "rl_dual_clip",
     "entropy_coef": "rl_entropy_coef",
-    "steps_per_generation": "rl_updates_per_rollout",
 }
 """Fields of GRPOConfig that `--trl` may set although an option sets them, too."""
 
-DEFAULTS = {"rl_entropy_coef": 0.0, "rl_updates_per_rollout": 1}
+DEFAULTS = {"rl_entropy_coef": 0.0}
 """Those of these options that are never unset."""
 
 SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
@@ -103,8 +102,6 @@ class LossOptions(Protocol):
     def rl_kl_estimator(self) -> str: ...
     @property
     def rl_kl_in(self) -> str: ...
-    @property
-    def rl_updates_per_rollout(self) -> int: ...
     @property
     def rl_max_new_tokens(self) -> int: ...
     @property
@@ -184,10 +181,6 @@ def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
     for name, option in OPTION_OF.items():
         both = name in options.trl and getattr(options, option) != DEFAULTS.get(option)
         yield both, f"{option}: also given as --trl {name}: give one of them"
-    yield (
-        options.rl_updates_per_rollout > 1 and "generation_batch_size" in options.trl,
-        "rl_updates_per_rollout: also follows from --trl generation_batch_size: give one of them",
-    )
     yield from _wrong_fields(options)
     yield from _wrong_parts(options)
     loss, level = options.rl_loss_type, settle(options).level

@@ -1,12 +1,14 @@
 """Options of optimization: batches, steps, and the optimizer."""
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 from pydantic import Field
 
-from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import NonNegativeFloat, PositiveFloat, PositiveInt, ProperFraction, Table
+
+COMPLETIONS_PER_PASS = 2
+"""The default of --batch-size where nothing says how many fit."""
 
 
 class BatchOptions(Options):
@@ -16,8 +18,6 @@ class BatchOptions(Options):
     replaces: ClassVar = {
         "rl_prompts_per_step": ("gradient_accumulation",),
         "gradient_accumulation": ("rl_prompts_per_step",),
-        "tokens_per_pass": ("batch_size",),
-        "batch_size": ("tokens_per_pass",),
     }
 
     epochs: ResumeSafe[PositiveInt] = 1
@@ -28,45 +28,26 @@ class BatchOptions(Options):
     stop_when_flat: ResumeSafe[PositiveInt | None] = None
     """Stop after this many consecutive steps in which no group's completions differed in score: nothing is learned."""
     rl_prompts_per_step: PositiveInt | None = None
-    """Prompts per optimizer step, over all processes; the accumulation is then derived from it and batch_size."""
+    """Prompts per optimizer step, over all processes; instead of --gradient-accumulation."""
     batch_size: PositiveInt | None = None
-    """Completions per forward pass and process. Unset: 2 on a GPU; on the CPU as many of a step's completions as need
-    at most 2 GiB more, unless --gradient-accumulation is given."""
+    """At most this many completions in a forward pass of a process. Unset: 2 on a GPU; on the CPU as many of a step's
+    completions as need at most 2 GiB more, unless --gradient-accumulation is given."""
     gradient_accumulation: PositiveInt = 4
-    """Forward passes per optimizer step."""
-    rl_trim_padding: bool = False
-    """Sort the completions of a step by length into forward passes of up to --batch-size, each padded to its own
-    longest one instead of the longest of the batch. The gradient is the same."""
-    tokens_per_pass: PositiveInt | None = None
-    """Largest number of tokens in a forward pass of a process, padding included: trims padding like --rl-trim-padding,
-    with as many completions in a pass as fit, instead of --batch-size. Needs --rl-prompts-per-step."""
+    """Without --rl-prompts-per-step, a step has this many times --batch-size completions on each process."""
+    rl_trim_padding: bool = True
+    """Sort the completions of a step by length into forward passes that are each padded to their own longest one only.
+    The gradient is the same. Off by itself where it would not be: with rl_loss_type bnpo, an entropy bonus, a custom
+    loss, the loss of a router, and with DeepSpeed."""
+    tokens_per_pass: ResumeSafe[PositiveInt | None] = None
+    """At most this many tokens in a forward pass of a process, padding included; without --batch-size, as many
+    completions as fit."""
     rl_max_prompt_length: PositiveInt | None = None
     """Cases with a longer prompt (in tokens) are dropped; unset: what the model's context leaves."""
 
     @property
     def completions_per_pass(self) -> int:
         """`batch_size`, or its default."""
-        return self.batch_size or 2
-
-    @property
-    def trims_padding(self) -> bool:
-        """Whether rows are sorted by length into forward passes, each padded to its own longest row."""
-        return self.rl_trim_padding or self.tokens_per_pass is not None
-
-    def rules(self) -> Iterable[Rule]:
-        """What --tokens-per-pass needs and replaces."""
-        given = [name for name in ("batch_size", "gradient_accumulation") if name in self.model_fields_set]
-        return [
-            (
-                self.tokens_per_pass is not None and self.rl_prompts_per_step is None,
-                "tokens_per_pass: needs the size of a step: add --rl-prompts-per-step",
-            ),
-            (
-                self.tokens_per_pass is not None and bool(given),
-                f"tokens_per_pass: contradicts {' and '.join(given)}, as a pass then has as many completions as fit\n"
-                "Leave one of the two out.",
-            ),
-        ]
+        return self.batch_size or COMPLETIONS_PER_PASS
 
 
 def default_rate(is_lora: bool) -> float:

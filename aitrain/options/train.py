@@ -83,14 +83,17 @@ class TrainConfig(
         """Whether the base may be loaded in half precision: no small updates are added to it."""
         return self.peft and (not self.use_vllm or self.weight_sync == "adapter")
 
+    @property
+    def trims_padding(self) -> bool:
+        """Whether rows are sorted by length into forward passes, each padded to its own longest row."""
+        return self.rl_trim_padding and "deepspeed" not in self.trl and not pass_dependent(self)
+
     def written(self) -> dict[str, object]:
         """The options as config.yaml holds them: without derived ones, and without those of a single start."""
         values = super().written()
         del values["resume_from_checkpoint"], values["resume_anyway"]
         if self.rl_prompts_per_step is not None:
             del values["gradient_accumulation"]  # written down, it would contradict a changed flag
-        if self.tokens_per_pass is not None:
-            del values["batch_size"]
         return values
 
     def rules(self) -> Iterable[Rule]:
@@ -98,7 +101,6 @@ class TrainConfig(
         return chain(
             self._weight_rules(),
             self._vllm_rules(),
-            self._padding_rules(),
             self._ahead_rules(),
             _best_rules(self),
             self._ray_rules(),
@@ -151,26 +153,6 @@ class TrainConfig(
                 self.weight_sync == "nccl" and bool(self.history_sampling),
                 f"{', '.join(self.history_sampling)}: cannot be used with --vllm-sync nccl\n"
                 "Use --vllm-sync disk or adapter, or leave them out.",
-            ),
-        ]
-
-    def _padding_rules(self) -> list[Rule]:
-        name, found = "rl_trim_padding" if self.rl_trim_padding else "tokens_per_pass", pass_dependent(self)
-        return [
-            (
-                self.trims_padding and bool(found),
-                f"{name}: {' and '.join(found)} would train differently, as the result depends on which completions"
-                " share a forward pass\nLeave one of them out.",
-            ),
-            (
-                self.trims_padding and "steps_per_generation" in self.trl,
-                f"{name}: --trl steps_per_generation counts forward passes, whose number now depends on lengths\n"
-                "Use --rl-updates-per-rollout.",
-            ),
-            (
-                self.trims_padding and "deepspeed" in self.trl,
-                f"{name}: DeepSpeed needs the same number of forward passes in every step\n"
-                "Use --distributed-backend fsdp2, or leave it out.",
             ),
         ]
 

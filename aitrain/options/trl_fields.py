@@ -40,6 +40,7 @@ OPTION_OF_FIELD = {
     "repetition_penalty": "rl_repetition_penalty",
     "report_to": "log",
     "run_name": "project_name",
+    "steps_per_generation": "rl_updates_per_rollout",
     "temperature": "rl_temperature",
     "top_k": "rl_top_k",
     "top_p": "rl_top_p",
@@ -77,13 +78,14 @@ WITHOUT_EFFECT = {name: advice for advice, names in _COMMON_ADVICE.items() for n
         "log-probabilities of constrained completions cannot be compared with the trainer's:\nlet the environment score"
         " the format"
     ),
+    "generation_batch_size": "use --rl-updates-per-rollout",
     "max_tool_calling_iterations": "use --rl-max-turns",
     "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
     "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
 }
 """Fields that would change nothing in a run, and what to use in their place."""
 
-COUNTS = ("generation_batch_size", "num_iterations", "steps_per_generation")
+COUNTS = ("num_iterations",)
 """Fields that have to be at least 1, which TRL does not check."""
 
 _SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py"), ("transformers", "training_args.py"))

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.errors import CheckpointDamagedError, ConfigError
+from aitrain.options.optimization import COMPLETIONS_PER_PASS
 from aitrain.options.option import options_of
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.redaction import without_secrets
 from aitrain.runs.json_values import JsonObject, as_object, read_whole
 from aitrain.runs.metrics_line import MetricsLine
@@ -279,16 +280,17 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
 
     Options that the environment declared before, and that are not given now, are compared when it has been loaded.
     """
-    old, new = _flat(before.config), _flat(to_json_object(config.written()))
-    old["processes"], new["processes"] = before.processes, processes
+    old = _with_step_size(_flat(before.config), before.processes)
+    new = _with_step_size(_flat(to_json_object(config.written())), processes)
+    if pass_dependent(config):
+        old["batch_size"], new["batch_size"] = before.config.get("batch_size"), config.batch_size
     safe = {option.name for option in options_of(type(config)) if option.resume_safe}
     declared = as_object(before.environment.get("requires")).keys() - config.model_fields_set
     names = [name for name in {**old, **new} if name.partition(".")[0] not in {*safe, *declared}]
-    in_both = {"gradient_accumulation"}  # derived if it is not set
     return [
         f"{name}: {_shown(name, old.get(name))} -> {_shown(name, new.get(name))}"
         for name in names
-        if old.get(name) != new.get(name) and not (name in in_both and (name not in old or name not in new))
+        if old.get(name) != new.get(name)
     ]
 
 
@@ -317,12 +319,21 @@ def _sources(facts: JsonObject) -> list[object]:
     return [facts["sha256"], facts.get("package"), *(as_object(one).get("sha256") for one in each)]
 
 
-def _flat(config: Mapping[str, object]) -> dict[str, object]:
+def _flat(config: Mapping[str, object]) -> dict[str, Any]:
     """Options, with TRL's fields as `trl.<name>`."""
     given = config.get("trl")
     fields_of_trl = given if isinstance(given, dict) else {}
     options_alone = {name: value for name, value in config.items() if name != "trl"}
     return {**options_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
+
+
+def _with_step_size(options: dict[str, Any], processes: int) -> dict[str, object]:
+    """The options with the completions of a step in place of what these follow from: a step is the same, however many
+    of them share a forward pass."""
+    prompts, accumulation = options.pop("rl_prompts_per_step", None), options.pop("gradient_accumulation", None)
+    size, generations = options.pop("batch_size", None) or COMPLETIONS_PER_PASS, options.get("rl_num_generations")
+    completions = prompts * generations if prompts else size * (accumulation or 1) * processes
+    return {**options, "completions_per_step": completions, "processes": processes}
 
 
 def _shown(name: str, value: object) -> str:

@@ -1,5 +1,5 @@
 """What a run adds to TRL's algorithm: other estimators of the KL term, penalties in the reward, the leave-one-out
-baseline, and a loss of the user's. Formulas on tensors; algorithm_trainer.py applies them.
+baseline, and a loss of the user's. Formulas on tensors; trainer.py applies them.
 
 `logps`, `ref` and `old` are log-probabilities of the sampled tokens under the policy, the initial model and the policy
 that sampled them, of shape (rows, tokens). Rewards have shape (episodes,), with the members of a group next to each

@@ -29,9 +29,7 @@ class BatchPlace:
     step: int
     """Optimizer steps before the one that trains on it first."""
     places: range
-    """Indices of this rank's episodes among all episodes of the step."""
-    own: slice
-    """This rank's episodes among all episodes of the batch."""
+    """Indices of this rank's episodes among all episodes of the batch."""
 
 
 @dataclass(frozen=True)
@@ -41,29 +39,17 @@ class BatchPlaces:
     schedule: CaseSchedule
     count: int
     """This rank's episodes in a batch."""
-    processes: int
     rank: int
 
-    def first_at(self, step: int) -> int:
-        """Index of the first batch that begins in or after a step."""
-        return -(-step * self.schedule.accumulation // self.schedule.passes)
-
-    def at(self, step: int, before: int = 0) -> BatchPlace:
-        """The place of the batch that begins in a step, after `before` others of the same step."""
-        first = self.count * (before * self.processes + self.rank)
-        own = slice(self.count * self.rank, self.count * (self.rank + 1))
-        return BatchPlace(self.first_at(step) + before, step, range(first, first + self.count), own)
+    def at(self, step: int) -> BatchPlace:
+        """The place of the batch that begins in a step, or of the next one, if none does."""
+        first = self.count * self.rank
+        return BatchPlace(-(-step // self.schedule.updates), step, range(first, first + self.count))
 
     def after(self, place: BatchPlace) -> BatchPlace | None:
         """The place of the next batch of the run; None after the last one."""
-        following = place.index + 1
-        steps = self._begin(following) - self._begin(place.index)
-        before = 0 if steps else place.places.start // (self.count * self.processes) + 1
-        return self.at(place.step + steps, before) if following < self.schedule.batches else None
-
-    def _begin(self, index: int) -> int:
-        """The step in which a batch begins, in a run that has had these settings from the start."""
-        return index * self.schedule.passes // self.schedule.accumulation
+        following = self.at(place.step + self.schedule.updates)
+        return following if following.index < self.schedule.batches else None
 
 
 @dataclass
@@ -105,7 +91,7 @@ class BatchSource:
     def made(self, place: BatchPlace) -> TrainingBatch:
         """The batch at this place, without episodes."""
         everywhere = [number for number in self.order.batch(place.index) for _ in range(self.group_size)]
-        numbers = everywhere[place.own]
+        numbers = everywhere[place.places.start : place.places.stop]
         cases = [self.cases[number] for number in numbers]
         return TrainingBatch(place.step, place.places, self.group_size, numbers, cases, index=place.index)
 

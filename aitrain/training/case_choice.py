@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,6 +39,5 @@ def case_choice(trainer: EpisodeTrainer, runner: Runner) -> BatchCompletion:
         order = of_each(lambda part: DifficultyOrder(len(part), plan.prompts, arguments.seed, bounds[part.env]))
     refill = None
     if config.rl_sampling == "refill":
-        per_step = plan.prompts * math.ceil(plan.accumulation / plan.passes)
-        refill = Refill(refilling, config.rl_refill_limit, per_step)
+        refill = Refill(refilling, config.rl_refill_limit, plan.prompts)
     return BatchCompletion(cases, order, trainer.masks_truncated, refill)

@@ -17,7 +17,7 @@ from aitrain.batch import CaseSchedule
 
 
 class CaseSampler(Sampler[int]):
-    """As many rows as TRL consumes: each generation batch once per pass over it, each case `generations` times.
+    """As many rows as TRL consumes: each generation batch once for each step on it, each case `generations` times.
 
     TRL only counts the rows; batch_source.py says which cases a batch has.
     """
@@ -27,7 +27,7 @@ class CaseSampler(Sampler[int]):
 
     def __len__(self) -> int:
         plan = self.schedule
-        return plan.batches * plan.passes * plan.prompts * self.generations
+        return plan.batches * plan.updates * plan.prompts * self.generations
 
     def __iter__(self) -> Iterator[int]:
         yield from (row % self.schedule.cases for row in range(len(self)))

@@ -261,7 +261,7 @@ def _batch_size(config: EvalConfig, engine: EvalEngine) -> int:
     if config.use_vllm:
         return SERVED_BATCH
     batch = plan_batch(config, processes=1)
-    return max(BATCH, batch.micro_batch * batch.accumulation)
+    return max(BATCH, batch.share)
 
 
 def _longest(config: EvalConfig, shown: _Shown, context: int | None, is_one_turn: bool) -> int | None:

@@ -219,8 +219,8 @@ def fit_to_model(
         context.note(note, "info")
     lora = lora_config(config)
     inputs = TrainerInputs(
-        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora,
-        pass_limit=batch.limit,
+        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule,
+        pass_limit=batch.limit, trims=batch.trims, peft_config=lora,
         algorithm=prepared.algorithm, callbacks=prepared.callbacks,
     )  # fmt: skip
     return inputs, parts

@@ -1,74 +1,132 @@
 """`EpisodeTrainer`, a GRPOTrainer whose completions and rewards are the episodes and scores of an environment.
 
-Its base classes differ from TRL in steps and checkpoints (logprobs.py, optimizing.py, resumable_trainer.py). Where this
-depends on the inside of TRL 1.16 (tests/training/test_upstream.py):
+One step, in the order in which things happen: `_generate_and_score_completions` plays a generation batch, from which
+TRL computes rewards and advantages; `_prepare_inputs` divides each optimizer step into forward passes (passes.py);
+`_compute_loss` makes them, each with TRL's loss and what the algorithm adds to it (algorithm.py); `_get_grad_norm`
+skips a step that is not finite. Where this depends on the inside of TRL 1.16 and transformers 5.17
+(tests/training/test_upstream.py):
 
-    GRPOTrainer._generate_and_score_completions(inputs)     overridden: rows come in, advantages go out
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
-    trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
-    trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
-    GRPOTrainer.use_vllm                                    read: whether completions have log-probabilities
-    GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics count as cut off;
-                                                            it appends to ._metrics["train"], lengths included
-    GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
+    GRPOTrainer._generate_and_score_completions(inputs)     overridden: rows come in, advantages go out, this process's
+                                                            in output["advantages"], in the order of `inputs`
+    GRPOTrainer._calculate_rewards(...)                     overridden to subtract penalties: called after the forward
+                                                            passes of policy and reference model, it returns the
+                                                            rewards of all processes, (episodes, 1)
+    GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics count as cut off
+    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it sets ._buffered_inputs to the pieces of each
+                                                            new generation batch, one for each optimizer step
+    GRPOTrainer._compute_loss(model, inputs)                overridden: called for each forward pass; reads .beta,
+                                                            .loss_type, .args.steps_per_generation,
+                                                            .current_gradient_accumulation_steps,
+                                                            inputs["num_items_in_batch"], ["tool_mask"], ["advantages"]
+    GRPOTrainer._get_per_token_logps_and_entropies(...)     overridden: all log-probabilities of policy and reference
+                                                            model come from it; it passes no position ids to the model
+    GRPOTrainer._metrics["train"]                           appended to, corrected, saved and restored
+    GRPOTrainer._step, ._buffered_inputs                    read, saved and restored: optimizer steps so far, and the
+                                                            pieces of a batch that is used for longer than one step
+    GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
     GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
                                                             episode
-    GRPOTrainer._metrics["train"]["frac_reward_zero_std"]   replaced: it does not count groups without two scores
-    GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
-    GRPOTrainer._save_checkpoint(model, trial)              wrapped: it fills args.output_dir/checkpoint-<step>, and
+    GRPOTrainer.use_vllm, .vllm_importance_sampling_correction, .importance_sampling_level, .aux_loss_enabled   read
+    GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
+    trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
+    trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
+    trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/comparable_logprobs.py
+    Trainer.training_step(...), ._get_grad_norm(model, grad_norm)   overridden: the latter is called once per step,
+                                                            after clipping and before optimizer.step, which skips
+                                                            parameters without a gradient
+    Trainer._get_train_sampler(dataset)                     overridden: TRL's leaves out what does not fill a batch
+    Trainer._save_checkpoint(model, trial)                  wrapped: it fills args.output_dir/checkpoint-<step>, and
                                                             deletes nothing if that is the only one
-    GRPOTrainer._get_train_sampler(dataset)                 overridden: TRL's leaves out what does not fill a batch
-    on_train_begin                                          comes after weights, optimizer and state were loaded
-    output["advantages"]                                    this process's advantages, in the order of `inputs`
-    reward function keywords                                prompts, completions, completion_ids, columns, log_metric
+    Trainer._load_from_checkpoint(checkpoint)               overridden, for the weights alone; under FSDP2, so
+                                                            are .save_model, ._save_optimizer_and_scheduler,
+                                                            ._load_optimizer_and_scheduler and ._prepare_for_training
+    transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced meanwhile
+    Trainer._tr_loss, ._total_loss_scalar, ._globalstep_last_logged     saved and restored: what is not logged yet
+    Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
+                                                            step more
+    accelerator.no_sync(model), .backward(loss)             used as Trainer does, where a step has several passes
+    accelerator.gather(values)                              replaced meanwhile: the loss gathers values of rows, and
+                                                            takes their minimum and maximum without NaN
+    accelerator.gradient_state._set_sync_gradients(value)   set: whether a backward pass is the last one of a step
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias, cast
 
 import torch
+from accelerate.utils import gather_object
+from peft import PeftModel
 from transformers import PreTrainedModel, TrainerCallback
+from transformers import trainer as transformers_trainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.trainer_callback import PrinterCallback
-from trl import GRPOConfig
+from transformers.trainer_callback import PrinterCallback, TrainerState
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
+from trl.trainer import utils as trl_utils
+from trl.trainer.utils import nanstd
 
+from aitrain import activity
 from aitrain.batch import CaseSchedule, PassLimit
 from aitrain.engines.colocated import ColocatedGeneration
+from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import replaced, savable_generation_config
+from aitrain.engines.scopes import evaluation_mode, replaced, savable_generation_config
 from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.sharded_tensors import gathered, whole
 from aitrain.environment.mixed_runner import Runner
 from aitrain.errors import ConfigError
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.trajectory import Trajectory
+from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.algorithm import PLAIN, Algorithm
+from aitrain.training.algorithm import PLAIN, Algorithm, Average, estimate_kl, leave_one_out_factor
 from aitrain.training.batch_diagnostics import batch_diagnostics
-from aitrain.training.batch_source import BatchPlace, BatchPlaces, BatchSource, batch_source
+from aitrain.training.batch_source import BatchPlaces, BatchSource, batch_source
 from aitrain.training.case_choice import case_choice
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
 from aitrain.training.holdout import CaseList
-from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
-from aitrain.training.resumable_trainer import ResumableTrainer
+from aitrain.training.padding import LeftAligned, RightAligned, depends_on_padding
+from aitrain.training.passes import (
+    KEPT,
+    PASSES,
+    MicroBatch,
+    RankRows,
+    Rows,
+    has_kept_rows,
+    in_passes,
+    micro_batches,
+    of_step,
+    padding_of,
+    plan_passes,
+)
 from aitrain.training.rollout_setup import make_rollouts
+from aitrain.training.sharded_state import load_weights, own_weights, read_optimizer, write_optimizer, write_shards
 from aitrain.training.sharding import check_sharded, prepare_reference, shard_now
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
 UNKNOWN = [{"role": "user", "content": ""}]
 """For TRL, the prompt of a case that the environment's opening makes; TRL only asks whether it is messages."""
+CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
+"""Metrics of the loss that are means over rows if there is one ratio for a completion."""
+
+PassOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Log-probabilities, entropies and auxiliary loss."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +141,10 @@ class TrainerInputs:
     chat: ChatFormat
     limits: Limits
     schedule: CaseSchedule
+    pass_limit: PassLimit
+    trims: bool
+    """Whether rows are sorted by length, and each forward pass is padded to its own longest row."""
     peft_config: Any = None
-    pass_limit: PassLimit | None = None
-    """Of forward passes whose padding is trimmed; None: they are as TRL makes them."""
     serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
     """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
     algorithm: Algorithm = PLAIN
@@ -104,11 +163,23 @@ class TrainerHooks:
     """Writes a checkpoint of the trainer, given TRL's method that writes one."""
 
 
-class EpisodeTrainer(ResumableTrainer):
+@dataclass(frozen=True)
+class ForwardPass:
+    """A call that computed log-probabilities: its arguments after the model, and its result."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    logps: torch.Tensor
+    entropies: torch.Tensor | None
+
+
+class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
-    _sampled_in_step = -1, 0
-    """Step of the last generation batch, and number of generation batches in it."""
+    algorithm: Algorithm = PLAIN
+    rewards: torch.Tensor | None = None
+    """The rewards of the current generation batch, of all processes: scores less penalties."""
+    _buffered_inputs: list[dict[str, Any]] | None
 
     def __init__(self, inputs: TrainerInputs, hooks: TrainerHooks) -> None:
         self.cases, self.schedule, self.hooks = inputs.cases, inputs.schedule, hooks
@@ -139,17 +210,15 @@ class EpisodeTrainer(ResumableTrainer):
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
-        if inputs.pass_limit is not None and self.aux_loss_enabled:
-            raise ConfigError(
-                "rl_trim_padding: the router's loss of this model depends on which completions share a forward pass\n"
-                "Leave it out, or add --trl router_aux_loss_coef=0."
-            )
         self.pass_limit = inputs.pass_limit
-        self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
+        self.trims = inputs.trims and not self.aux_loss_enabled  # the router's loss depends on which rows share a pass
+        self.has_kept_rows = True
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        self.places, config = self._places(), inputs.runner.config
+        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
+        count = self.schedule.prompts * self.num_generations // processes
+        self.places, config = BatchPlaces(self.schedule, count, rank), inputs.runner.config
         source = BatchSource(self.rollouts, self.cases, case_choice(self, inputs.runner), self.num_generations)
         self.batches = batch_source(config, source, self.places)
         self.watch = Stopwatch(self.batches.clock)
@@ -159,28 +228,30 @@ class EpisodeTrainer(ResumableTrainer):
         self.context = inputs.limits.context
         self.aligns_rows = self.depends_on_left_padding()
 
+    # -- a generation batch: episodes, rewards, advantages
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: as many rows of `case_numbers` as this process has completions; they are only counted."""
-        self._batch = self.batches.take(self._next_place())
-        output: dict[str, Any] = super()._generate_and_score_completions(
-            [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
-        )
+        self._batch = self.batches.take(self.places.at(self.state.global_step))
+        output = self._with_advantages([{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases])
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
         for name, value in (self._batch.metrics | batch_diagnostics(self._batch.episodes)).items():
             self._metrics["train"][name].append(value)
         return output | self._loss_rows()
 
-    def _places(self) -> BatchPlaces:
-        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
-        count = self.schedule.prompts * self.num_generations // processes
-        return BatchPlaces(self.schedule, count, processes, rank)
-
-    def _next_place(self) -> BatchPlace:
-        """Place of the next generation batch."""
-        step, batches = self._sampled_in_step
-        before = batches if step == self.state.global_step else 0
-        self._sampled_in_step = self.state.global_step, before + 1
-        return self.places.at(self.state.global_step, before)
+    def _with_advantages(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's tensors of this process's episodes; `rows` has the prompt of each."""
+        with self._keeping_passes() as self._passes:
+            output: dict[str, Any] = super()._generate_and_score_completions(rows)
+        self._passes = []
+        if self.algorithm.leave_one_out and self.rewards is not None:
+            factor = leave_one_out_factor(self.rewards, self.num_generations)
+            first = len(rows) * self.accelerator.process_index
+            output["advantages"] = output["advantages"] * factor[first : first + len(rows)]
+        metrics = self._metrics["train"]
+        if self.algorithm.overlong is not None or self.algorithm.kl_in_reward:  # TRL has logged those of the rewards
+            metrics["reward"][-1], metrics["reward_std"][-1] = self.scores.nanmean().item(), nanstd(self.scores).item()
+        return output
 
     def _loss_rows(self) -> dict[str, torch.Tensor]:
         """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""
@@ -192,7 +263,7 @@ class EpisodeTrainer(ResumableTrainer):
             everywhere[:, 0] = self.rewards
         played = everywhere[everywhere[:, 2] == 0]  # whole groups are dropped
         share = zero_variance_share(played[:, 0], played[:, 1], self.num_generations)
-        self._metrics["train"]["frac_reward_zero_std"][-1] = share
+        self._metrics["train"]["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
         self.zero_variance.reward = None if math.isnan(mean) else mean
         return {KEPT: torch.tensor(kept, device=device), ZERO_VARIANCE: torch.tensor(share == 1.0, device=device)}
 
@@ -221,6 +292,326 @@ class EpisodeTrainer(ResumableTrainer):
                 rest["log_metric"](name, value)  # each episode's own: TRL takes the mean of all, over processes
         return [episode.result.score for episode in self._batch.episodes]
 
+    def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        """The scores of all processes' episodes, less their penalties. Every process must call this."""
+        rewards: torch.Tensor = super()._calculate_rewards(*arguments, **keywords)
+        self.scores = rewards[:, 0]
+        penalties: dict[str, torch.Tensor] = {}
+        if (overlong := self.algorithm.overlong) is not None:
+            own = [overlong.of(episode.trajectory) for episode in self._batch.episodes]
+            penalties["overlong"] = torch.tensor(own, device=rewards.device)
+        if self.algorithm.kl_in_reward and self.beta:
+            penalties["kl"] = self.beta * self._kl_of_episodes().float()
+        for name, values in penalties.items():
+            everywhere = self.accelerator.gather(values)
+            self._metrics["train"][f"penalty/{name}"].append(everywhere.mean().item())
+            rewards = rewards - everywhere.unsqueeze(1)
+        self.rewards = rewards[:, 0]
+        return rewards
+
+    def _kl_of_episodes(self) -> torch.Tensor:
+        """The estimated KL of each of this process's episodes, summed over the tokens that the policy sampled."""
+        reference = self._passes[-1]
+        before = [one for one in self._passes[:-1] if one.arguments[0] is reference.arguments[0]]
+        if before:  # TRL has computed it for importance ratios
+            logps = before[-1].logps
+        else:
+            with evaluation_mode(self.model):  # without dropout, whose noise would count as KL
+                output = self._get_per_token_logps_and_entropies(self.model, *reference.arguments, **reference.keywords)
+                logps = output[0]
+        kl = estimate_kl(self.algorithm.kl_estimator, logps, reference.logps)
+        mask = torch.zeros_like(kl, dtype=torch.bool)
+        for row, episode in enumerate(self._batch.episodes):
+            own = episode.trajectory.mask
+            mask[row, : len(own)] = torch.tensor(own, device=kl.device).bool()
+        return kl.masked_fill(~mask, 0.0).sum(1)  # padding may have infinite values
+
+    # -- an optimizer step
+
+    def training_step(self, *arguments: object, **keywords: object) -> torch.Tensor:
+        """The forward and backward passes of one step, whose loss is recorded."""
+        with activity.own.doing("forward and backward pass"):
+            loss: torch.Tensor = super().training_step(*arguments, **keywords)
+        self.non_finite.see_loss(loss)
+        self.zero_variance.end_step(bool(self._piece[ZERO_VARIANCE]))
+        return loss
+
+    def _prepare_inputs(self, generation_batch: object) -> MicroBatch:
+        """The rows of this step; a new generation batch is divided into forward passes."""
+        before = self._buffered_inputs
+        super()._prepare_inputs(generation_batch)
+        assert self._buffered_inputs is not None
+        if self._buffered_inputs is not before:
+            ranks = RankRows(self.accelerator.num_processes, self.accelerator.process_index, self._gather_rows)
+            self._buffered_inputs = in_passes(self._buffered_inputs, self.pass_limit, self.trims, ranks)
+        step: MicroBatch = self._buffered_inputs[self._step % len(self._buffered_inputs)]
+        self._piece = step
+        return step
+
+    def _gather_rows(self, rows: torch.Tensor, pads_left: bool) -> torch.Tensor:
+        padded_rows = self.accelerator.pad_across_processes(rows, dim=1, pad_first=pads_left)
+        everywhere: torch.Tensor = self.accelerator.gather(padded_rows)
+        return everywhere
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
+        """Loss of all forward passes of a step. The backward pass of the last one is left to the caller."""
+        if PASSES not in inputs:  # the warm-up pass, which belongs to no step
+            return self._loss_of_pass(model, inputs, 1.0)
+        metrics, total = self._metrics["train"], torch.zeros((), device=self.accelerator.device)
+        before = {name: len(values) for name, values in metrics.items()}
+        *first, last = micro_batches(inputs, self.trims)
+        for rows, divisor in first:
+            with self._without_step(model):
+                loss = self._loss_of_pass(model, rows, divisor)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        loss = self._loss_of_pass(model, *last)
+        over_rows = {"vespo/phi_seq_mean"} | (CLIP_MEANS if self.importance_sampling_level == "sequence" else set())
+        for name, values in metrics.items():
+            if new := values[before.get(name, 0) :]:
+                values[-len(new) :] = [of_step(name, new, inputs, name in over_rows)]
+        sizes = [padding_of(rows) for rows, _ in (*first, last)]
+        metrics["passes"].append(len(sizes))
+        metrics["padding"].append(sum(empty for _, empty in sizes) / sum(tokens for tokens, _ in sizes))
+        self.has_kept_rows = has_kept_rows(inputs)
+        return loss + total
+
+    @contextmanager
+    def _without_step(self, model: torch.nn.Module) -> Iterator[None]:
+        """A backward pass in this context is not the last one of its step: gradients are added up, and not exchanged.
+        With FSDP2 they are, as they would stay whole on each process."""
+        accelerator = self.accelerator
+        alone: AbstractContextManager[Any] = nullcontext() if self.is_fsdp_enabled else accelerator.no_sync(model)
+        with alone, activity.own.doing("forward and backward pass"):
+            accelerator.gradient_state._set_sync_gradients(False)  # for DeepSpeed
+            try:
+                yield
+            finally:
+                accelerator.gradient_state._set_sync_gradients(True)
+
+    def _loss_of_pass(self, model: torch.nn.Module, rows: MicroBatch, divisor: float) -> torch.Tensor:
+        """TRL's loss of one forward pass, with what the algorithm adds. `divisor`: passes to divide a mean by."""
+        accelerator = self.accelerator
+        gather, updates = accelerator.gather, self.args.steps_per_generation
+
+        def gathered_rows(values: torch.Tensor) -> torch.Tensor:
+            """For TRL's metrics, which gather a value of each row: the passes of processes differ in their rows."""
+            if values.dim():
+                values = accelerator.pad_across_processes(values, dim=0, pad_index=math.nan)
+            everywhere: torch.Tensor = gather(values)
+            return everywhere
+
+        pieces = (
+            divisor * updates if math.isfinite(divisor) else 1.0
+        )  # of a generation batch, if all were like this one
+        with (
+            replaced(self, {"current_gradient_accumulation_steps": divisor}),
+            replaced(self.args, {"steps_per_generation": pieces}),
+            replaced(accelerator, {"gather": gathered_rows}),
+        ):
+            return self._loss_of_algorithm(model, rows)
+
+    def _loss_of_algorithm(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
+        """TRL's loss, or what is left of it and our parts: each an average over tokens, as the loss type takes it."""
+        custom, beta = self.algorithm.custom_loss, self.beta
+        has_kl = beta != 0 and (
+            self.algorithm.kl_estimator != "k3" or self.algorithm.kl_in_reward or custom is not None
+        )
+        if not has_kl and custom is None:
+            return cast(torch.Tensor, super()._compute_loss(model, inputs))
+        others: dict[str, object] = {"beta": 0.0}
+        rest = inputs
+        if custom is not None:  # sapo has no metrics of its own, and is 0 with advantages of 0
+            others["loss_type"], rest = "sapo", inputs | {"advantages": torch.zeros_like(inputs["advantages"])}
+        with self._keeping_passes(always=True) as passes, replaced(self, others):
+            loss: torch.Tensor = super()._compute_loss(model, rest)
+        (forward,) = passes
+        logps, mask = forward.logps, inputs["completion_mask"] * inputs["tool_mask"]
+        old = inputs.get("old_per_token_logps")
+        old = logps.detach() if old is None else old
+        parts = []
+        if custom is not None:
+            parts.append(self._custom_losses(forward, old, mask, inputs))
+        if has_kl:
+            kl = estimate_kl(self.algorithm.kl_estimator, logps, inputs["ref_per_token_logps"])
+            if self.args.use_bias_correction_kl:
+                kl = kl * self._ratio(logps - old, mask)
+            self._log_token_mean("kl", kl, mask)
+            if not self.algorithm.kl_in_reward:
+                parts.append(beta * kl)
+        if not parts:
+            return loss
+        average, divisor = self._average(inputs)(torch.stack(parts).sum(0), mask)
+        if "policy_loss" in self._metrics["train"]:  # TRL logs it with an entropy bonus
+            ours = self.accelerator.gather(average.detach()).nanmean().item()
+            self._metrics["train"]["policy_loss"][-1] += ours
+        return loss + average / divisor
+
+    def _custom_losses(
+        self, forward: ForwardPass, old: torch.Tensor, mask: torch.Tensor, inputs: MicroBatch
+    ) -> torch.Tensor:
+        """The user's loss of each token."""
+        assert self.algorithm.custom_loss is not None
+        losses = self.algorithm.custom_loss(
+            {
+                "logprobs": forward.logps,
+                "old_logprobs": old,
+                "advantages": inputs["advantages"].unsqueeze(1),
+                "mask": mask,
+                "ref_logprobs": inputs.get("ref_per_token_logps"),
+                "entropies": forward.entropies,
+            }
+        )
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            losses = losses * inputs["importance_sampling_ratio"]
+        return losses
+
+    def _ratio(self, log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The probability ratio of each token, or of each row, which multiplies the KL term as TRL does it."""
+        if self.importance_sampling_level == "sequence":
+            log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+        return torch.exp(log_ratio)
+
+    def _average(self, inputs: MicroBatch) -> Average:
+        passes = self.current_gradient_accumulation_steps
+        items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        step = items * passes / self.args.steps_per_generation
+        return Average(self.loss_type, passes, self.max_completion_length, step)
+
+    def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        """Log the mean over the tokens of all processes' passes, as TRL does. Every process must call this."""
+        own = torch.stack([(values * mask).sum(), mask.sum().to(values.dtype)]).detach()
+        total, count = self.accelerator.reduce(own, reduction="sum")
+        self._metrics["train"][name].append((total / count.clamp(min=1.0)).item())
+
+    @contextmanager
+    def _keeping_passes(self, always: bool = False) -> Iterator[list[ForwardPass]]:
+        """Keep the results of the forward passes in this context: `always`, or where the KL term in rewards needs
+        them."""
+        compute, kept = self._get_per_token_logps_and_entropies, list[ForwardPass]()
+
+        def computed(model: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
+            result = compute(model, *arguments, **keywords)
+            kept.append(ForwardPass(arguments, keywords, result[0], result[1]))
+            return result
+
+        needs = always or (self.algorithm.kl_in_reward and self.beta)
+        with replaced(self, {"_get_per_token_logps_and_entropies": computed} if needs else {}):
+            yield kept
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
+        """Hook between gradient clipping and the optimizer step."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        norm = whole(norm) if isinstance(norm, torch.Tensor) else norm
+        self.non_finite.before_step(model, norm, self.state.global_step + 1)
+        if not self.has_kept_rows:
+            model.zero_grad()  # no momentum and no weight decay without a kept row
+        size = 1.0 if norm is None else float(norm)
+        self.updates += math.isfinite(size) and size > 0 and self._get_learning_rate() > 0
+        return norm
+
+    # -- log-probabilities
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **more: object,
+    ) -> PassOutput:
+        """Values of the last `logits_to_keep` tokens, each token at its position without padding.
+
+        Also left-aligns a padded batch that is wider than the context although none of its rows is longer. Without
+        gradients TRL passes a whole generation batch with a `batch_size`, which is divided into passes here.
+        """
+        if batch_size is not None:
+            logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
+            return logps, None, None
+        compute = super()._get_per_token_logps_and_entropies
+        too_wide = self.context is not None and input_ids.shape[1] > self.context
+        if self.aligns_rows or too_wide:
+            left = LeftAligned.of(input_ids, attention_mask)
+            logps, entropies, loss = compute(model, left.ids, left.mask, left.ids.shape[1] - 1, **more)
+            entropies = None if entropies is None else left.moved_back(entropies, logits_to_keep)
+            return left.moved_back(logps, logits_to_keep), entropies, loss
+        if self.trims:
+            right = RightAligned.of(input_ids, attention_mask)
+            logps, entropies, loss = compute(model, right.ids, right.mask, logits_to_keep, **more)
+            return right.moved_back(logps), None if entropies is None else right.moved_back(entropies), loss
+        plain: PassOutput = compute(model, input_ids, attention_mask, logits_to_keep, **more)
+        return plain
+
+    def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
+        """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""
+        values = torch.zeros(0)
+        for rows in self._own_passes(mask.sum(1).tolist(), ids.shape[1]):
+            columns, count = slice(None), keep
+            if self.trims:
+                prompt, count = (max(1, int(part.sum(1).max())) for part in (mask[rows, :-keep], mask[rows, -keep:]))
+                columns = slice(ids.shape[1] - keep - prompt, ids.shape[1] - keep + count)
+            output = self._get_per_token_logps_and_entropies(model, ids[rows, columns], mask[rows, columns], count)
+            values = values if len(values) else output[0].new_zeros(len(ids), keep)
+            values[rows, :count] = output[0]
+        return values
+
+    def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
+        """Rows of each forward pass over own rows that TRL or aitrain makes without gradients; with sharded weights,
+        there are as many passes on each process."""
+        if not self.trims:
+            size = next(size for size in range(len(lengths), 0, -1) if self.pass_limit.holds(size, width))
+            return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
+        passes = plan_passes(lengths, self.pass_limit)
+        most = max(gather_object([len(passes)])) if self.is_sharded else 1
+        return plan_passes(lengths, self.pass_limit, at_least=most)
+
+    def depends_on_left_padding(self) -> bool:
+        """Whether padding in front of a row changes its log-probabilities. Every process must call this."""
+
+        def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
+            device = self.accelerator.device
+            compute = super(EpisodeTrainer, self)._get_per_token_logps_and_entropies
+            values: torch.Tensor = compute(self.model, ids.to(device), mask.to(device), count)[0]
+            return values
+
+        model = self.accelerator.unwrap_model(self.model)
+        is_precise = model.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
+        with evaluation_mode(self.model):
+            vocabulary = model.get_input_embeddings().weight.shape[0]
+            return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
+
+    def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
+        """vLLM's log-probabilities, corrected for truncated sampling. Every process must call this."""
+        reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
+        if self.sampling.is_plain:
+            return reported
+        rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.turn_starts) for each in trajectories]
+        shifts = self._logprob_shifts(rows)
+        of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
+        everywhere = gather_object(of_sampled) or [0.0]
+        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
+        return [
+            [None if value is None else value + shift for value, shift in zip(*pair, strict=True)]
+            for pair in zip(reported, shifts, strict=True)
+        ]
+
+    def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
+        """Correction for each token of each row, computed in forward passes without dropout and gradients."""
+        shifts: list[list[float]] = [[] for _ in rows]
+        lengths = [len(row.prompt) + len(row.ids) for row in rows]
+        with evaluation_mode(self.model):
+            for places in self._own_passes(lengths, max(lengths)):
+                shift = LogprobShift(self.sampling, self.eos_token_ids, [rows[place] for place in places])
+                with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
+                    inputs = padded(shift.rows, self.processing_class.pad_token_id, self.accelerator.device)
+                    super()._get_per_token_logps_and_entropies(self.model, *inputs)
+                for place, values in zip(places, shift.shifts, strict=True):
+                    shifts[place] = values
+        return shifts
+
+    # -- logging
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with times, the number of skipped steps, and the metrics of vLLM servers."""
         server = self.rollouts.server
@@ -231,12 +622,131 @@ class EpisodeTrainer(ResumableTrainer):
             logs |= server.metrics
         super().log(logs, start_time)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with savable_generation_config(self.model):
-            self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """No-op: ui/card.py writes the card of a run."""
 
     def _get_train_sampler(self, dataset: Any = None) -> CaseSampler:
         return CaseSampler(self.schedule, self.num_generations)
 
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """No-op: ui/card.py writes the card of a run."""
+    # -- weights and checkpoints
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts of an optimizer step, over all processes."""
+        return self.schedule.prompts // int(self.args.steps_per_generation)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the weights are sharded, so that no process can run the model before training starts."""
+        return bool(self.is_fsdp_enabled)
+
+    @property
+    def writes_shards(self) -> bool:
+        """Whether each process writes its part of a checkpoint."""
+        return bool(self.is_fsdp_enabled and "SHARDED" in str(self.accelerator.state.fsdp_plugin.state_dict_type))
+
+    def _prepare_for_training(self, *arguments: Any, **keywords: Any) -> Any:
+        """Does not shard the model a second time."""
+        if not self.is_fsdp_enabled:
+            return super()._prepare_for_training(*arguments, **keywords)
+        with replaced(self.accelerator, {"prepare": lambda model, optimizer: (model, optimizer)}):
+            return super()._prepare_for_training(*arguments, **keywords)
+
+    def save_checkpoint(self) -> None:
+        """Save a checkpoint of the last whole step. Every process must call this."""
+        self._save_checkpoint(self.model, None)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with savable_generation_config(self.model):
+            self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
+        this."""
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        folder = str(output_dir or self.args.output_dir)
+        weights = own_weights(self.model)
+        if _internal_call and self.writes_shards:
+            write_shards(weights, Path(folder) / SHARDS)
+            return
+        tensors = gathered(weights.items(), self.args.should_save)
+        if self.args.should_save:
+            self._save(folder, state_dict=tensors)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        def write(*_: object) -> None:
+            write_optimizer(self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards)
+
+        ours = {"save_fsdp_model": lambda *_, **__: None, "save_fsdp_optimizer": write}
+        with replaced(transformers_trainer, ours):
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        def read(*_: object, **__: object) -> None:
+            read_optimizer(self.optimizer, Path(str(checkpoint)))
+
+        with replaced(transformers_trainer, {"load_fsdp_optimizer": read}):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.is_fsdp_enabled or not isinstance(self.model, PeftModel):
+            load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def is_over(self, checkpoint: Path) -> bool:
+        """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether
+        it is. Every process must call this."""
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        if state.global_step < self.args.max_steps:
+            return False
+        self.take_weights(checkpoint)
+        self.state = state
+        return True
+
+    def take_weights(self, checkpoint: Path) -> None:
+        """Load the weights of a checkpoint. Every process must call this."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.rollouts.invalidate_weights()
+
+    @property
+    def has_moved_reference(self) -> bool:
+        """Whether the reference model has been synced from the policy."""
+        args = self.args
+        return bool(args.sync_ref_model and self.state.global_step >= args.ref_model_sync_steps)
+
+    def rest_of_window(self) -> list[dict[str, Any]]:
+        """The steps of the last generation batch if some are not trained on yet, else none."""
+        is_inside = self._step % (self.args.steps_per_generation * self.num_iterations)
+        return (self._buffered_inputs or []) if is_inside else []
+
+    def unlogged(self) -> dict[str, Any]:
+        """This process's values for the next line of metrics."""
+        return {
+            "metrics": dict(self._metrics["train"]),
+            "loss": self._tr_loss.item(),
+            "total_loss": self._total_loss_scalar,
+            "logged": self._globalstep_last_logged,
+            "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
+            "flat_steps": self.zero_variance.in_a_row,
+        }
+
+    def restore_state(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
+        """Restore the `rest_of_window` and `unlogged` of an earlier process.
+
+        Raises:
+            ConfigError: the rows were written by a version that divided them in another way.
+        """
+        if any(PASSES not in piece for piece in pieces):
+            raise ConfigError(
+                "resume_from_checkpoint: it was written by an earlier version, between two steps on one rollout\n"
+                "Use a checkpoint after a whole rollout, or --resume-anyway, which samples a new one."
+            )
+        self._step, self._buffered_inputs = self.state.global_step, pieces or None
+        self._metrics["train"].update(values["metrics"])
+        self._tr_loss = torch.tensor(values["loss"], device=self.args.device)
+        self._total_loss_scalar, self._globalstep_last_logged = values["total_loss"], values["logged"]
+        self.non_finite.skipped, self.non_finite.in_a_row = values["skipped"]
+        self.zero_variance.in_a_row = values["flat_steps"]

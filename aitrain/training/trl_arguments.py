@@ -23,8 +23,9 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
     """Arguments of GRPOConfig that follow from options, without `--trl`."""
     arguments: dict[str, object] = {
         "seed": config.seed,
-        "per_device_train_batch_size": batch.micro_batch,
-        "gradient_accumulation_steps": batch.accumulation,
+        "per_device_train_batch_size": batch.share,
+        "gradient_accumulation_steps": 1,  # forward passes are made by training/trainer.py
+        "steps_per_generation": config.rl_updates_per_rollout,
         "num_train_epochs": config.epochs,
         "max_steps": -1 if config.max_steps is None else config.max_steps,
         "learning_rate": config.learning_rate,
@@ -52,7 +53,7 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
         **{name: value for name, value in config.loss.as_trl().items() if name not in config.trl},
-        **_own_settings(config, batch),
+        **_own_settings(config),
         "mask_truncated_completions": config.rl_mask_truncated_completions,
         # generation
         "max_completion_length": config.rl_max_new_tokens,
@@ -76,15 +77,9 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
     return arguments
 
 
-def _own_settings(config: TrainConfig, batch: BatchPlan) -> dict[str, object]:
+def _own_settings(config: TrainConfig) -> dict[str, object]:
     """Fields of the algorithm that `--trl` may set as well."""
-    settings = {
-        "delta": config.rl_dual_clip,
-        "entropy_coef": config.rl_entropy_coef,
-        "steps_per_generation": batch.accumulation * config.rl_updates_per_rollout,
-    }
-    if "generation_batch_size" in config.trl:
-        del settings["steps_per_generation"]
+    settings = {"delta": config.rl_dual_clip, "entropy_coef": config.rl_entropy_coef}
     return {name: value for name, value in settings.items() if name not in config.trl}
 
 

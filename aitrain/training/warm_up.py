@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from aitrain.batch import PassLimit
 from aitrain.engines.scopes import replaced
 from aitrain.environment.tools import Tools
 from aitrain.errors import RunFailed
 from aitrain.rollout.limits import Limits
 from aitrain.training.holdout import prompt_limits
-from aitrain.training.kept_rows import MicroBatch
+from aitrain.training.passes import MicroBatch
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
 
@@ -58,8 +59,8 @@ def can_warm_up(trainer: EpisodeTrainer) -> bool:
 
 
 @contextmanager
-def explain_out_of_memory(place: Callable[[], str]) -> Iterator[None]:
-    """Turn torch's out-of-memory error into one that names the phase, with advice.
+def explain_out_of_memory(place: Callable[[], str], trainer: EpisodeTrainer) -> Iterator[None]:
+    """Turn torch's out-of-memory error into one that names the phase, and the option to continue with.
 
     Raises:
         RunFailed: the memory did not suffice.
@@ -67,11 +68,35 @@ def explain_out_of_memory(place: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        rows, prompts = trainer.pass_limit.completions, trainer.prompts_per_step
+        smaller = f"--batch-size {rows // 2} --rl-prompts-per-step {prompts}, " if rows > 1 else ""
         raise RunFailed(
             f"Out of memory in {place()}: {' '.join(str(error).split())[:160]}\n"
-            "Lower --batch-size (with --rl-prompts-per-step to keep the size of a step) or --tokens-per-pass,\n"
-            "use --peft, or set --rl-kl-coef 0, which saves the reference model."
+            f"Use {smaller}--peft, or --rl-kl-coef 0, which saves the reference model."
         ) from error
+
+
+def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
+    """Run the warm-up, with half as many completions in a forward pass until it fits; returns what fits. Every process
+    must call this.
+
+    Raises:
+        torch.OutOfMemoryError: a single completion does not fit, or their number changes what is learned.
+    """
+    while True:
+        error: torch.OutOfMemoryError | None = None
+        try:
+            warm_up(trainer, lengths)
+        except torch.OutOfMemoryError as found:
+            error = found
+        failed = torch.tensor(int(error is not None), device=trainer.accelerator.device)
+        limit = trainer.pass_limit
+        if not trainer.accelerator.reduce(failed, reduction="sum").item():
+            return limit
+        rows, _ = limit.largest(lengths.prompt + lengths.completion, trainer.args.per_device_train_batch_size)
+        if rows == 1 or not trainer.trims or trainer.is_sharded:  # sharded: the other processes wait inside of the pass
+            raise error or torch.OutOfMemoryError("another process had too little memory")
+        trainer.pass_limit = replace(limit, completions=rows // 2)
 
 
 def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
@@ -87,7 +112,7 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
         kept = {name: value for name, value in given.items() if name not in ("every_n_layers", "offload")}
         model.gradient_checkpointing_enable(kept or None)
     model.train()
-    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps  # as in a step
+    trainer.current_gradient_accumulation_steps = 1  # as in a step
     reserved = _optimizer_state(trainer)
     try:
         with _restored_state(trainer):
@@ -108,9 +133,8 @@ def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
     """A micro-batch for TRL's loss: tensors of shape (rows, tokens), no token masked."""
     device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
     prompt, completion, token = lengths.prompt, lengths.completion, trainer.eos_token_ids[0]
-    if trainer.pass_limit is not None:
-        rows, whole = trainer.pass_limit.largest(prompt + completion, rows)
-        completion = max(1, whole - prompt)
+    rows, longest = trainer.pass_limit.largest(prompt + completion, rows)
+    completion = max(1, longest - prompt)
 
     def full(tokens: int, value: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((rows, tokens), value, dtype=dtype, device=device)

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 ZERO_VARIANCE = "flat"
-"""Key of a micro-batch: whether all advantages of its generation batch are zero, on all processes."""
+"""Key of a step: whether all advantages of its generation batch are zero, on all processes."""
 
 
 def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:
@@ -37,17 +37,10 @@ class ZeroVarianceSteps:
     in_a_row: int = 0
     reward: float | None = None
     """Mean score of the latest generation batch."""
-    is_flat: bool = True
-    """Whether all generation batches of the current step had zero variance so far."""
 
-    def see(self, is_flat: bool) -> None:
-        """Add one micro-batch of the current step."""
-        self.is_flat = self.is_flat and is_flat
-
-    def end_step(self) -> None:
-        """Finish the current step."""
-        self.in_a_row = self.in_a_row + 1 if self.is_flat else 0
-        self.is_flat = True
+    def end_step(self, is_flat: bool) -> None:
+        """Count a step; `is_flat`: whether all groups of its generation batch had zero variance."""
+        self.in_a_row = self.in_a_row + 1 if is_flat else 0
 
 
 class StopOnZeroVariance(TrainerCallback):  # type: ignore[misc]

@@ -28,7 +28,7 @@ AUTO = {
 def test_a_run_with_a_file_of_deepspeed_ends_like_one_without(here: Path, small_model: Path, aitrain_grpo: Any) -> None:
     (here / "ds.json").write_text(json.dumps(AUTO))
     options = ["--model", str(small_model), "--rl-env", f"{inspect.getfile(Vowels)}:Vowels", "--max-steps", "2"]
-    options += ["--num-processes", "2", "--eval-cases", "2", "--lr", "1e-3"]
+    options += ["--num-processes", "2", "--eval-cases", "2", "--lr", "1e-3", "--batch-size", "2"]
     plain = aitrain_grpo(*options, "--project-name", "plain")
     ours = aitrain_grpo(*options, "--project-name", "zero", "--trl", "deepspeed=ds.json")
 

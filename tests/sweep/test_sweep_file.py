@@ -73,8 +73,8 @@ def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ({"search": {"trl": {"no_such_field": [1, 2]}}}, "no_such_field"),
         ({"search": {**PLANTED, "rl_num_generations": [4, 7]}}, "cannot be divided"),
         (
-            {"search": {"rl_prompts_per_step": [8, 16], "rl_num_generations": [4, 8], "batch_size": [64, 32]}},
-            "That is the trial with rl_prompts_per_step: 8, rl_num_generations: 4",
+            {"search": {"batch_size": [3, 4], "rl_num_generations": [3, 4]}},
+            "That is the trial with batch_size: 4, rl_num_generations: 3",
         ),
         ({"options": {**OPTIONS, "rl_env": "nowhere.py"}}, "nowhere.py"),
     ],

@@ -30,8 +30,6 @@ def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
 
     def run(environment: Any, **options: Any) -> Result:
         config = {**SHORT, "model": str(small_model), "output_dir": str(tmp_path / "runs"), "save_strategy": "no"}
-        if "tokens_per_pass" in options:
-            del config["batch_size"]
         config |= options
         return aitrain.train(TrainConfig(**config), environment=environment)
 

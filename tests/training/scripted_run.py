@@ -162,7 +162,7 @@ def main(model: str, out: Path) -> None:
     for kind in (Evaluated, EvaluatedTalk):
         config = TrainConfig(
             model=model, rl_prompts_per_step=4, batch_size=4, rl_num_generations=4, max_steps=1, rl_kl_coef=0.0,
-            rl_max_new_tokens=8, save_strategy="no", output_dir=str(out), trl={"steps_per_generation": 1},
+            rl_max_new_tokens=8, save_strategy="no", output_dir=str(out),
         )  # fmt: skip
         folder = RunFolder(out / kind.__name__)
         if os.environ.get("RANK", "0") == "0":

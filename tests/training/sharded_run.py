@@ -72,8 +72,8 @@ class NotANumber(ScriptedTalk):
 
 TALK: dict[str, Any] = {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
 JOBS: dict[str, dict[str, Any]] = {
-    "talk": TALK,
-    "trimmed": TALK | {"rl_trim_padding": True},
+    "talk": TALK | {"rl_trim_padding": False},
+    "trimmed": TALK | {"tokens_per_pass": 40},
     "adapter": ADAPTER,
     "merged": ADAPTER | {"merge_adapter": True, "rl_kl_coef": 0.1},
     "nan": {"environment": NotANumber, "lr": 1e-4, "scheduler": "constant", "warmup_ratio": 0.0},

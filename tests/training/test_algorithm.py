@@ -19,9 +19,9 @@ from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.training.algorithm import Algorithm, CustomLoss, Overlong, estimate_kl, leave_one_out_factor
-from aitrain.training.algorithm_trainer import AlgorithmTrainer
 from aitrain.training.custom_callbacks import custom_callbacks
-from aitrain.training.kept_rows import KEPT
+from aitrain.training.passes import KEPT
+from aitrain.training.trainer import EpisodeTrainer
 from tests.conftest import write
 from tests.environments.vowels import Vowels
 from tests.training.loss_bench import (
@@ -129,7 +129,7 @@ def test_the_gradient_is_that_of_finite_differences_on_a_model_of_two_tokens(
 
     def loss(weight: Tensor) -> tuple[Tensor, torch.nn.Embedding]:
         model = torch.nn.Embedding(2, 2, _weight=weight.clone())
-        return AlgorithmTrainer._compute_loss(LossTrainer(args, Layout(rows=6), None), model, {**rows}), model
+        return LossTrainer(args, Layout(rows=6))._loss_of_pass(model, {**rows}, 1.0), model
 
     value, model = loss(start)
     value.backward()
@@ -150,17 +150,17 @@ def test_the_gradient_is_that_of_finite_differences_on_a_model_of_two_tokens(
 def test_a_step_with_our_parts_is_that_of_its_kept_rows(loss: str, options: dict[str, Any], here: Path) -> None:
     """On two ranks, also if a micro-batch has no such row, and if the custom loss is not linear in the advantages."""
     write(here, {"loss.py": CLIPPED})
-    layout = LAYOUTS["two processes and accumulation"]
+    layout = LAYOUTS["two processes"]
     rows = batch_of(layout.batch, are_ragged=False)
     rows[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(1)) < 0.5
     rows[KEPT][: layout.rows] = False
     rows["advantages"] = rows["advantages"] * rows[KEPT]
     parts: dict[str, Any] = {"rl_loss_type": loss, "rl_entropy_coef": 0.05, **options}
 
-    (ours,) = gradients_of_steps(arguments(here, layout, **parts), layout, [rows], steps=1)
+    (ours,) = gradients_of_steps(arguments(here, layout, **parts), layout, rows)
     kept = take(rows, rows[KEPT])
     alone = Layout(rows=len(kept[KEPT]))
-    (wanted,) = gradients_of_steps(arguments(here, alone, **parts), alone, [kept], steps=1)
+    (wanted,) = gradients_of_steps(arguments(here, alone, **parts), alone, kept)
 
     assert wanted.abs().max() > 1e-3
     torch.testing.assert_close(ours, wanted)
@@ -169,7 +169,7 @@ def test_a_step_with_our_parts_is_that_of_its_kept_rows(loss: str, options: dict
 def test_the_kl_term_in_the_reward_is_not_in_the_loss(here: Path) -> None:
     rows = batch_of(8, are_ragged=True)
     layout = Layout(rows=8)
-    (ours,) = gradients_of_steps(arguments(here, layout, rl_kl_in="reward"), layout, [rows], steps=1)
+    (ours,) = gradients_of_steps(arguments(here, layout, rl_kl_in="reward"), layout, rows)
 
     torch.testing.assert_close(ours, gradient_of_plain_trl(arguments(here, layout, rl_kl_coef=0.0), rows))
 
@@ -177,7 +177,7 @@ def test_the_kl_term_in_the_reward_is_not_in_the_loss(here: Path) -> None:
 # -- rewards
 
 
-class Rewarded(AlgorithmTrainer):
+class Rewarded(EpisodeTrainer):
     """The rewards and advantages of the first of two ranks; the other one has the same episodes."""
 
     has_weights: bool
@@ -224,7 +224,7 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages(
     trainer = Rewarded(Algorithm("k1", True, True, Overlong(4, 2, 1.0)), episodes)
     trainer.has_weights = has_weights
 
-    output = trainer._generate_and_score_completions([{}, {}])
+    output = trainer._with_advantages([{}, {}])
 
     assert trainer.passes == ([("policy", True), ("reference", False)] if has_weights else
                               [("reference", False), ("policy", False)])  # fmt: skip

@@ -116,7 +116,7 @@ def played(
         share = groups * SIZE // ranks
         own = slice(share * rank, share * (rank + 1))
         with closing(runner), closing(rollouts):
-            places = [BatchPlace(index, index, range(own.start, own.stop), own) for index in range(batches)]
+            places = [BatchPlace(index, index, range(own.start, own.stop)) for index in range(batches)]
             return [source.take(place) for place in places]
 
     return together.run(on_rank)  # type: ignore[no-any-return]

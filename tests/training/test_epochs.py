@@ -23,16 +23,12 @@ from tests.training.conftest import difference
 Train = Callable[..., Result]
 
 
-def counted(cases: int, prompts: int, epochs: int = 1, *, passes: int = 1, accumulation: int = 1) -> CaseSchedule:
-    return CaseSchedule(cases, prompts, passes, accumulation, epochs)
-
-
 SHAPES = [(10, 4, 1), (7, 4, 3), (8, 4, 2), (3, 4, 5), (5, 12, 1), (1, 3, 4), (64, 7, 3)]
 
 
 @pytest.mark.parametrize(("cases", "prompts", "epochs"), SHAPES)
 def test_every_epoch_uses_every_case_once(cases: int, prompts: int, epochs: int) -> None:
-    plan = counted(cases, prompts, epochs)
+    plan = CaseSchedule(cases, prompts, 1, epochs)
     stream = UniformOrder(cases, prompts, seed=3)
     order = [case for index in range(plan.batches) for case in stream.batch(index)]
     assert plan.steps == -(-cases * epochs // prompts)
@@ -42,36 +38,35 @@ def test_every_epoch_uses_every_case_once(cases: int, prompts: int, epochs: int)
         assert Counter(order[epoch * cases : (epoch + 1) * cases]) == Counter(range(cases))
 
 
-@pytest.mark.parametrize(("passes", "accumulation"), [(1, 4), (2, 4), (3, 4), (4, 4), (8, 4), (12, 4), (5, 2)])
+@pytest.mark.parametrize("updates", [1, 2, 5])
 @pytest.mark.parametrize(("cases", "prompts", "epochs"), SHAPES)
 def test_the_ends_of_epochs_are_where_all_cases_were_trained_on(
-    cases: int, prompts: int, epochs: int, passes: int, accumulation: int
+    cases: int, prompts: int, epochs: int, updates: int
 ) -> None:
-    """Counted pass by pass: a generation batch is trained on when its last pass is done."""
-    plan = counted(cases, prompts, epochs, passes=passes, accumulation=accumulation)
+    """A generation batch is trained on when its last step is done."""
+    plan = CaseSchedule(cases, prompts, updates, epochs)
     whole, ends = 0, []
     for step in range(1, plan.steps + 1):
-        done = step * accumulation // passes * prompts // cases
+        done = step // updates * prompts // cases
         ends += [step] if done > whole else []
         whole = done
     assert [step for step in range(1, plan.steps + 1) if plan.ends_epoch(step)] == ends
     assert len(CaseSampler(plan, 2)) == len(list(CaseSampler(plan, 2)))
-    assert whole >= epochs > (plan.steps - 1) * accumulation // passes * prompts // cases
+    assert whole >= epochs > (plan.steps - updates) // updates * prompts // cases
     assert plan.epochs_after(plan.steps) == epochs
 
 
 def test_what_is_counted_before_trl_is_loaded_is_what_trl_counts(tmp_path: Path) -> None:
     from aitrain.training.model import Precision
 
-    plan = BatchPlan(processes=1, accumulation=4, micro_batch=2, generations=4)
+    plan = BatchPlan(processes=1, share=8, generations=4)
     precision = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
-    for fields in ({}, {"steps_per_generation": 8}, {"generation_batch_size": 24}, {"num_iterations": 3}):
-        config = TrainConfig(trl=fields, epochs=2)
+    for options in ({}, {"rl_updates_per_rollout": 3}, {"trl": {"num_iterations": 3}}):
+        config = TrainConfig(epochs=2, **options)  # type: ignore[arg-type]
         arguments = grpo_config(grpo_arguments(config, plan, precision), config, tmp_path)
         schedule = schedule_cases(config, plan, 20)
         assert schedule.prompts == arguments.generation_batch_size // arguments.num_generations
-        assert schedule.passes == arguments.steps_per_generation * arguments.num_iterations
-        assert schedule.accumulation == arguments.gradient_accumulation_steps
+        assert schedule.updates == arguments.steps_per_generation * arguments.num_iterations
 
 
 # -- runs

@@ -69,7 +69,8 @@ Observe = Callable[[TrainConfig], object]
 def settings(config: TrainConfig) -> object:
     """What TRL and peft are given, what is added to TRL's algorithm, and what becomes of a score of 2."""
     callbacks = [type(one) for one in custom_callbacks(config, print)]
-    made = grpo_arguments(config, plan_batch(config, 1), CPU), Algorithm.of(config), model.lora_config(config)
+    plan = plan_batch(config, 1)
+    made = grpo_arguments(config, plan, CPU), plan, Algorithm.of(config), model.lora_config(config)
     return str(made), callbacks, choose_precision(config), parse_score(2.0, config.score_bounds).score
 
 
@@ -261,7 +262,7 @@ def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
 def cases_chosen(config: TrainConfig) -> object:
     """What chooses the cases of a batch."""
     made: Any = SimpleNamespace(
-        schedule=CaseSchedule(9, 2, 1, 1, 1), args=SimpleNamespace(seed=0, process_index=0), cases=Cases([], range(9)),
+        schedule=CaseSchedule(9, 2, 1, 1), args=SimpleNamespace(seed=0, process_index=0), cases=Cases([], range(9)),
         shuffle_dataset=True, masks_truncated=False, rollouts=SimpleNamespace(gather=list),
     )  # fmt: skip
     choice = case_choice(made, EnvRunner(None, config))
@@ -286,8 +287,8 @@ def warmed_up(config: TrainConfig) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "can_warm_up", lambda _: True)
         patch.setattr(grpo, "longest_shapes", lambda _: LongestShapes(3, 4))
-        patch.setattr(grpo, "warm_up", lambda _, lengths: shapes.append(lengths))
-        grpo._warm_up(context_of(config), SimpleNamespace(trainer=None, inputs=None))  # type: ignore[arg-type]
+        patch.setattr(grpo, "fit_passes", lambda _, lengths: shapes.append(lengths))
+        grpo._warm_up(context_of(config), SimpleNamespace(trainer=SimpleNamespace(pass_limit=None), inputs=None))  # type: ignore[arg-type]
     return shapes
 
 
@@ -397,7 +398,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     }),
     (settings, {}, {
         "rl_score_range": "0,3", "seed": 7, "epochs": 3, "max_steps": 3, "logging_steps": 5,
-        "rl_prompts_per_step": 6, "batch_size": 4, "gradient_accumulation": 8, "rl_trim_padding": True, "lr": 0.0001,
+        "rl_prompts_per_step": 6, "batch_size": 4, "gradient_accumulation": 8, "rl_trim_padding": False, "lr": 0.0001,
         "optimizer": "sgd", "scheduler": "cosine", "warmup_ratio": 0.5, "weight_decay": 0.1, "max_grad_norm": 0.5,
         "rl_num_generations": 8, "rl_kl_coef": 0.0, "rl_clip_range": 0.3, "rl_clip_range_high": 0.3,
         "rl_loss_type": "dapo", "rl_importance_level": "sequence", "rl_scale_rewards": "none",

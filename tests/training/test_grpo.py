@@ -43,7 +43,7 @@ def test_every_completion_is_on_record_with_its_score_and_its_advantage(finished
 
 def test_each_group_of_a_step_has_a_number_of_its_own(train: Train) -> None:
     """Also where a generation batch is trained on in two steps."""
-    options = {"rl_prompts_per_step": 4, "batch_size": 4, "eval_cases": 0, "trl": {"steps_per_generation": 8}}
+    options = {"rl_prompts_per_step": 4, "batch_size": 4, "eval_cases": 0, "rl_updates_per_rollout": 2}
     members: dict[tuple[int, int], list[int]] = {}
     for record in rollouts(train(ChatVowels(), max_steps=2, **options)):
         assert record["messages"] == [*record["prompt"], {"role": "assistant", "content": record["completion"]}]
@@ -110,8 +110,8 @@ def test_held_out_cases_are_never_trained_on(train: Train) -> None:
 
 
 def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
-    with pytest.raises(ConfigError, match="TRL refuses these settings"):
-        train(Vowels(), trl={"generation_batch_size": 5})
+    with pytest.raises(ConfigError, match="cannot be divided into groups of 3"):
+        train(Vowels(), rl_num_generations=3)
     with pytest.raises(ConfigError, match="aitrain grpo --num-processes"):
         train(Vowels(), num_processes=2)
 

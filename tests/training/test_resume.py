@@ -63,7 +63,7 @@ def as_if_killed_after(run: Path, step: int, name: str, runs: Path | None = None
 
 
 MOVING = {"rl_kl_coef": 0.1, "trl": {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.6}}
-TRIMMED = {"trl": {"generation_batch_size": 16}, "rl_trim_padding": True, "rl_kl_coef": 0.1}
+TRIMMED = {"rl_updates_per_rollout": 2, "rl_kl_coef": 0.1}
 
 
 @pytest.mark.parametrize(

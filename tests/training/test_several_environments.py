@@ -47,11 +47,8 @@ MIXED = {
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"trl": {"steps_per_generation": 2}},
-        pytest.param({"rl_sampling": "difficulty", "rl_prompts_per_step": 6, "batch_size": 8}, marks=pytest.mark.slow),
-    ],
-    ids=["inside a generation window", "difficulty"],
+    [{"rl_updates_per_rollout": 2}, {"rl_sampling": "difficulty", "rl_prompts_per_step": 6, "batch_size": 8}],
+    ids=["between two steps on one rollout", "difficulty"],
 )
 @pytest.mark.slow
 def test_a_run_with_several_environments_resumes_exactly(

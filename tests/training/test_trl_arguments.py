@@ -29,7 +29,7 @@ def test_defaults_are_aitrainings(tmp_path: Path) -> None:
 
     assert (made.num_generations, made.beta, made.epsilon, made.max_completion_length) == (4, 0.1, 0.2, 128)
     assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (0, 1.0, 1.0, "grpo")
-    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (2, 4)
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (8, 1)
     assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-6, [], 7200)
 
 

@@ -218,7 +218,7 @@ def test_what_is_not_done() -> None:
 
 
 def test_rewards_are_computed_after_the_forward_passes_and_before_the_advantages() -> None:
-    """Penalties are subtracted there, see algorithm_trainer.py; the reference model's pass is the last one."""
+    """Penalties are subtracted there, see trainer.py; the reference model's pass is the last one."""
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     passes = [found.start() for found in re.finditer(r"_get_per_token_logps_and_entropies\(", source)]
     old, reference = source.index("old_per_token_logps, _, _ ="), source.index("ref_per_token_logps, _, _ =")
@@ -403,6 +403,9 @@ def test_a_generation_config_is_prepared_with_words_that_are_no_settings_left_ov
 def test_what_is_replaced_or_asked_is_there() -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.sync_gradients is True
+    accelerator.gradient_state._set_sync_gradients(False)
+    assert accelerator.sync_gradients is False
+    accelerator.gradient_state._set_sync_gradients(True)
     assert accelerator.state.deepspeed_plugin is None
     for name in ("save_fsdp_model", "save_fsdp_optimizer", "load_fsdp_optimizer"):
         assert callable(getattr(transformers_trainer, name))

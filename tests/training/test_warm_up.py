@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from aitrain import Result, RunFailed
+from aitrain.batch import PassLimit
 from aitrain.jobs import grpo
 from aitrain.rollout.episode import Limits
 from aitrain.training import warm_up
@@ -65,7 +66,7 @@ def test_too_little_memory_shows_before_anything_is_sampled(
     with pytest.raises(RunFailed) as failure:
         train(Words())
     assert "Out of memory in the warm-up" in str(failure.value)
-    assert "Lower batch_size" in str(failure.value)
+    assert "--peft" in str(failure.value) or "peft=True" in str(failure.value)
 
 
 def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_the_context() -> None:
@@ -83,3 +84,25 @@ def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_th
     assert longest(turns=4) == 400
     assert longest(turns=4, episode=250) == 250
     assert longest(turns=4, context=200) == 190
+
+
+@pytest.mark.parametrize(("fits", "expected"), [(16, 16), (5, 4), (1, 1), (0, None)])
+def test_a_pass_is_halved_until_it_fits_on_every_rank(
+    fits: int, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer: Any = SimpleNamespace(
+        pass_limit=PassLimit(64), trims=True, is_sharded=False, args=SimpleNamespace(per_device_train_batch_size=16),
+        accelerator=SimpleNamespace(device="cpu", reduce=lambda failed, reduction: failed),
+    )  # fmt: skip
+
+    def full(trainer: Any, lengths: Any) -> None:
+        if trainer.pass_limit.largest(10, 16)[0] > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(warm_up, "warm_up", full)
+    lengths = warm_up.LongestShapes(4, 6)
+    if expected is None:
+        with pytest.raises(torch.OutOfMemoryError):
+            warm_up.fit_passes(trainer, lengths)
+    else:
+        assert warm_up.fit_passes(trainer, lengths).largest(10, 16)[0] == expected

@@ -1,4 +1,4 @@
-"""The batch size of a run on the CPU that names none: large passes, of the same completions."""
+"""The batch size of a run that names none: large passes, of the same completions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.launch import resource_check
-from aitrain.launch.cpu_batch import choose_batch_size
 from aitrain.launch.model_shape import ModelShape, read_model_shape
+from aitrain.launch.pass_size import choose_batch_size
 from aitrain.launch.preflight import check
+from aitrain.launch.resource_estimate import DeviceMemory, estimate_memory
 
 TINY = read_model_shape("tiny")
 assert TINY is not None
 HALF_BILLION = ModelShape(596_049_920, 28, 1024, 3072, 16, 8, 128, 151_936, TINY.linears[:1])
+CPU = DeviceMemory("CPU")
 
 
-def plan(shape: ModelShape | None = TINY, processes: int = 1, recorded: Any = None, **options: Any) -> BatchPlan:
-    return plan_batch(choose_batch_size(TrainConfig(**options), processes, shape, recorded), processes)
+def plan(
+    shape: ModelShape | None = TINY,
+    processes: int = 1,
+    recorded: Any = None,
+    device: DeviceMemory = CPU,
+    **options: Any,
+) -> BatchPlan:
+    return plan_batch(choose_batch_size(TrainConfig(**options), processes, shape, device, recorded), processes)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,23 @@ def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: di
     before = plan_batch(TrainConfig(**options), processes)
     chosen = plan(processes=processes, **options)
     assert chosen.completions_per_step == before.completions_per_step
-    assert chosen.accumulation == 1
+    assert chosen.limit.completions == chosen.share
+
+
+@pytest.mark.parametrize("total", [8 << 30, 24 << 30, 80 << 30])
+def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total: int) -> None:
+    device = DeviceMemory("GPU", 0, total)
+    options: dict[str, Any] = {"rl_prompts_per_step": 32, "rl_num_generations": 8, "rl_max_new_tokens": 1024}
+    options |= {"peft": True, "use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
+
+    def peak(size: int) -> int:
+        config = TrainConfig(**options, batch_size=size)
+        return estimate_memory(HALF_BILLION, config, plan_batch(config, 1), device).peak
+
+    chosen = plan(HALF_BILLION, device=device, **options).limit.completions
+    assert peak(chosen) <= 0.8 * total
+    assert chosen == 256 or peak(2 * chosen) > 0.8 * total
+    assert plan(HALF_BILLION, device=DeviceMemory("GPU"), **options).limit.completions == 2, "of unknown size"
 
 
 @pytest.mark.parametrize(
@@ -41,20 +65,16 @@ def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: di
         {"batch_size": 2},
         {"rl_loss_type": "bnpo"},
         {"rl_entropy_coef": 0.1},
-        {"rl_trim_padding": True},
-        {"trl": {"steps_per_generation": 8}},
+        {"tokens_per_pass": 64},
     ],
 )
-def test_passes_that_an_option_counts_or_whose_size_changes_the_loss_have_two_completions(
-    options: dict[str, Any],
-) -> None:
+def test_passes_that_an_option_counts_or_whose_size_changes_the_loss_stay(options: dict[str, Any]) -> None:
     assert plan(**options) == plan_batch(TrainConfig(**options), 1)
 
 
 def test_a_resumed_run_has_the_passes_of_its_checkpoint() -> None:
-    assert plan(recorded={"batch_size": 4}).micro_batch == 4
-    assert plan(recorded={"batch_size": None}).micro_batch == 2
-    assert plan(recorded={"batch_size": 5}, rl_prompts_per_step=4).micro_batch == 16  # of another step
+    assert plan(recorded={"batch_size": 4}).limit.completions == 4
+    assert plan(recorded={"batch_size": None}).limit.completions == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"num_processes": 2}])
@@ -65,6 +85,5 @@ def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory
     monkeypatch.setattr(resource_check, "free_memory", lambda: 700 << 20)
     again = check(TrainConfig(model="tiny", rl_env="envs.arithmetic", **options))
     replayed = check(TrainConfig.read(first.config.written()))
-    assert first.batch.accumulation == 1
     assert first.batch == again.batch == replayed.batch
     assert first.config.written() == replayed.config.written()

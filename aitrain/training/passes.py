@@ -1,0 +1,247 @@
+"""Divides the rows of each optimizer step into forward passes, on all processes equally many.
+
+TRL gives a process its rows of a step as one micro-batch; the passes are made here. A step's gradient is that of a
+batch with the kept rows only: unscored episodes, and truncated ones that are masked, are left out. Let K be the kept
+rows of a step over all P processes, whose gradients DDP averages, and n the rows of a pass:
+
+* a mean over n rows, which TRL divides by a number of passes, is divided by K / (n P) instead;
+* losses averaged over all tokens are divided by K times the mean number of tokens of the generation batch's kept rows;
+* metrics of the loss are means over the step, weighted by tokens or rows of each pass.
+
+With every row kept and passes of equal size these are TRL's own numbers for as many micro-batches.
+
+Rows stay in TRL's order, on their own process, and as wide as TRL has padded them; or, with `trims`, they are gathered
+from all processes, sorted by length and divided again, so that a row may be trained on by another process than the one
+that played it, and each pass is only as wide as its longest row. Losses that are averaged over the tokens of each pass
+(bnpo, the entropy bonus) would depend on how the rows are sorted: `TrainConfig.trims_padding` is false for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from aitrain.batch import PassLimit
+
+MicroBatch: TypeAlias = dict[str, torch.Tensor]
+"""Inputs of TRL's loss; tensors have shape (B,), (B, tokens) or ()."""
+Rows: TypeAlias = list[int]
+"""Indices of the rows of one forward pass."""
+
+KEPT = "kept"
+"""Key of a step: which rows are in the loss, shape (B,)."""
+PASSES = "rows_of_passes"
+"""Key of a step: number of rows in each forward pass of this process, shape (passes,); its rows are in their order."""
+DIVISORS = "divisors"
+"""Key of a step: for each pass, the number of passes that its loss is divided by; infinite without a kept row."""
+WEIGHTS = "weights"
+"""Key of a step: weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
+OF_STEP = (PASSES, DIVISORS, WEIGHTS)
+OF_PROMPT = ("prompt_ids", "prompt_mask")
+COST_OF_A_PASS = 256
+"""Cost of one more forward pass, in tokens of padding that it must save."""
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """The processes of a run, for what is done with the rows of all of them."""
+
+    count: int
+    index: int
+    gather: Callable[[torch.Tensor, bool], torch.Tensor]
+    """The rows of all processes, padded to the longest one: on the left if the second argument is true."""
+
+
+# -- the passes of a generation batch
+
+
+def in_passes(pieces: Sequence[MicroBatch], limit: PassLimit, trims: bool, ranks: RankRows) -> list[MicroBatch]:
+    """The steps of a new generation batch, `pieces` as TRL made them, each with this process's rows of all forward
+    passes. Every process must call this."""
+    names = None if trims else (KEPT, "completion_mask", "tool_mask")
+    everywhere = [_of_all(piece, ranks, names) for piece in pieces]
+    tokens = [_loss_tokens(step) for step in everywhere]
+    kept_rows = [int(step[KEPT].sum()) for step in everywhere]
+    total = sum(float(count.sum()) for count in tokens)
+    steps = []
+    for piece, of_all, count, kept in zip(pieces, everywhere, tokens, kept_rows, strict=True):
+        own_rows = len(piece[KEPT])
+        if trims:
+            passes, first, source = _trimmed_passes(of_all, limit, ranks.count), 0, of_all
+        else:
+            width = piece["prompt_mask"].shape[1] + piece["completion_mask"].shape[1]
+            passes = _passes_in_order(of_all[KEPT].tolist(), limit, width, ranks.count)
+            first, source = own_rows * ranks.index, piece
+        step = _with_passes(source, [[row - first for row in rows] for rows in passes[ranks.index]], kept, ranks.count)
+        together = [[row for share in passes for row in share[number]] for number in range(len(passes[0]))]
+        step[WEIGHTS] = torch.stack([_weights(values, together) for values in (count, of_all[KEPT])])
+        # the tokens of a generation batch whose other steps are like this one
+        items = total * kept * len(pieces) / max(1, sum(kept_rows))
+        step["num_items_in_batch"] = torch.tensor(items, device=piece[KEPT].device)
+        steps.append(step)
+    return steps
+
+
+def _with_passes(rows: MicroBatch, passes: Sequence[Rows], kept: int, processes: int) -> MicroBatch:
+    device = rows[KEPT].device
+    step = _rows_of(rows, torch.tensor([row for one in passes for row in one], device=device))
+    step["tool_mask"] = step["tool_mask"] * step[KEPT].unsqueeze(1)
+    divisors = [kept / (len(one) * processes) if kept else math.inf for one in passes]
+    return step | {
+        PASSES: torch.tensor([len(one) for one in passes], device=device),
+        DIVISORS: torch.tensor(divisors, dtype=torch.float64, device=device),
+    }
+
+
+def _passes_in_order(kept: list[bool], limit: PassLimit, width: int, processes: int) -> list[list[Rows]]:
+    """The passes of each process, with its kept rows in their order. A process with fewer passes than another one has
+    passes of one row that is not kept."""
+    own_rows = len(kept) // processes
+    most = next(size for size in range(own_rows, 0, -1) if limit.holds(size, width))
+    shares = []
+    for first in range(0, len(kept), own_rows):
+        rows = [row for row in range(first, first + own_rows) if kept[row]]
+        shares.append([rows[start : start + most] for start in range(0, len(rows), most)])
+    count = max(1, *map(len, shares))
+    for rank, share in enumerate(shares):
+        spare = next((row for row in range(rank * own_rows, (rank + 1) * own_rows) if not kept[row]), 0)
+        share += [[spare] for _ in range(count - len(share))]
+    return shares
+
+
+def _trimmed_passes(step: MicroBatch, limit: PassLimit, processes: int) -> list[list[Rows]]:
+    """The passes of each process, with rows of all processes that are sorted by length."""
+    lengths: list[int] = (step["prompt_mask"].sum(1) + step["completion_mask"].sum(1)).tolist()
+    chosen = _in_the_loss(step[KEPT].tolist(), lengths, processes)
+    shares = share_passes([lengths[row] for row in chosen], limit, processes)
+    return [[[chosen[row] for row in rows] for rows in share] for share in shares]
+
+
+def _in_the_loss(kept: list[bool], lengths: list[int], processes: int) -> Rows:
+    """The rows that are in the loss, and the shortest others that are needed for as many on each process."""
+    rows = [row for row, is_kept in enumerate(kept) if is_kept]
+    others = sorted((row for row, is_kept in enumerate(kept) if not is_kept), key=lambda row: lengths[row])
+    return rows + others[: -len(rows) % processes if rows else processes]
+
+
+def _of_all(piece: MicroBatch, ranks: RankRows, names: Sequence[str] | None) -> MicroBatch:
+    """The rows of all processes; with `names`, these tensors only."""
+    chosen = {name: value for name, value in piece.items() if names is None or name in names}
+    if ranks.count == 1:
+        return chosen
+    return {name: ranks.gather(value, name in OF_PROMPT) if value.dim() else value for name, value in chosen.items()}
+
+
+def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
+    """The part that each pass has in the sum of a value of each row; equal parts if that is 0."""
+    sums = torch.stack([values[rows].sum() for rows in passes]).double()
+    return sums / sums.sum() if sums.sum() else torch.full_like(sums, 1 / len(passes))
+
+
+def _rows_of(rows: Mapping[str, torch.Tensor], which: torch.Tensor) -> MicroBatch:
+    of_rows = {name: value for name, value in rows.items() if name not in OF_STEP}
+    return {name: value[which] if value.dim() else value for name, value in of_rows.items()}
+
+
+def _loss_tokens(step: MicroBatch) -> torch.Tensor:
+    tokens: torch.Tensor = (step["completion_mask"] * step["tool_mask"]).sum(1) * step[KEPT]
+    return tokens
+
+
+# -- the passes of a step
+
+
+def micro_batches(step: MicroBatch, trims: bool) -> Iterator[tuple[MicroBatch, float]]:
+    """The forward passes of a step, with the number of passes to divide the loss of each by."""
+    begin = 0
+    for number, count in enumerate(step[PASSES].tolist()):
+        rows = _rows_of(step, torch.arange(begin, begin + count, device=step[PASSES].device))
+        yield (trimmed(rows) if trims else rows), float(step[DIVISORS][number])
+        begin += count
+
+
+def has_kept_rows(step: MicroBatch) -> bool:
+    """Whether a step has a row that is in the loss, on any process."""
+    return bool(step[DIVISORS].isfinite().all())
+
+
+def of_step(name: str, values: list[float], step: MicroBatch, over_rows: bool) -> float:
+    """A metric of the step, given the values that its passes have logged."""
+    if len(values) != len(step[PASSES]):
+        return values[-1]  # measured once a step
+    if name.endswith(("_min", "_max")):
+        return min(values) if name.endswith("_min") else max(values)
+    weights: list[float] = step[WEIGHTS][int(over_rows)].tolist()
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+
+def padding_of(rows: MicroBatch) -> tuple[int, int]:
+    """Tokens of a forward pass, and how many of them are padding."""
+    real = int(rows["prompt_mask"].sum() + rows["completion_mask"].sum())
+    width = rows["prompt_mask"].shape[1] + rows["completion_mask"].shape[1]
+    return len(rows["prompt_mask"]) * width, len(rows["prompt_mask"]) * width - real
+
+
+def trimmed(rows: MicroBatch) -> MicroBatch:
+    """Rows without the columns that are padding in all of them: of prompts on the left, of completions on the right."""
+    prompt, completion = (max(1, int(rows[name].sum(1).max())) for name in ("prompt_mask", "completion_mask"))
+    width = rows["completion_mask"].shape[1]
+
+    def cut(name: str, value: torch.Tensor) -> torch.Tensor:
+        if name in OF_PROMPT:
+            return value[:, -prompt:]
+        return value[:, :completion] if value.dim() == 2 and value.shape[1] == width else value
+
+    return {name: cut(name, value) for name, value in rows.items()}
+
+
+# -- passes with little padding
+
+
+def plan_passes(lengths: Sequence[int], limit: PassLimit, at_least: int = 1, multiple_of: int = 1) -> list[Rows]:
+    """Forward passes of rows of similar lengths, the longest first, with the least sum of padded tokens and of
+    COST_OF_A_PASS.
+
+    Their number is a multiple of `multiple_of`, for which there must be enough rows. Equal lengths give equal passes on
+    all processes.
+    """
+    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    costs, begins = [0], [0]
+    for end in range(1, len(lengths) + 1):
+        best = None
+        for begin in range(end - 1, -1, -1):
+            count, longest = end - begin, lengths[longest_first[begin]]
+            if not limit.holds(count, longest):
+                break
+            cost = costs[begin] + count * longest + COST_OF_A_PASS
+            if best is None or cost < best[0]:
+                best = cost, begin
+        assert best is not None  # a single row always fits
+        costs.append(best[0])
+        begins.append(best[1])
+    passes, end = list[Rows](), len(lengths)
+    while end:
+        passes.append(longest_first[begins[end] : end])
+        end = begins[end]
+    while len(passes) < at_least or len(passes) % multiple_of:
+        largest = max((one for one in passes if len(one) > 1), key=lambda one: padded_tokens(one, lengths))
+        passes.remove(largest)
+        passes += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+    return sorted(passes, key=lambda one: -padded_tokens(one, lengths))
+
+
+def share_passes(lengths: Sequence[int], limit: PassLimit, processes: int) -> list[list[Rows]]:
+    """The passes of each process: as many for each, the n-th ones of about equal size, and about as many tokens."""
+    passes = plan_passes(lengths, limit, processes, processes)
+    rounds = [passes[start : start + processes] for start in range(0, len(passes), processes)]
+    in_turn = [one if number % 2 == 0 else one[::-1] for number, one in enumerate(rounds)]
+    return [[one[process] for one in in_turn] for process in range(processes)]
+
+
+def padded_tokens(rows: Rows, lengths: Sequence[int]) -> int:
+    """Tokens of a forward pass, padding included."""
+    return len(rows) * max(lengths[row] for row in rows)
