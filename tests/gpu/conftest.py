@@ -112,13 +112,13 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture
 def train(tmp_path: Path) -> Iterator[Train]:
-    """`train(peft=True)`: `aitrain grpo` with SETTINGS and these options on the first GPU."""
+    """`train(peft=True, gpus=1)`: `aitrain grpo` with SETTINGS and these options on the first GPUs."""
 
-    def run(**options: Any) -> Trained:
+    def run(gpus: int = 1, **options: Any) -> Trained:
         config = TrainConfig(**{**SETTINGS, "output_dir": str(tmp_path / "runs"), **options})
         settings, probe = tmp_path / "settings.yaml", tmp_path / "probe.json"
         settings.write_text(json.dumps(config.changed()), encoding="utf-8")  # JSON is YAML, too
-        visible = "" if IS_REHEARSAL else ",".join(visible_gpus()[:1])
+        visible = "" if IS_REHEARSAL else ",".join(visible_gpus()[:gpus])
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, FILE: str(probe)}
         command = [sys.executable, "-m", "aitrain", "grpo", "--config", str(settings), "--debug"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)

@@ -1,14 +1,16 @@
-"""Training on a GPU, without vLLM: number formats, LoRA, quantization, memory against the plan."""
+"""Training on a GPU, without vLLM: number formats, LoRA, quantization, resuming, memory against the plan."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from aitrain.options.train import TrainConfig
+from aitrain.runs.run_folder import read_lines
 from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, need_cuda, need_package, planned_mib
 
 OFF = 0.25
@@ -70,3 +72,27 @@ def test_a_model_trains_within_the_memory_of_its_plan(
         assert done.probe["devices"] == ["cuda"]
         assert done.probe["bf16"]
         assert abs(planned / real - 1) <= OFF
+
+
+def test_a_resumed_run_samples_what_it_would_have_sampled(
+    train: Train, model_of: Callable[[str], str], record_property: Record
+) -> None:
+    """The rollout of the first step after the checkpoint is the same. What comes later need not be: a GPU's backward
+    passes add up in another order every time."""
+    model = model_of(TRAININGS[0][0])
+    keep = {"model": model, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 5}
+    whole = train(**keep)
+    sampled, norms = rollout_of(whole.folder, 3), [line["grad_norm"] for line in whole.lines]
+    shutil.rmtree(whole.folder / "checkpoints" / "checkpoint-4")
+    (whole.folder / "result.json").unlink()
+    resumed = train(**keep, resume_from_checkpoint="auto")
+
+    record_property("grad norm of step 4, relative difference", abs(resumed.lines[3]["grad_norm"] / norms[3] - 1))
+    assert rollout_of(resumed.folder, 3) == sampled
+    assert len(sampled) == SETTINGS["rl_prompts_per_step"] * SETTINGS["rl_num_generations"]
+
+
+def rollout_of(folder: Any, step: int) -> list[Any]:
+    """The messages of a step's episodes."""
+    records = read_lines(folder / "rollouts" / "rank0.jsonl")
+    return [record["messages"] for record in records if record["step"] == step]
