@@ -10,7 +10,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_make_demo_runs_the_command() -> None:
-    done = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1].endswith("bin/aitrain demo")
 
 
