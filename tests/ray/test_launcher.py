@@ -17,7 +17,7 @@ from tests.ray.cluster import BIN, SECONDS, Machine, Machines, can_make_machines
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
 pytestmark = pytest.mark.skipif(not can_make_machines(), reason="network namespaces cannot be created here")
 
-STEPS = 10
+STEPS = 60
 TRAIN = [
     str(BIN / "aitrain"), "grpo", "--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-prompts-per-step", "2",
     "--rl-num-generations", "4", "--batch-size", "4", "--rl-max-new-tokens", "24", "--max-steps", str(STEPS),
