@@ -87,11 +87,11 @@ class ProxyBatcher:
         session = self._session
         if session is None or is_abandoned():
             raise _over()
-        session.calls.put(call)
-        if session.is_over:  # it may have ended before the call was put
-            _refuse(session.arrivals())
-        session.wake()
-        with paused():
+        with paused():  # from before the model may begin
+            session.calls.put(call)
+            if session.is_over:  # it may have ended before the call was put
+                _refuse(session.arrivals())
+            session.wake()
             return call.answer()
 
     def on_call_end(self) -> None:
