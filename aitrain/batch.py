@@ -187,7 +187,8 @@ def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
             f"gradient_accumulation: {config.gradient_accumulation} passes of {config.completions_per_pass} contradict"
             f" rl_prompts_per_step, which makes {share} completions a process\nLeave one of the two out."
         )
-    most = share if config.batch_size is None and config.tokens_per_pass is not None else config.completions_per_pass
+    has_tokens_only = config.batch_size is None and config.tokens_per_pass is not None
+    most = share if has_tokens_only else min(share, config.completions_per_pass)
     return BatchPlan(processes, share, generations, PassLimit(most, config.tokens_per_pass), config.trims_padding)
 
 

@@ -43,7 +43,7 @@ def test_a_step_has_the_prompts_that_were_asked_for_whatever_the_batch_size() ->
                 plan(processes, **options)
         else:
             made = plan(processes, **options)
-            assert (made.prompts_per_step, made.limit) == (prompts, PassLimit(size))
+            assert (made.prompts_per_step, made.limit) == (prompts, PassLimit(min(size, made.share)))
             assert made.processes * made.share == prompts * generations
 
 

@@ -59,7 +59,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def words(**options: Any) -> list[str]:
     """The words of vLLM's command line in a run with these options."""
-    plan = RunPlan(TrainConfig(**options), {}, BatchPlan(1, 1, 1, 1), (), None)
+    plan = RunPlan(TrainConfig(**options), {}, BatchPlan(1, 1, 1), (), None)
     return server_plans(plan, RunFolder(Path("run")))[0].arguments(8000, "policy-base")
 
 

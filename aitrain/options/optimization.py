@@ -30,14 +30,15 @@ class BatchOptions(Options):
     rl_prompts_per_step: PositiveInt | None = None
     """Prompts per optimizer step, over all processes; instead of --gradient-accumulation."""
     batch_size: PositiveInt | None = None
-    """At most this many completions in a forward pass of a process. Unset: 2 on a GPU; on the CPU as many of a step's
-    completions as need at most 2 GiB more, unless --gradient-accumulation is given."""
+    """At most this many completions in a forward pass of a process. Unset: on a GPU as many as the memory estimate
+    allows; on the CPU as many of a step's completions as need at most 2 GiB more; 2 on several machines, and where
+    --gradient-accumulation is given."""
     gradient_accumulation: PositiveInt = 4
     """Without --rl-prompts-per-step, a step has this many times --batch-size completions on each process."""
     rl_trim_padding: bool = True
     """Sort the completions of a step by length into forward passes that are each padded to their own longest one only.
-    The gradient is the same. Off by itself where it would not be: with rl_loss_type bnpo, an entropy bonus, a custom
-    loss, the loss of a router, and with DeepSpeed."""
+    The gradient is the same. Off by itself where it would not be: with rl_loss_type bnpo, an entropy bonus or quantile,
+    a custom loss, the loss of a router, and with DeepSpeed."""
     tokens_per_pass: ResumeSafe[PositiveInt | None] = None
     """At most this many tokens in a forward pass of a process, padding included; without --batch-size, as many
     completions as fit."""

@@ -8,7 +8,7 @@ rows of a step over all P processes, whose gradients DDP averages, and n the row
 * losses averaged over all tokens are divided by K times the mean number of tokens of the generation batch's kept rows;
 * metrics of the loss are means over the step, weighted by tokens or rows of each pass.
 
-With every row kept and passes of equal size these are TRL's own numbers for as many micro-batches.
+With every row kept and passes of equal size the gradient is TRL's own for as many micro-batches.
 
 Rows stay in TRL's order, on their own process, and as wide as TRL has padded them; or, with `trims`, they are gathered
 from all processes, sorted by length and divided again, so that a row may be trained on by another process than the one
@@ -38,9 +38,11 @@ PASSES = "rows_of_passes"
 """Key of a step: number of rows in each forward pass of this process, shape (passes,); its rows are in their order."""
 DIVISORS = "divisors"
 """Key of a step: for each pass, the number of passes that its loss is divided by; infinite without a kept row."""
+KEPT_ROWS = "kept_rows"
+"""Key of a step: number of rows in the loss, over all processes."""
 WEIGHTS = "weights"
 """Key of a step: weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
-OF_STEP = (PASSES, DIVISORS, WEIGHTS)
+OF_STEP = (PASSES, DIVISORS, KEPT_ROWS, WEIGHTS)
 OF_PROMPT = ("prompt_ids", "prompt_mask")
 COST_OF_A_PASS = 256
 """Cost of one more forward pass, in tokens of padding that it must save."""
@@ -62,7 +64,7 @@ class RankRows:
 def in_passes(pieces: Sequence[MicroBatch], limit: PassLimit, trims: bool, ranks: RankRows) -> list[MicroBatch]:
     """The steps of a new generation batch, `pieces` as TRL made them, each with this process's rows of all forward
     passes. Every process must call this."""
-    names = None if trims else (KEPT, "completion_mask", "tool_mask")
+    names = None if trims else (KEPT, "prompt_mask", "completion_mask", "tool_mask")
     everywhere = [_of_all(piece, ranks, names) for piece in pieces]
     tokens = [_loss_tokens(step) for step in everywhere]
     kept_rows = [int(step[KEPT].sum()) for step in everywhere]
@@ -73,7 +75,7 @@ def in_passes(pieces: Sequence[MicroBatch], limit: PassLimit, trims: bool, ranks
         if trims:
             passes, first, source = _trimmed_passes(of_all, limit, ranks.count), 0, of_all
         else:
-            width = piece["prompt_mask"].shape[1] + piece["completion_mask"].shape[1]
+            width = of_all["prompt_mask"].shape[1] + of_all["completion_mask"].shape[1]  # the largest of all processes
             passes = _passes_in_order(of_all[KEPT].tolist(), limit, width, ranks.count)
             first, source = own_rows * ranks.index, piece
         step = _with_passes(source, [[row - first for row in rows] for rows in passes[ranks.index]], kept, ranks.count)
@@ -90,8 +92,10 @@ def _with_passes(rows: MicroBatch, passes: Sequence[Rows], kept: int, processes:
     device = rows[KEPT].device
     step = _rows_of(rows, torch.tensor([row for one in passes for row in one], device=device))
     step["tool_mask"] = step["tool_mask"] * step[KEPT].unsqueeze(1)
-    divisors = [kept / (len(one) * processes) if kept else math.inf for one in passes]
+    has_kept = rows[KEPT].tolist()
+    divisors = [kept / (len(one) * processes) if any(has_kept[row] for row in one) else math.inf for one in passes]
     return step | {
+        KEPT_ROWS: torch.tensor(kept, device=device),
         PASSES: torch.tensor([len(one) for one in passes], device=device),
         DIVISORS: torch.tensor(divisors, dtype=torch.float64, device=device),
     }
@@ -166,7 +170,7 @@ def micro_batches(step: MicroBatch, trims: bool) -> Iterator[tuple[MicroBatch, f
 
 def has_kept_rows(step: MicroBatch) -> bool:
     """Whether a step has a row that is in the loss, on any process."""
-    return bool(step[DIVISORS].isfinite().all())
+    return bool(step[KEPT_ROWS] > 0)
 
 
 def of_step(name: str, values: list[float], step: MicroBatch, over_rows: bool) -> float:

@@ -210,7 +210,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
-        self.pass_limit = inputs.pass_limit
+        self.pass_limit = self.planned_limit = inputs.pass_limit  # the warm-up may lower the first
         self.trims = inputs.trims and not self.aux_loss_enabled  # the router's loss depends on which rows share a pass
         self.has_kept_rows = True
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
@@ -366,7 +366,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 self.accelerator.backward(loss)
             total += loss.detach()
         loss = self._loss_of_pass(model, *last)
-        over_rows = {"vespo/phi_seq_mean"} | (CLIP_MEANS if self.importance_sampling_level == "sequence" else set())
+        over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
+        over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
         for name, values in metrics.items():
             if new := values[before.get(name, 0) :]:
                 values[-len(new) :] = [of_step(name, new, inputs, name in over_rows)]
@@ -560,6 +561,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Rows of each forward pass over own rows that TRL or aitrain makes without gradients; with sharded weights,
         there are as many passes on each process."""
         if not self.trims:
+            width = max(gather_object([width])) if self.is_sharded else width
             size = next(size for size in range(len(lengths), 0, -1) if self.pass_limit.holds(size, width))
             return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
         passes = plan_passes(lengths, self.pass_limit)
@@ -739,9 +741,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         Raises:
             ConfigError: the rows were written by a version that divided them in another way.
         """
-        if any(PASSES not in piece for piece in pieces):
+        if any(PASSES not in piece or "items" in piece for piece in pieces):
+            why = "it was written by an earlier version"
+        elif any(int(piece[PASSES].max()) > self.pass_limit.completions for piece in pieces):
+            why = f"it has larger forward passes than {self.pass_limit}"
+        else:
+            why = ""
+        if why:
             raise ConfigError(
-                "resume_from_checkpoint: it was written by an earlier version, between two steps on one rollout\n"
+                f"resume_from_checkpoint: {why}, between two steps on one rollout\n"
                 "Use a checkpoint after a whole rollout, or --resume-anyway, which samples a new one."
             )
         self._step, self._buffered_inputs = self.state.global_step, pieces or None

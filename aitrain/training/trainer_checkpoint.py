@@ -117,9 +117,9 @@ class CheckpointWriter:
             (made / name).unlink(missing_ok=True)
         seconds, tokens = round(trainer.watch.trained_seconds, 3), trainer.rollouts.trained_tokens
         manifest = replace(self.manifest, step=step, best=state.best, owes_evaluation=state.owes_evaluation)
-        if manifest.config.get("batch_size") is not None:  # the warm-up may have made it smaller
-            config = {**manifest.config, "batch_size": trainer.pass_limit.completions}
-            manifest = replace(manifest, config=config)
+        if trainer.pass_limit != trainer.planned_limit:
+            size = {"batch_size": trainer.pass_limit.completions, "rl_prompts_per_step": trainer.prompts_per_step}
+            manifest = replace(manifest, config={**manifest.config, **size})
         seal(made, replace(manifest, seconds=seconds, tokens=tokens, epoch=self.folder.epoch))
         self.folder.check_owner()
         publish(made, self.folder.checkpoints / made.name)

@@ -70,6 +70,8 @@ def explain_out_of_memory(place: Callable[[], str], trainer: EpisodeTrainer) -> 
     except torch.OutOfMemoryError as error:
         rows, prompts = trainer.pass_limit.completions, trainer.prompts_per_step
         smaller = f"--batch-size {rows // 2} --rl-prompts-per-step {prompts}, " if rows > 1 else ""
+        if tokens := trainer.pass_limit.tokens:
+            smaller = f"--tokens-per-pass {tokens // 2}, "
         raise RunFailed(
             f"Out of memory in {place()}: {' '.join(str(error).split())[:160]}\n"
             f"Use {smaller}--peft, or --rl-kl-coef 0, which saves the reference model."
@@ -83,10 +85,15 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
     Raises:
         torch.OutOfMemoryError: a single completion does not fit, or their number changes what is learned.
     """
+    if trainer.is_sharded:  # a process that fails would leave the others waiting inside of the pass
+        warm_up(trainer, lengths)
+        return trainer.pass_limit
+    alone = {"gather": _unchanged, "reduce": _unchanged, "pad_across_processes": _unchanged}  # in the loss's metrics
     while True:
         error: torch.OutOfMemoryError | None = None
         try:
-            warm_up(trainer, lengths)
+            with replaced(trainer.accelerator, alone):
+                warm_up(trainer, lengths)
         except torch.OutOfMemoryError as found:
             error = found
         failed = torch.tensor(int(error is not None), device=trainer.accelerator.device)
@@ -94,9 +101,13 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
         if not trainer.accelerator.reduce(failed, reduction="sum").item():
             return limit
         rows, _ = limit.largest(lengths.prompt + lengths.completion, trainer.args.per_device_train_batch_size)
-        if rows == 1 or not trainer.trims or trainer.is_sharded:  # sharded: the other processes wait inside of the pass
+        if rows == 1 or not trainer.trims:
             raise error or torch.OutOfMemoryError("another process had too little memory")
         trainer.pass_limit = replace(limit, completions=rows // 2)
+
+
+def _unchanged(values: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    return values
 
 
 def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
@@ -113,7 +124,7 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
         model.gradient_checkpointing_enable(kept or None)
     model.train()
     trainer.current_gradient_accumulation_steps = 1  # as in a step
-    reserved = _optimizer_state(trainer)
+    reserved = _state_of_later_passes(trainer)
     try:
         with _restored_state(trainer):
             with trainer.compute_loss_context_manager():
@@ -154,12 +165,14 @@ def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
     }
 
 
-def _optimizer_state(trainer: EpisodeTrainer) -> list[torch.Tensor]:
-    """Reserves the memory of Adam's two moments, which the first step allocates; empty for other optimizers."""
-    if "adam" not in str(trainer.args.optim) or "bit" in str(trainer.args.optim):
-        return []
+def _state_of_later_passes(trainer: EpisodeTrainer) -> list[torch.Tensor]:
+    """Reserves the memory of what later passes find: gradients, which several processes hold twice, and Adam's two
+    moments."""
+    copies = 2 if trainer.accelerator.num_processes > 1 and not trainer.is_sharded else 1
+    if "adam" in str(trainer.args.optim) and "bit" not in str(trainer.args.optim):
+        copies += 2
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    return [torch.empty_like(parameter) for parameter in trained for _ in range(2)]
+    return [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
 
 
 @contextmanager

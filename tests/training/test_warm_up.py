@@ -92,7 +92,9 @@ def test_a_pass_is_halved_until_it_fits_on_every_rank(
 ) -> None:
     trainer: Any = SimpleNamespace(
         pass_limit=PassLimit(64), trims=True, is_sharded=False, args=SimpleNamespace(per_device_train_batch_size=16),
-        accelerator=SimpleNamespace(device="cpu", reduce=lambda failed, reduction: failed),
+        accelerator=SimpleNamespace(
+            device="cpu", reduce=lambda failed, reduction: failed, gather=None, pad_across_processes=None
+        ),
     )  # fmt: skip
 
     def full(trainer: Any, lengths: Any) -> None:
