@@ -38,6 +38,7 @@ SECRET_VALUE = re.compile(
     | \beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*                # a JSON web token
     | (?i:\bbearer\s+)(?=\S*(?:\d|\.\w))[\w.~+/-]{8,}=*
     | (?i:(?<=authorization:)\s*(?:basic|bearer|digest|negotiate|token)\s+\S+)
+    | (?i:(?<=cookie:)\s*[\w.-]+=[^\s;"'\\]+(?:;\s*[\w.-]+=[^\s;"'\\]+)*)
     | (?<=://)(?:[^\s/@:]*:[^\s/]+|[^\s/@:]{16,})(?=@)     # user and password, or a token, in an address
     | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----(?s:.*?)(?:-----END[ ][A-Z ]*PRIVATE[ ]KEY-----|\Z)
     """
@@ -47,18 +48,29 @@ MADE_AT_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{16,}")
 """Matches a text that nobody thought of."""
 VARIABLE_NAME = re.compile(r"\$?\{?[A-Z][A-Z0-9_]*\}?")
 """Matches the name of an environment variable, in place of its value."""
-PARAMETER = re.compile(r"""(^|[?&;\s])([\w.-]+)=([^&;\s#"'<>]+)""")
+PARAMETER = re.compile(r"""(^|[?&#;\s])([\w.-]+)=([^&;\s#"'<>]+)""")
 """A parameter of a URL or a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
 EXPRESSION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[^\w]*|[A-Za-z_][\w.]*\(.*")
 """Matches source code in place of a value: `key=texts.count)`, `token=read_token()`."""
 ASSIGNED = re.compile(
     r"""(?x)
     (?<![\w-]) ([A-Za-z_][\w-]{0,80})
-    ( (?:\\{0,4}["'])?\]? [ \t]{0,9} (?: : [\w.|\[\]\ ]{1,60} )? [:=] [ \t]{0,9} [rbfuRBFU]{0,2} ) (\\{0,4}["'])
+    ( (?:\\{0,4}["'])?\]? [ \t]{0,9} (?: : [\w.|\[\]\ ]{1,60} )? [:=] [ \t]{0,9} [rbfuRBFU]{0,2} )
+    (\\{0,4}(?:\"{3}|'{3}|["']))
     ([^\n]{0,4000}?) \3
     """
 )
 """A text in quotes with a name before it, in source code and in JSON: `api_key = "..."`, `{"password": "..."}`."""
+BARE = re.compile(
+    r"""(?x)
+    (?<![\w-]) ((-{1,2})?[A-Za-z_][\w-]{0,80})
+    ( [ \t]{0,9} [:=] [ \t]{0,9} | (?:\\{0,4}["'])? [ \t]{0,9} , [ \t]{0,9} (?:\\{0,4}["'])? | (?(2)[ \t]{1,9}|(?!)) )
+    ([\w+/=.~-]{16,}+) (?![(\[])
+    """
+)
+"""A text without quotes with a name before it: `api_key: ...` in YAML, `--api-key ...`, `('api_key', '...')`."""
+WORDS = re.compile(r"(?:[A-Za-z]+\d{0,2}[._]+)*[A-Za-z]+\d{0,2}_*")
+"""Matches a name in source code, even one with digits: `token = self.client2.token`."""
 MIN_SECRET_LENGTH = 8
 """Minimum characters of a secret: shorter values, such as `false`, occur in ordinary text."""
 MASK = "***"
@@ -130,7 +142,10 @@ def redact(text: str, is_secret: IsSecret = is_random) -> str:
     def parameter(found: re.Match[str]) -> str:
         before, name, value = found.groups()
         is_count = value.isdecimal() and len(value) < MIN_SECRET_LENGTH  # max_tokens=64
-        is_code = EXPRESSION.fullmatch(value) is not None and not is_random(name, value)
+        is_name = WORDS.fullmatch(value.rstrip(",)]}:")) is not None
+        is_code = EXPRESSION.fullmatch(value) is not None and (is_name or not is_random(name, value))
+        if is_secret is _is_long and is_name and "_" in value:  # key=score_of_answer, password=user_password
+            is_code |= is_secret_name(value) or not SURE_NAME.search(_snake_case(name))
         is_one = is_secret_name(name) if before in ("?", "&") else is_secret(name, value) and not is_code
         return f"{before}{name}={MASK}" if is_one and not is_count else found[0]
 
@@ -140,13 +155,18 @@ def redact(text: str, is_secret: IsSecret = is_random) -> str:
         is_one = any(is_secret(one, value) for one in names)
         return f"{name}{between}{quote}{MASK if is_one else ASSIGNED.sub(assigned, value)}{quote}"
 
+    def bare(found: re.Match[str]) -> str:
+        name, _, between, value = found.groups()
+        is_one = is_random(name, value) and WORDS.fullmatch(value) is None
+        return f"{name}{between}{MASK}" if is_one else found[0]
+
     if time.monotonic() > _known.until:
         _known.forms = encoded_forms(secret_values().values())
         _known.until = time.monotonic() + REFRESH_SECONDS
     for form in _known.forms:
         if form in text:
             text = text.replace(form, MASK)
-    return SECRET_VALUE.sub(MASK, PARAMETER.sub(parameter, ASSIGNED.sub(assigned, text)))
+    return SECRET_VALUE.sub(MASK, BARE.sub(bare, PARAMETER.sub(parameter, ASSIGNED.sub(assigned, text))))
 
 
 def source_without_secrets(text: str) -> str:

@@ -73,6 +73,18 @@ FORMS = {
     "token as user": ("git+https://%s@host/x", RANDOM),
     "parameter": ("https://host/x?a=1&api_key=%s&b=2", "short"),
     "first parameter": ("see (https://host/x?token=%s)", RANDOM),
+    "yaml": ("api_key: %s # one", RANDOM),
+    "yaml in a list": ("x:\n- client-secret:   %s\ny: 1", RANDOM),
+    "ini": ("aws_secret_access_key = %s", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY" + RANDOM),
+    "braces": ("{api_key: %s, x: 1}", RANDOM),
+    "header": ("curl -H 'X-Api-Key: %s'", RANDOM),
+    "cookie": ("Cookie: a=1; session=%s", RANDOM),
+    "argument": ("run --api-key %s", RANDOM),
+    "arguments": ("Command '['run', '--api-key', '%s']' returned", RANDOM),
+    "pairs": ("Headers([('x-api-key', '%s')])", RANDOM),
+    "fragment": ("https://host/x#access_token=%s", RANDOM),
+    "lines in json": ('{"said": "a\\napi_key: %s\\ntoken=b"}', RANDOM),
+    "three quotes": ('api_key = """%s"""', RANDOM),
     "shell": ("export MY_API_KEY=%s", RANDOM),
     "github": ("ghp_%s", RANDOM),
     "openai": ("sk-proj-%s", "aB3_" + RANDOM),
@@ -137,6 +149,37 @@ def test_a_named_secret_is_masked_in_a_record_and_what_a_task_is_about_is_not() 
         "Authorization: please ask the owner",
     ]
     assert [redact(text) for text in plain] == plain
+
+
+CODE = [
+    'api_key = os.environ["SOME_OTHER_KEY_2024"]',
+    "api_key=os.environ['SOME_OTHER_KEY_2024'],",
+    "token: str = Field()",
+    'token: Annotated[str, Field(min_length=8)] = Field(default="")',
+    "api_key: str | None = None",
+    "token: Optional[List[TokenEncoder2]] = None",
+    "api_key=self._client2.api_key, x=1",
+    "api_key = self._client2.settings.api_key",
+    "token=read_token_of_user_2(1)",
+    "token = token_of_each_case_2[0]",
+    "secret = random.Random(seed2).randint(1, 9999)",
+    "key = hashlib.sha256(text.encode()).hexdigest()",
+    "sorted(cases, key=str.casefold)",
+    "api_key: ${OPENAI_API_KEY_2024}",
+]
+"""Lines of programs with the name of a secret, and without one."""
+
+
+@pytest.mark.parametrize("line", CODE)
+def test_an_expression_in_a_program_is_no_secret(line: str) -> None:
+    assert redact(f"    {line}\n") == f"    {line}\n"
+    assert source_without_secrets(f"    {line}\n") == f"    {line}\n"
+
+
+def test_a_variable_is_no_secret_in_source_code_while_a_word_may_be_one() -> None:
+    line = "sorted(x, key=score_of_answer), login(password=user_password)"
+    assert source_without_secrets(line) == line
+    assert source_without_secrets("'host=db password=open_sesame'") == f"'host=db password={MASK}'"
 
 
 @pytest.mark.parametrize("form", sorted(FORMS.keys() - {"shell", "bearer"}))

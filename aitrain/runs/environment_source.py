@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import inspect
@@ -40,9 +41,37 @@ def class_file(kind: type) -> Path | None:
 
 
 def files_of(environment: object) -> list[Path]:
-    """The user's files that an adapter's environment is made of, its `source_files`; else the file of its class."""
+    """The user's files that an adapter's environment is made of, its `source_files`; else the file of its class; and
+    the files beside them that they import."""
     own = getattr(environment, "source_files", None)
-    return [file for file in ([class_file(type(environment))] if own is None else own) if file is not None]
+    files = [file for file in ([class_file(type(environment))] if own is None else own) if file is not None]
+    return with_imported(files)
+
+
+def with_imported(files: Iterable[Path]) -> list[Path]:
+    """Files, and those in the same folders that they import, by any of their statements."""
+    found = list(files)
+    for file in found:  # which grows meanwhile
+        if "site-packages" in file.parts or len(found) >= MOST_FILES:
+            continue
+        named = [file.with_name(f"{name}.py") for name in sorted(_imported(file))]
+        found += [path for path in named if path not in found and path.is_file() and not path.is_symlink()]
+    return found
+
+
+def _imported(file: Path) -> set[str]:
+    """First parts of the names of the modules that a file imports."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level < 2:
+            names |= {node.module} if node.module else {one.name for one in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+    return {name.partition(".")[0] for name in names}
 
 
 def source_facts(environment: object) -> dict[str, object]:
@@ -93,8 +122,9 @@ def kept_files(environment: object) -> list[SourceFile]:
     own = getattr(environment, "source_files", None)
     if own is None:
         return source_of(type(environment))
-    folder = os.path.commonpath([file.parent for file in own]) if own else ""
-    return _read((file.relative_to(folder).as_posix(), file) for file in own)
+    files = files_of(environment)
+    folder = os.path.commonpath([file.parent for file in files]) if files else ""
+    return _read((file.relative_to(folder).as_posix(), file) for file in files)
 
 
 def source_of(kind: type) -> list[SourceFile]:
@@ -107,7 +137,7 @@ def source_of(kind: type) -> list[SourceFile]:
         return [{"name": f"{kind.__name__}.py", "text": text}] if 0 < len(text) <= LONGEST_FILE else []
     is_in_package = bool(getattr(sys.modules.get(kind.__module__), "__package__", "")) and _is_package(file.parent)
     if not is_in_package:
-        return _read([(file.name, file)])
+        return _read([(path.name, path) for path in with_imported([file])])
     others = [path for path in _modules(file.parent) if path != file]
     return _read((path.relative_to(file.parent.parent).as_posix(), path) for path in [file, *others])
 

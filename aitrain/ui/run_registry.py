@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -162,12 +163,17 @@ def _found_in(place: Path) -> Iterator[Path]:
     if place.is_file() or is_run(place) or is_sweep(place):
         yield place
     elif place.is_dir():
-        folders = [path for path in place.iterdir() if not path.is_symlink() and (is_run(path) or is_sweep(path))]
+        folders = [path for path in place.iterdir() if _may_enter(path) and (is_run(path) or is_sweep(path))]
         yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def _runs_in(sweep: Path) -> list[Path]:
-    return sorted(path for path in sweep.iterdir() if not path.is_symlink() and is_run(path))
+    return sorted(path for path in sweep.iterdir() if _may_enter(path) and is_run(path))
+
+
+def _may_enter(path: Path) -> bool:
+    """Whether a folder inside another is one of its runs, and not closed to this user."""
+    return not path.is_symlink() and os.access(path, os.X_OK)
 
 
 def is_sweep(path: Path) -> bool:

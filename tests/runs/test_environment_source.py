@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from aitrain.redaction import MASK
-from aitrain.runs.environment_source import LONGEST_FILE, MOST_BYTES, MOST_FILES, keep_source, read_source, source_of
+from aitrain.runs.environment_source import (
+    LONGEST_FILE,
+    MOST_BYTES,
+    MOST_FILES,
+    keep_source,
+    read_source,
+    source_facts,
+    source_of,
+)
 from tests.conftest import write
 
 CLASS = "class Env:\n    def score_episode(self):\n        return 1.0\n"
@@ -33,6 +41,27 @@ def test_the_file_of_a_class_is_kept_and_read_back(imported: Path) -> None:
     environment = importlib.import_module("alone_env").Env()
     keep_source(environment, imported / "run" / "environment")
     assert read_source(imported / "run" / "environment") == [{"name": "alone_env.py", "text": CLASS}]
+
+
+def test_the_files_beside_it_that_it_imports_are_kept_and_belong_to_its_hash(imported: Path) -> None:
+    helpers = {
+        "scored_env.py": f"import points_of_env, secret_of_env\n{CLASS}",
+        "points_of_env.py": "def points():\n    from more_of_env import x\n",
+        "more_of_env.py": "import scored_env\n",
+        "neighbour.py": "",
+    }
+    write(imported, helpers)
+    (imported / "secret_of_env.py").symlink_to(imported / "neighbour.py")
+    module = type(sys)("scored_env")
+    module.__file__ = str(imported / "scored_env.py")
+    sys.modules["scored_env"] = module
+    exec(CLASS, module.__dict__)
+    assert names(module.Env) == ["scored_env.py", "points_of_env.py", "more_of_env.py"]
+    before = source_facts(module.Env())
+    write(imported, {"neighbour.py": "x = 1\n"})
+    assert source_facts(module.Env()) == before
+    write(imported, {"more_of_env.py": "x = 2\n"})
+    assert source_facts(module.Env())["sha256"] != before["sha256"]
 
 
 def test_the_modules_of_its_package_are_kept_with_its_own_first(imported: Path) -> None:
