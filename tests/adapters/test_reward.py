@@ -38,6 +38,18 @@ def standard(completions, **kwargs):
     lengths = [len(one) for one in completions]
     return [(length - mean(lengths)) / (stdev(lengths) or 1) for length in lengths]
 
+def boxed(completions, **kwargs):
+    found = [one.rpartition("boxed{")[2].partition("}")[0] if "boxed{" in one else None for one in completions]
+    return [0.0 if one is None else 1 / found.count(one) for one in found]
+
+def letter(completions, **kwargs):
+    found = [one if one in ("A", "B", "C", "D") else None for one in completions]
+    return [0.0 if one is None else 1 / found.count(one) for one in found]
+
+def shortest_right(completions, solution, **kwargs):
+    lengths = [len(one) for one, truth in zip(completions, solution) if truth in one]
+    return [float(truth in one and len(one) == min(lengths)) for one, truth in zip(completions, solution)]
+
 def number(completions):
     return [int(one) for one in completions]
 """
@@ -47,8 +59,11 @@ ROWS = [{"prompt": f"Say {word}: ", "answer": word} for word in ("yes", "no", "m
 @pytest.fixture(autouse=True)
 def files(here: Path) -> None:
     rows = "".join(json.dumps(row) + "\n" for row in ROWS)
+    solutions = json.dumps({"prompt": "Which ocean is the largest? ", "solution": "Pacific"})
     other = "def exact(completions): return [10] * len(completions)"
-    write(here, {"my_rewards.py": REWARDS, "rows.jsonl": rows, "other/my_rewards.py": other})
+    write(
+        here, {"my_rewards.py": REWARDS, "rows.jsonl": rows, "solutions.jsonl": solutions, "other/my_rewards.py": other}
+    )
 
 
 def environment(id: str, **settings: Any) -> Any:
@@ -105,6 +120,8 @@ def test_a_function_that_compares_answers_gets_the_whole_group() -> None:
         ("exact,short", {}, []),
         ("exact,unique", {}, ["unique"]),
         ("exact,standard", {}, ["standard"]),  # which fails with one answer
+        ("exact,boxed,letter", {}, ["boxed", "letter"]),  # which compare only what is in a form
+        ("shortest_right", {"data": "solutions.jsonl"}, ["shortest_right"]),  # which compares only right answers
         ("longest,number", {}, ["longest"]),  # number fails with any answer of the trial
         ("exact,longest", {"group": ["exact"]}, ["exact"]),
     ],

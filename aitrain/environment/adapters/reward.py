@@ -19,6 +19,18 @@ from aitrain.environment.adapters.user_objects import parse_id, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 
+TRIED_ANSWERS = (
+    "No.",
+    "<think>One and one are two.</think>\n<answer>2</answer>",
+    "So it is \\boxed{12}.\n#### 12",
+    "The answer is B.",
+    "C",
+    '{"answer": 12}',
+)
+"""Answers of the trial that finds the functions that compare answers, in the forms that answers are asked for in."""
+LONGEST_VALUE = 200
+"""Characters of a row's value up to which it may be an answer."""
+
 
 class RewardFunctions:
     """Asks the rows' prompts; the score of an answer is the weighted sum of the functions' rewards."""
@@ -111,9 +123,15 @@ class RewardFunctions:
         return lists
 
     def _comparing(self, row: Row) -> tuple[list[str], list[str]]:
-        """Names of the functions that compare answers, by a trial with three of them, each twice; and of those for
-        which it failed."""
-        texts = ["No.", "<think>One and one are two.</think>\n<answer>2</answer>", self.reference(row) or "#### 12"] * 2
+        """Names of the functions that compare answers, by a trial, and of those for which it failed.
+
+        A function may compare only what it finds in an answer, or only right ones: so the trial also has the values of
+        the row's columns, plain and in a form, and each answer twice.
+        """
+        columns = [value for name, value in row.items() if name != "prompt" and isinstance(value, (str, int, float))]
+        values = [value for value in [self.reference(row), *map(str, columns)] if value and len(value) <= LONGEST_VALUE]
+        right = [text for value in values for text in (value, f"<answer>\\boxed{{{value}}}</answer>\n#### {value}")]
+        texts = list(dict.fromkeys([*TRIED_ANSWERS, *right])) * 2
         is_chat = not isinstance(row["prompt"], str)
         completions: list[Completion] = [
             [{"role": "assistant", "content": text}] if is_chat else text for text in texts
