@@ -267,6 +267,16 @@ def test_a_service_that_cannot_be_reached_or_is_busy_is_a_failure_of_its_own_kin
     assert as_failure(caught.value).kind == kind
 
 
+def test_a_cause_that_was_never_raised_hides_nothing() -> None:
+    def late() -> None:
+        raise RuntimeError("the judge was too slow") from TimeoutError()
+
+    with pytest.raises(RuntimeError) as caught:
+        late()
+    failure = as_failure(caught.value)
+    assert (failure.kind, "the judge was too slow" in failure.message, bool(failure.trace)) == ("raised", True, True)
+
+
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aitrain.environment.runner.PAUSES", (0.0, 0.0))

@@ -61,8 +61,8 @@ def _is_transport_error(error: BaseException) -> bool:
     if isinstance(cause, BaseException) and _is_transport_error(cause):
         return True
     if type(error) is TimeoutError:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        return frame.f_globals.get("__name__", "").partition(".")[0] in _TIMEOUTS_RAISED_IN
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]  # none if it was only named as a cause
+        return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] in _TIMEOUTS_RAISED_IN
     answers = (error, getattr(error, "response", None))
     statuses = [getattr(answer, name, None) for answer in answers for name in ("status_code", "status")]
     is_busy = any(status == busy for status in statuses for busy in _BUSY_STATUSES)
