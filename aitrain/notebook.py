@@ -177,6 +177,7 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
         changed = {"project_name": folder.path.name, **served}
         config = resolved.model_copy(update=changed)
         runner = runner or start_runner(environment, config)
+        activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
         heartbeat.start()
         watchers.start_clock()
         announce = watchers.report.during(show)

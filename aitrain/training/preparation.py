@@ -148,6 +148,7 @@ def prepare_cases(
     """
     arguments, batch = training_arguments(context, precision, processes)
     algorithm, callbacks = Algorithm.of(context.config), custom_callbacks(context.config, context.stop.end_run)
+    context.enter("loading the tokenizer")
     tokenizer = load_tokenizer(context.config, say=say_awaited)
     built = build_datasets(context, tokenizer, processes)
     for name, runner in context.runner.parts.items():

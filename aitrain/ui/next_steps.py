@@ -111,9 +111,12 @@ def _is_over(folder: RunFolder, result: JsonObject) -> bool:
 
 
 def learned_nothing(lines: Iterable[MetricsLine]) -> bool:
-    """Whether in every logged step the completions of each group had the same score."""
-    flat = [line.values.get("frac_reward_zero_std") for line in lines if not line.is_scoring]
-    return bool(flat) and all(share == 1.0 for share in flat)
+    """Whether in every logged step the completions of each group had the same score, or the learning rate was 0, as in
+    the first step of a warm-up."""
+    steps = [line.values for line in lines if not line.is_scoring]
+    return bool(steps) and all(
+        step.get("frac_reward_zero_std") == 1.0 or step.get("learning_rate") == 0.0 for step in steps
+    )
 
 
 def _is_solved(folder: RunFolder) -> bool:

@@ -136,7 +136,8 @@ def _curve(metrics: Path) -> tuple[list[float], MetricsLine | None, bool]:
     steps = [line for line in lines if b'"reward"' in line]
     rewards = [MetricsLine.from_json(parse_object(line) or {}).reward for line in evenly(steps, POINTS)]
     newest = MetricsLine.from_json(parse_object(scorings[-1]) or {}) if scorings else None
-    learned = not steps or any(b'"frac_reward_zero_std": 1.0' not in line for line in steps)
+    unchanged = (b'"frac_reward_zero_std": 1.0', b'"learning_rate": 0.0,')
+    learned = not steps or any(all(mark not in line for mark in unchanged) for line in steps)
     return [reward for reward in rewards if reward is not None], newest, learned
 
 

@@ -146,7 +146,7 @@ def _contradictions(subject: Subject) -> Iterator[EnvFinding]:
 LABELS = 5
 """Number of different answers up to which they are taken for labels, which a prompt may list."""
 LEAD = r"(?:answer|solution|result|ground truth|label|expected|correct)\W{0,3}(?:is|are|:|=)*\W{0,4}"
-NAMED = r"\b(?:gold|target|key|reference|truth)\w*['\"]?\s*[:=]\s*['\"]?"
+NAMED = r"\b(?:gold|target|key|reference|truth)\w*['\"]?\s*(?:[-=]?>|[:=]|is\s)\s*['\"]?"
 """What leads to an answer in a row that was put into the prompt."""
 IN_A_KEY = 4
 """Cases whose answers, one after another in a prompt, are an answer key."""

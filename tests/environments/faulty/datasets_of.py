@@ -64,6 +64,11 @@ class AnswerInPrompt(Sums):
         return super().row(f"{question} (answer: {answer})", answer)
 
 
+class KeyAfterAnArrow(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        return super().row(f"{question} key -> {answer}", answer)
+
+
 class ChoicesInPrompt(Sums):
     def row(self, question: str, answer: str) -> dict[str, Any]:
         choices = sorted({int(answer), int(answer) + 1, int(answer) - 7})

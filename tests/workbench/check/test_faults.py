@@ -25,6 +25,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("datasets_of.FewPrompts", "datasets_of.EachPromptTwice", "duplicates", ""),
     ("datasets_of.TrainedOnHeldOut", "datasets_of.HeldOutApart", "duplicates", ""),
     ("datasets_of.AnswerInPrompt", "datasets_of.ChoicesInPrompt", "leaked-answer", "lazy-policy"),
+    ("datasets_of.KeyAfterAnArrow", "datasets_of.ChoicesInPrompt", "leaked-answer", "lazy-policy"),
     ("datasets_of.KeyInSystemPrompt", "datasets_of.ChoicesInSystemPrompt", "leaked-answer", ""),
     ("datasets_of.OrderOfASet", "sums.Sums", "repeatable-dataset", ""),
     ("datasets_of.UnseededRows", "datasets_of.SeededRows", "repeatable-dataset", "two-ranks"),
