@@ -1,6 +1,6 @@
 """`python -m benchmarks [NAME ...] [--pairs N]`: measures what is claimed, and prints a table of figures and bounds.
 
-A figure is the median of so many pairs, with the smallest and the largest; speeds are ratios of both sides of a pair.
+A figure is the median of all pairs, with the smallest and the largest; speeds are ratios of both sides of a pair.
 Exits 1 when a bound is not met, or a benchmark fails.
 """
 
@@ -30,7 +30,7 @@ def main() -> int:
     """Measure, show, judge."""
     parser = argparse.ArgumentParser("python -m benchmarks", description="Measure what is claimed.")
     parser.add_argument("names", nargs="*", metavar="NAME", choices=NAMES, help=f"(default: all) {', '.join(NAMES)}")
-    parser.add_argument("--pairs", type=positive, help="measure so many pairs (default: 5)")
+    parser.add_argument("--pairs", type=positive, help="number of pairs (default: 5)")
     parser.add_argument("--kills", type=positive, help="of torture (default: 10)")
     parser.add_argument("--processes", type=positive, default=1, help="of torture's run (default: 1)")
     parser.add_argument("--short", action="store_true", help="only to see that it works; bounds may not be met")

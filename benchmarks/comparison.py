@@ -94,7 +94,7 @@ class Population:
         return (1 - self.a / (self.a + self.b)) * self.gain
 
     def detected(self, count: int, draws: int) -> float:
-        """Share of comparisons of so many cases that detect a difference."""
+        """Share of comparisons with this number of cases that detect a difference."""
         rng = random.Random(f"{self!r}/{count}")
         mixture = (ScoredEnv(prompts={str(case): str(case) for case in range(count)}),)
         verdicts = [verdict_of(of_changes(*self.draw(rng, count), mixture)) for _ in range(draws)]

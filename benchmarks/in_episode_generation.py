@@ -65,7 +65,7 @@ def measure(asked: Asked) -> Iterator[Figure]:
 
 
 def compare(name: str, model_name: str, ours: Side, environment: Any, pairs: int, most: float = math.inf) -> Figure:
-    """Both sides in turn, so many times; ours goes once before, uncounted: what runs first allocates and is watched."""
+    """Measure both sides in turn; ours runs once before, uncounted, as the first run allocates and is watched."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar

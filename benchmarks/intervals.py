@@ -29,13 +29,13 @@ Z = NormalDist().inv_cdf(0.975)
 Limits = tuple[float, float]
 Scores = list[float]
 Draw = Callable[[random.Random, int], tuple[list[Scores], float]]
-"""The mean scores of so many cases, before and after for a change, and the population's mean (change)."""
+"""Mean scores of a sample of cases, before and after for a change, and the population's mean (change)."""
 
 
 @dataclass(frozen=True)
 class Population:
-    """Cases to draw. `usual(scores)`: the limits of the method that is usual for such scores. `loose`: with so many
-    cases or fewer, intervals may cover more often."""
+    """Cases to draw. `usual(scores)`: the limits of the method that is usual for such scores. `loose`: the number of cases
+    up to which intervals may cover more often."""
 
     name: str
     draw: Draw
@@ -194,7 +194,7 @@ class Cell:
 
 
 def simulate(population: Population, count: int, draws: int) -> Cell:
-    """Draw so many times; the limits themselves count as covered."""
+    """Share of draws whose interval holds the mean; the limits themselves count as covered."""
     rng = random.Random(f"{population.name}/{count}")
     covered, widths = [0, 0], [0.0, 0.0]
     for _ in range(draws):

@@ -98,7 +98,7 @@ def measure(asked: Asked) -> Iterator[Figure]:
 def compare(
     name: str, training: Training, pairs: int, seconds: float = math.inf, memory: float = math.inf, same: float = 1
 ) -> Iterator[Figure]:
-    """Both sides in turn, so many times. `same`: whether equal completions are required; a GPU's kernels may add up in
+    """Measure both sides in turn. `same`: whether equal completions are required; a GPU's kernels may add up in
     another order every time, and the work is the same then, too, if all answers have the same length."""
     in_new_process(write_settings, training)
     done = [(trained(aitrain_command, training), trained(plain_command, training)) for _ in range(pairs)]

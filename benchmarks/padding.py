@@ -60,7 +60,7 @@ class Lengths:
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """All sides in turn, so many times, each time with other lengths."""
+    """Measure all sides in turn, with other lengths in each pair."""
     with tempfile.TemporaryDirectory(prefix="aitrain-padding-") as folder:
         make_model("very small", Path(folder) / "model")
         rounds = [

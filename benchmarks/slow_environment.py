@@ -119,7 +119,7 @@ def score(text: str) -> float:
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """All of them in turn, so many times, and the loops of a reward function."""
+    """Measure each of them and the loop of a reward function in turn."""
     environments = {name: holding(Slow, held) for name, held in HELD.items()} | {"async": SlowAsync()}
     with ExitStack() as stack:
         sides = {"in processes": stack.enter_context(hosted(Slow(), "process"))}  # forked while there are few threads

@@ -53,7 +53,7 @@ COMMANDS = (
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
-    """Every command in turn, so many times, with TRL's."""
+    """Measure each command and TRL's in turn."""
     if not asked.is_short:
         measure_round()  # the first one reads from disk, and writes byte code
     rounds = [measure_round() for _ in range(asked.pairs)]

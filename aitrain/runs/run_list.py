@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -81,7 +81,7 @@ def look(path: Path) -> Run:
         return Run(path.name, str(path), "foreign")
     status, result = read_object(folder.status), read_object(folder.result)
     rewards = list(_ends(folder.metrics))
-    step, age = as_int(status.get("step")), silence(status)
+    step, age = step_of_run(folder, status), silence(status)
     if age is None:
         with suppress(OSError):
             age = silence({"heartbeat": path.stat().st_mtime})
@@ -140,15 +140,32 @@ def state_of(status: JsonObject) -> str:
     return "stalled" if stalls_at is not None and time.time() > stalls_at + SILENCE else "running"
 
 
+def step_of_run(folder: RunFolder, status: JsonObject) -> int | None:
+    """Steps that a run has done, by its status.json; if its process is gone, also those after its last heartbeat."""
+    step = as_int(status.get("step"))
+    if state_of(status) != "dead":
+        return step
+    lines = [line for line in _first_and_last(folder.metrics)[1] if line.reward is not None]
+    return max(step or 0, lines[0].step) if lines else step
+
+
 def _ends(metrics: Path) -> Iterator[float]:
-    """The first and the last reward, searched in the first and last TAIL bytes."""
+    """The first and the last reward."""
+    for lines in _first_and_last(metrics):
+        yield from islice((line.reward for line in lines if line.reward is not None), 1)
+
+
+def _first_and_last(metrics: Path) -> tuple[Iterable[MetricsLine], Iterable[MetricsLine]]:
+    """The lines in the first TAIL bytes, and those in the last, the newest first."""
     try:
         with open(metrics, "rb", opener=regular) as file:
             first = file.read(TAIL)
             file.seek(max(0, metrics.stat().st_size - TAIL))
             last = file.read(TAIL)
     except OSError:
-        return
-    for lines in (first.splitlines(), last.splitlines()[::-1]):
-        rewards = (MetricsLine.from_json(parse_object(line) or {}).reward for line in lines)
-        yield from islice((reward for reward in rewards if reward is not None), 1)
+        return (), ()
+
+    def parsed(lines: list[bytes]) -> Iterator[MetricsLine]:
+        return (MetricsLine.from_json(parse_object(line) or {}) for line in lines)
+
+    return parsed(first.splitlines()), parsed(last.splitlines()[::-1])

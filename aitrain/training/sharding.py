@@ -58,12 +58,7 @@ def fsdp_arguments(config: TrainConfig, weights: int) -> dict[str, object]:
         "cpu_ram_efficient_loading": settings.cpu_ram_efficient_loading,
         "state_dict_type": "SHARDED_STATE_DICT" if settings.sharded_checkpoints else "FULL_STATE_DICT",
     }
-    accumulation: dict[str, object] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}  # grads stay sharded
-    return {
-        "fsdp": True,
-        "fsdp_config": chosen | config.trl_table("fsdp_config"),
-        "accelerator_config": accumulation | config.trl_table("accelerator_config"),
-    }
+    return {"fsdp": True, "fsdp_config": chosen | config.trl_table("fsdp_config")}
 
 
 def check_can_shard(config: TrainConfig, device: str) -> None:

@@ -72,6 +72,8 @@ def explain_out_of_memory(place: Callable[[], str], trainer: EpisodeTrainer) -> 
         smaller = f"--batch-size {rows // 2} --rl-prompts-per-step {prompts}, " if rows > 1 else ""
         if tokens := trainer.pass_limit.tokens:
             smaller = f"--tokens-per-pass {tokens // 2}, "
+        elif smaller and not trainer.trims:
+            smaller = f"--resume-anyway {smaller}"  # the size of passes changes what is learned
         raise RunFailed(
             f"Out of memory in {place()}: {' '.join(str(error).split())[:160]}\n"
             f"Use {smaller}--peft, or --rl-kl-coef 0, which saves the reference model."

@@ -9,7 +9,7 @@ from typing import TypedDict
 from aitrain.redaction import redact
 from aitrain.runs.json_values import JsonObject, as_float, as_text, regular
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.runs.run_list import state_of
+from aitrain.runs.run_list import state_of, step_of_run
 from aitrain.ui.next_steps import continuing
 
 FAILED = ("failed", "stalled", "dead")
@@ -49,7 +49,7 @@ def run_state(folder: Path) -> RunState:
         "status": "unknown" if state == "damaged" else state,
         "job": job,
         "phase": as_text(status.get("phase")) if state == "running" else "",
-        "step": as_float(status.get("step")),
+        "step": step_of_run(run, status),
         "steps": as_float(status.get("steps")),
         "ends_at": as_float(status.get("ends_at")) if state == "running" else None,
         "heartbeat": as_float(status.get("heartbeat")),

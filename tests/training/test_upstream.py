@@ -182,7 +182,6 @@ SOURCES: list[tuple[Any, list[str]]] = [
     (Trainer._save_optimizer_and_scheduler, ["save_fsdp_model(\n", "save_fsdp_optimizer(\n"]),
     (Trainer._load_optimizer_and_scheduler, ["load_fsdp_optimizer(\n"]),
     (Trainer._save_checkpoint, ["self.save_model(output_dir, _internal_call=True)"]),
-    (Trainer._run_epoch, ['"sync_each_batch"']),
     (AcceleratorState.__init__, ["self.distributed_type = DistributedType.FSDP"]),
     (transformers_fsdp.is_fsdp_enabled, ["ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"]),
     (trl_utils.add_fused_lm_head, ["log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token"]),

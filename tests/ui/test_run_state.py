@@ -13,7 +13,7 @@ import pytest
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
-from aitrain.runs.run_list import runs_in
+from aitrain.runs.run_list import look, runs_in
 from aitrain.ui.cases import CaseRow, case_changes, case_rows
 from aitrain.ui.episodes import Query, find
 from aitrain.ui.run_registry import RunRegistry
@@ -167,3 +167,15 @@ def test_several_samples_of_a_case_count_as_one_and_scores_are_read_with_their_r
     assert found["sampled"]["after"]["low"] < -1.0
     assert found["pass@2"]["after"]["mean"] == 1.0
     assert held_out_curve(RunFolder(tmp_path), rollouts)[0]["sampled"]["count"] == 2
+
+
+def test_a_run_that_was_killed_has_the_steps_of_its_metrics_and_a_resumed_one_those_of_its_status(
+    tmp_path: Path,
+) -> None:
+    """A resumed run deletes lines after its checkpoint with its first own one only."""
+    for name, alive, expected in (("killed", {}, 3), ("resumed", sign_of_life(), 1)):
+        run = make_run(tmp_path / name, [], "running", **alive, rewards=[0.1, 0.2, 0.3])
+        run.write_status("running", step=1)
+        append_lines(run.metrics, [{"step": 3, "reward": 0.5}])
+        assert run_state(run.path)["step"] == expected
+        assert look(run.path).step == expected
