@@ -34,8 +34,8 @@ Draw = Callable[[random.Random, int], tuple[list[Scores], float]]
 
 @dataclass(frozen=True)
 class Population:
-    """Cases to draw. `usual(scores)`: the limits of the method that is usual for such scores. `loose`: the number of cases
-    up to which intervals may cover more often."""
+    """Cases to draw. `usual(scores)`: the limits of the method that is usual for such scores. `loose`: the number of
+    cases up to which intervals may cover more often."""
 
     name: str
     draw: Draw

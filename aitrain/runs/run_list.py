@@ -141,9 +141,9 @@ def state_of(status: JsonObject) -> str:
 
 
 def step_of_run(folder: RunFolder, status: JsonObject) -> int | None:
-    """Steps that a run has done, by its status.json; if its process is gone, also those after its last heartbeat."""
+    """Steps that a run has done, by its status.json; if it has ended, also those after its last heartbeat."""
     step = as_int(status.get("step"))
-    if state_of(status) != "dead":
+    if state_of(status) == "running":
         return step
     lines = [line for line in _first_and_last(folder.metrics)[1] if line.reward is not None]
     return max(step or 0, lines[0].step) if lines else step

@@ -173,9 +173,11 @@ def test_a_run_that_was_killed_has_the_steps_of_its_metrics_and_a_resumed_one_th
     tmp_path: Path,
 ) -> None:
     """A resumed run deletes lines after its checkpoint with its first own one only."""
-    for name, alive, expected in (("killed", {}, 3), ("resumed", sign_of_life(), 1)):
+    for name, status, alive, expected in (
+        ("dead", "running", {}, 3), ("failed", "failed", {}, 3), ("resumed", "running", sign_of_life(), 1),
+    ):  # fmt: skip
         run = make_run(tmp_path / name, [], "running", **alive, rewards=[0.1, 0.2, 0.3])
-        run.write_status("running", step=1)
+        run.write_status(status, step=1)
         append_lines(run.metrics, [{"step": 3, "reward": 0.5}])
         assert run_state(run.path)["step"] == expected
         assert look(run.path).step == expected
