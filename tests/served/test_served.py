@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import stat
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,7 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone_or_refuses_
         assert (first.episodes, second.episodes) == (0, 0)
         first.close()
         assert opened() == (0, 6)
+        time.sleep(11 * served_session.RETRY_SECONDS)  # then it is tried again
         with closing(Running(Objects(rows=3), port)) as first:  # another environment: it would play the fewest
             assert opened() == (0, 6)
 
