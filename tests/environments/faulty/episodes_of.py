@@ -1,10 +1,9 @@
-"""Faults of episodes and tools, each followed by its healthy twin."""
+"""Faults of episodes and tools, and healthy twins."""
 
 from __future__ import annotations
 
 import math
 import random
-import signal
 import tempfile
 import threading
 import time
@@ -46,11 +45,6 @@ class LastAnswerUnread(TwoTurns):
         return second.isdigit()
 
 
-class LastAnswerAnywhere(TwoTurns):
-    def is_right(self, second: str, expected: str) -> bool:
-        return expected in second
-
-
 class Unseeded(TwoTurns):
     def episode(self, case_idx: int, seed: int) -> Turns:
         score = yield from super().episode(case_idx, seed)
@@ -88,36 +82,6 @@ class Patient(Endless):
     tries = 3
 
 
-class GoesOn(TwoTurns):
-    """The task is done, and the episode is not."""
-
-    def start(self, case_idx: int) -> Any:
-        return Talk(str(100 + case_idx), ends=False)
-
-    def reference(self, case_idx: int) -> str:
-        return str(100 + case_idx)
-
-    episode = None
-
-
-class Ends(GoesOn):
-    def start(self, case_idx: int) -> Any:
-        return Talk(str(100 + case_idx), ends=True)
-
-
-class Talk:
-    def __init__(self, wanted: str, ends: bool) -> None:
-        self.wanted, self.ends, self.said = wanted, ends, list[str]()
-
-    def step(self, reply: str) -> str | None:
-        self.said.append(reply.strip())
-        is_over = len(self.said) == 4 or (self.ends and reply.strip() == self.wanted)
-        return None if is_over else "And?"
-
-    def score(self) -> float:
-        return float(self.wanted in self.said)
-
-
 OPEN: list[int] = []
 LOCK = threading.Lock()
 
@@ -138,22 +102,18 @@ class NoCrosstalk(Crosstalk):
         return Crowd(case_idx, [])
 
 
-class Counting:
+class Crowd:
     """Two answers, the numbers from 100 + case_idx on."""
 
-    def __init__(self, case_idx: int, others: list[int], places: int = 1000) -> None:
+    def __init__(self, case_idx: int, others: list[int]) -> None:
         self.case_idx, self.others, self.said = case_idx, others, list[str]()
         with LOCK:
-            if len(others) >= places:
-                raise RuntimeError("CAPACITY_REACHED")
             others.append(case_idx)
 
     def step(self, reply: str) -> str | None:
         self.said.append(reply.strip())
-        return self.question() if len(self.said) == 1 else None
-
-    def question(self) -> str:
-        return "And the next one?"
+        time.sleep(0.002)
+        return f"There are {len(self.others)} here. And the next one?" if len(self.said) == 1 else None
 
     def score(self) -> float:
         return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
@@ -161,12 +121,6 @@ class Counting:
     def close(self) -> None:
         with LOCK:
             self.others.remove(self.case_idx)
-
-
-class Crowd(Counting):
-    def question(self) -> str:
-        time.sleep(0.002)
-        return f"There are {len(self.others)} here. And the next one?"
 
 
 class OneFileForAll(Sums):
@@ -190,34 +144,6 @@ class OneFileForAll(Sums):
 class OneFileEach(OneFileForAll):
     def file(self, answer: str) -> Path:
         return Path(self.folder, f"{answer}-{threading.get_ident()}.txt")
-
-
-PLACES: list[int] = []
-
-
-class FourAtOnce(TwoTurns):
-    """A server that allows four sessions."""
-
-    concurrent = True
-
-    places = 4
-
-    def start(self, case_idx: int) -> Any:
-        return Counting(case_idx, PLACES, self.places)
-
-    episode = None
-
-
-class ManyAtOnce(FourAtOnce):
-    places = 1000
-
-
-class Alarm(Sums):
-    """Sets an alarm, which works in the main thread only."""
-
-    def score_episode(self, text: str, answer: str) -> float:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        return super().score_episode(text, answer)
 
 
 class Shelf:

