@@ -102,19 +102,10 @@ def walk(**settings: Any) -> Any:
     ("settings", "case", "replies", "said", "score", "invalid"),
     [
         ({}, 0, ["forth", "forth"], ["[X] . .\n\nAnswer with one of: back, forth.", ". [X] ."], 0.75, 0.0),
-        ({}, 1, ["back", "forth", "I go FORTH!"], [], 0.5, 0.0),
         ({}, 0, ["forward", "forth", "forth"], ["", "That is no action. Answer with one of: back, forth."], 0.75, 1.0),
         ({"actions": []}, 0, ["not 0 but 1"], ["[X] . .\n\nAnswer with a number from 0 to 1.", ". [X] ."], -0.25, 0.0),
         ({"actions": []}, 0, ["1", "1.0", "0.5", "-1", "1"], [], -0.25, 3.0),
-        ({"actions": ["go", "go forth"]}, 0, ["I go forth."], ["", ". [X] ."], -0.25, 0.0),
-        (
-            {"length": 2, "price": 0.5, "seed": 1},
-            1,
-            ["back", "forth"],
-            ["[X] .\n\nAnswer with one of: back, forth."],
-            0.5,
-            0.0,
-        ),
+        ({"length": 2, "price": 0.5, "seed": 1}, 1, ["back", "forth"], [], 0.5, 0.0),
     ],
 )
 def test_answers_are_read_as_actions_and_the_score_is_the_sum_of_the_rewards(
@@ -132,12 +123,10 @@ def test_an_episode_that_a_limit_ends_keeps_its_rewards_and_the_environment_is_c
     closed.clear()
     assert play(env, cases_of(env)[0], ["forth"])[1].score == -0.25
     assert closed == [1]
-    play(env, cases_of(env)[0], ["forth", "forth"])
-    assert closed == [1, 2]
 
 
 def test_an_environment_that_reads_text_gets_the_whole_answer() -> None:
-    for rl_env in ("gym:Echo-v1", "gem:game:Echo-v0", "gem:rg:words"):
+    for rl_env in ("gym:Echo-v1", "gem:game:Echo-v0"):
         env = made(rl_env, size=1, score_range="0,2")
         said, result = play(env, cases_of(env)[0], ["Hello 1", "stop"])
         assert said == ["Say 0.\nNow.", "You said Hello 1."]
