@@ -17,6 +17,12 @@ from tests.machines.namespaces import Network, cannot_make_machines, end_of
 from tests.ray.cluster import SECONDS, add_machine, variables, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
+
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
+
+from aitrain.launch.ray_processes import cause_of
+
 pytestmark = pytest.mark.skipif(bool(cannot_make_machines()), reason="network namespaces cannot be created here")
 
 STEPS = 60
@@ -75,3 +81,9 @@ def test_two_machines_train_as_two_local_processes_do_though_a_rank_and_a_machin
     assert steps_of(there) == steps_of(here) == list(range(1, STEPS + 1))
     assert difference(there, here) == 0.0
     assert workers_of(there) == []
+
+
+def test_the_errors_of_ray_train_name_the_rank_and_the_cause() -> None:
+    raised = UserExceptionWithTraceback(ValueError("no"), "Traceback (most recent call last):\n  x\nValueError: no")
+    assert cause_of(WorkerGroupError("", {3: raised})) == "Rank 3 was lost: ValueError: no"
+    assert cause_of(ControllerError(RuntimeError("no room"))) == "no room"

@@ -1,4 +1,4 @@
-"""Faults of datasets, and healthy twins."""
+"""Faults of datasets, and healthy environments beside them."""
 
 from __future__ import annotations
 
@@ -96,16 +96,8 @@ class KeyOfTheProcess(Sums):
     def __init__(self) -> None:
         self.shift = random.randrange(1_000_000)
 
-    def right(self, answer: str) -> str:
-        return str(int(answer) + self.shift)
-
     def score_episode(self, text: str, answer: str) -> float:
-        return float(text.strip() == self.right(answer))
+        return float(text.strip() == str(int(answer) + self.shift))
 
     def reference(self, case_idx: int) -> str:
-        return self.right(super().reference(case_idx))
-
-
-class KeyOfTheRow(KeyOfTheProcess):
-    def __init__(self) -> None:
-        self.shift = 4711
+        return str(int(super().reference(case_idx)) + self.shift)

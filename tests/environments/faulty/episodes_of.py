@@ -1,8 +1,7 @@
-"""Faults of episodes and tools, and healthy twins."""
+"""Faults of episodes and tools, and healthy environments beside them."""
 
 from __future__ import annotations
 
-import math
 import random
 import tempfile
 import threading
@@ -29,57 +28,31 @@ class TwoTurns:
         if first.strip() != str(100 + case_idx):
             return 0.0
         second = yield "And the next one?"
-        return float(self.is_right(second.strip(), str(101 + case_idx)))
-
-    def is_right(self, second: str, expected: str) -> bool:
-        return second == expected
+        return float(second.strip() == str(101 + case_idx))
 
     def reference(self, case_idx: int) -> list[str]:
         return [str(100 + case_idx), str(101 + case_idx)]
 
 
-class LastAnswerUnread(TwoTurns):
-    """Any number is right at the end."""
-
-    def is_right(self, second: str, expected: str) -> bool:
-        return second.isdigit()
-
-
 class Unseeded(TwoTurns):
     def episode(self, case_idx: int, seed: int) -> Turns:
         score = yield from super().episode(case_idx, seed)
-        yield f"You draw {self.numbers(seed).random()}."
+        yield f"You draw {random.SystemRandom().random()}."
         return score
-
-    def numbers(self, seed: int) -> Any:
-        return random
 
     def reference(self, case_idx: int) -> list[str]:
         return [*super().reference(case_idx), "Good."]
 
 
-class Seeded(Unseeded):
-    def numbers(self, seed: int) -> Any:
-        return random.Random(seed)
-
-
 class Endless(TwoTurns):
-    tries: float = math.inf
-
     def episode(self, case_idx: int, seed: int) -> Turns:
-        reply, tries = (yield None), 1
+        reply = yield None
         while reply.strip() != str(100 + case_idx):
-            if tries == self.tries:
-                return 0.0
-            reply, tries = (yield "Again."), tries + 1
+            reply = yield "Again."
         return 1.0
 
     def reference(self, case_idx: int) -> list[str]:
         return [str(100 + case_idx)]
-
-
-class Patient(Endless):
-    tries = 3
 
 
 OPEN: list[int] = []
@@ -92,35 +65,30 @@ class Crosstalk(TwoTurns):
     concurrent = True
 
     def start(self, case_idx: int) -> Any:
-        return Crowd(case_idx, OPEN)
+        return Crowd(case_idx)
 
     episode = None
-
-
-class NoCrosstalk(Crosstalk):
-    def start(self, case_idx: int) -> Any:
-        return Crowd(case_idx, [])
 
 
 class Crowd:
     """Two answers, the numbers from 100 + case_idx on."""
 
-    def __init__(self, case_idx: int, others: list[int]) -> None:
-        self.case_idx, self.others, self.said = case_idx, others, list[str]()
+    def __init__(self, case_idx: int) -> None:
+        self.case_idx, self.said = case_idx, list[str]()
         with LOCK:
-            others.append(case_idx)
+            OPEN.append(case_idx)
 
     def step(self, reply: str) -> str | None:
         self.said.append(reply.strip())
         time.sleep(0.002)
-        return f"There are {len(self.others)} here. And the next one?" if len(self.said) == 1 else None
+        return f"There are {len(OPEN)} here. And the next one?" if len(self.said) == 1 else None
 
     def score(self) -> float:
         return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
 
     def close(self) -> None:
         with LOCK:
-            self.others.remove(self.case_idx)
+            OPEN.remove(self.case_idx)
 
 
 class OneFileForAll(Sums):
@@ -129,21 +97,12 @@ class OneFileForAll(Sums):
     concurrent = True
 
     def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="aitrain-faulty-")
-
-    def file(self, answer: str) -> Path:
-        return Path(self.folder, "reply.txt")
+        self.file = Path(tempfile.mkdtemp(prefix="aitrain-faulty-"), "reply.txt")
 
     def score_episode(self, text: str, answer: str) -> float:
-        file = self.file(answer)
-        file.write_text(text.replace("\0", ""))
+        self.file.write_text(text.replace("\0", ""))
         time.sleep(0.003)
-        return float(file.read_text().strip() == answer)
-
-
-class OneFileEach(OneFileForAll):
-    def file(self, answer: str) -> Path:
-        return Path(self.folder, f"{answer}-{threading.get_ident()}.txt")
+        return float(self.file.read_text().strip() == answer)
 
 
 class Shelf:
@@ -180,14 +139,6 @@ class RaisingShelf(Shelf):
         return self.shelves[shelf]
 
 
-class SilentShelf(Shelf):
-    def get_tools(self) -> list[Callable[..., Any]]:
-        return [self.peek]
-
-    def peek(self, shelf: str) -> str:
-        return self.look(shelf)
-
-
 class ToolAnswers:
     shelf: type[Shelf] = Shelf
 
@@ -204,10 +155,3 @@ class ToolAnswers:
 
 class ToolRaises(ToolAnswers):
     shelf = RaisingShelf
-
-
-class ToolUndescribed(ToolAnswers):
-    shelf = SilentShelf
-
-    def reference(self, case_idx: int) -> list[str]:
-        return [reply.replace("look", "peek") for reply in super().reference(case_idx)]

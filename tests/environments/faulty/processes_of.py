@@ -1,4 +1,4 @@
-"""Faults of the process in which episodes run, and healthy twins."""
+"""Faults of the process in which episodes run, and healthy environments beside them."""
 
 from __future__ import annotations
 
@@ -114,10 +114,4 @@ class SlowScore(Sums):
         if text.strip() == answer:
             self.right = self.right + 1
             time.sleep(0.15)
-        return super().score_episode(text, answer)
-
-
-class WaitsTogether(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        time.sleep(0.05)
         return super().score_episode(text, answer)

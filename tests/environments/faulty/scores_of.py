@@ -1,10 +1,9 @@
-"""Faults of scores, and healthy twins."""
+"""Faults of scores, and healthy environments beside them."""
 
 from __future__ import annotations
 
 import random
 import re
-import time
 from typing import Any
 
 from sums import Sums
@@ -13,11 +12,6 @@ from sums import Sums
 class Noise(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return max(0.0, super().score_episode(text, answer) - random.random() / 2)
-
-
-class NoNoise(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return max(0.0, super().score_episode(text, answer) - random.Random(text.strip()).random() / 2)
 
 
 class Percent(Sums):
@@ -30,20 +24,9 @@ class RaisesOnWords(Sums):
         return float(int(text) == int(answer))
 
 
-class HangsOnLongReplies(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        time.sleep(30 if len(text) > 10_000 else 0)
-        return super().score_episode(text, answer)
-
-
 class ShortIsGood(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return 1.0 if text.strip() == answer else max(0.0, 1 - len(text) / 100)
-
-
-class RightAndShortIsGood(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return max(0.0, 1 - len(text) / 1000) if text.strip() == answer else 0.0
 
 
 class AnyNumber(Sums):
@@ -96,11 +79,6 @@ class WorstFirst(Sums):
         return [1.0 - (score or 0.0) for score in scores]
 
 
-class BestFirst(Sums):
-    def score_group(self, scores: list[float | None]) -> list[float]:
-        return [score or 0.0 for score in scores]
-
-
 class PaidFormat(InTags):
     def score_episode(self, text: str, answer: str) -> float:
         return max(0.6 * ("<answer>" in text and "</answer>" in text), super().score_episode(text, answer))
@@ -139,19 +117,9 @@ class ComparesMessages(Sums):
         return float(completion == answer)
 
 
-class ReadsMessages(Sums):
-    def score_episode(self, completion: Any, answer: str) -> float:
-        return float(completion[-1]["content"].strip() == answer)
-
-
 class Generates(Sums):
     def score_episode(self, model: Any, text: str, answer: str) -> float:
         return float(model.generate(text) == answer)
-
-
-class NamesTheModel(Sums):
-    def score_episode(self, model: Any, tokenizer: Any, text: str, answer: str) -> float:
-        return super().score_episode(text, answer)
 
 
 class GullibleJudge(Sums):
