@@ -1,4 +1,4 @@
-"""Gymnasium's and GEM's environments, on stand-ins with their functions; `real/` has the packages themselves."""
+"""Gymnasium's environments, on a stand-in with its functions; `real/` has the package itself, and GEM."""
 
 from __future__ import annotations
 
@@ -80,18 +80,14 @@ class Arm(Echo):
 
 
 @pytest.fixture(autouse=True)
-def packages(install: Callable[..., None]) -> None:
-    for distribution, name in (("gymnasium", "gymnasium"), ("gem-llm", "gem")):
-        files = {"__init__": f"from {name}.registration import make\nimport {name}.envs\n", "registration": MAKE}
-        files |= {"envs/__init__": REGISTERED, "envs/walk": WALK}
-        version = "1.2.0" if name == "gymnasium" else "0.1.0"
-        texts = {f"{name}/{file}.py": text.replace("gymnasium", name) for file, text in files.items()}
-        if name == "gem":
-            texts["gem/envs/__init__.py"] = (
-                'from gem.registration import register\nregister("game:Echo-v0", "gem.envs.walk:Echo")\n'
-                'for word in ("sums", "words"):\n    register(f"rg:{word}", "gem.envs.walk:Echo")\n'
-            )
-        install(distribution, version, texts)
+def package(install: Callable[..., None]) -> None:
+    files = {
+        "__init__": "from gymnasium.registration import make\nimport gymnasium.envs\n",
+        "registration": MAKE,
+        "envs/__init__": REGISTERED,
+        "envs/walk": WALK,
+    }
+    install("gymnasium", "1.2.0", {f"gymnasium/{file}.py": text for file, text in files.items()})
 
 
 def walk(**settings: Any) -> Any:
@@ -126,30 +122,15 @@ def test_an_episode_that_a_limit_ends_keeps_its_rewards_and_the_environment_is_c
 
 
 def test_an_environment_that_reads_text_gets_the_whole_answer() -> None:
-    for rl_env in ("gym:Echo-v1", "gem:game:Echo-v0"):
-        env = made(rl_env, size=1, score_range="0,2")
-        said, result = play(env, cases_of(env)[0], ["Hello 1", "stop"])
-        assert said == ["Say 0.\nNow.", "You said Hello 1."]
-        assert result.score == 1.0
+    env = made("gym:Echo-v1", size=1, score_range="0,2")
+    said, result = play(env, cases_of(env)[0], ["Hello 1", "stop"])
+    assert said == ["Say 0.\nNow.", "You said Hello 1."]
+    assert result.score == 1.0
 
 
-@pytest.mark.parametrize(
-    ("rl_env", "settings", "word"),
-    [
-        ("gym:Wakl-v1", {}, "Did you mean Walk-v1?"),
-        ("gym:Walk-v1", {"lenght": 3}, "Did you mean length?"),
-        ("gem:game:Ecko-v0", {}, "Did you mean game:Echo-v0?"),
-    ],
-)
-def test_ids_and_settings_are_checked_without_importing_the_package(
-    rl_env: str, settings: dict[str, Any], word: str
-) -> None:
-    assert word in refusal(rl_env, **settings)
-    assert {"gymnasium", "gem"}.isdisjoint(sys.modules)
-
-
-def test_what_only_the_environment_can_tell_is_refused_when_it_is_made() -> None:
-    with pytest.raises(ConfigError, match="set score_range"):
-        made("gym:Walk-v1")
+def test_ids_and_settings_are_checked_without_importing_the_package_and_actions_when_it_is_made() -> None:
+    assert "Did you mean Walk-v1?" in refusal("gym:Wakl-v1")
+    assert "Did you mean length?" in refusal("gym:Walk-v1", lenght=3)
+    assert "gymnasium" not in sys.modules
     with pytest.raises(ConfigError, match="has 2 actions"):
         walk(actions=["go"])

@@ -134,16 +134,8 @@ def test_functions_that_compare_are_named_or_found_by_a_trial(
     assert "number" not in name or "not known, as the trial failed: number" in dataset_note(env)
 
 
-@pytest.mark.parametrize(
-    ("id", "settings", "word"),
-    [
-        ("my_rewards.py:exat", {}, "Did you mean exact?"),
-        ("exact", {}, "reward:my_rewards.py:exact,short"),
-        ("my_rewards.py:exact", {"data": "row.jsonl"}, "Did you mean rows.jsonl?"),
-        ("my_rewards.py:exact", {"wieghts": [1]}, "Did you mean weights?"),
-    ],
-)
-def test_what_is_wrong_is_refused_without_running_the_file(id: str, settings: dict[str, Any], word: str) -> None:
+def test_what_is_wrong_is_refused_without_running_the_file() -> None:
     write(Path.cwd(), {"my_rewards.py": REWARDS + "open('somebody_ran_this', 'w').close()\n"})
-    assert word in refusal(f"reward:{id}", **{"data": "rows.jsonl", **settings})
+    assert "Did you mean exact?" in refusal("reward:my_rewards.py:exat", data="rows.jsonl")
+    assert "Did you mean rows.jsonl?" in refusal("reward:my_rewards.py:exact", data="row.jsonl")
     assert not Path("somebody_ran_this").exists()
