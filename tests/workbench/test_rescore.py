@@ -188,8 +188,7 @@ class Shop:
 
 def test_tools_run_again_in_a_replay_and_malformed_calls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoTemplateSupport, "has_tool_calls", True)  # the template can write tool calls
-    said = ['{"name": "buy", "arguments": {"count": 3}}', '{"name": "buy", "arguments": {"count": 3']
-    said += ['{"name": "buy", "arguments": {}}', '{"name": "buy", "arguments": {"count": 4}}']
+    said = ('{"name": "buy", "arguments": {"count": 3', '{"name": "buy", "arguments": {"count": 7}}')
     calls = [f"<tool_call>{call}</tool_call>$" for call in said]
     records = saved(Shop(), lambda text: [*calls, "done$"][text.count("$a:") - 1])
     opened = OpenedEnvironment(Shop(), rows())
