@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.runs.environment_source import kept_files, source_facts
 from tests.conftest import write
+from tests.rehearsal import Rehearsed, rehearse
 
 
 class ByteTokenizer:
@@ -94,6 +96,17 @@ def play(
         return said, session.score(arguments)
     finally:
         session.close()
+
+
+def rows_of(environment: Any) -> list[dict[str, Any]]:
+    """The rows of an environment that a server has."""
+    return asyncio.run(environment.build_dataset())
+
+
+def play_row(environment: Any, *replies: str, number: int = 0) -> Rehearsed:
+    """One row of it, played with these replies."""
+    row = rows_of(environment)[number]
+    return rehearse(environment, replies, Case(number, row["prompt"], row, number))
 
 
 @pytest.fixture

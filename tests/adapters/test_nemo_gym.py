@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 
 from aitrain.environment.adapters.nemo_gym import NeMoGym
-from aitrain.environment.contract import Case
+from tests.adapters.conftest import play_row, rows_of
 from tests.adapters.http_servers import NemoHandler, Server
-from tests.rehearsal import Rehearsed, rehearse
+from tests.rehearsal import Rehearsed
 
 PRESS = {
     "type": "function", "name": "press", "description": "Press it.", "strict": True,
@@ -44,14 +43,8 @@ def environment(url: str, folder: Path, task: dict[str, Any] = TASK, **settings:
     return NeMoGym(url, **{"data": str(file), "score_range": "0,1", **settings})
 
 
-def rows_of(made: NeMoGym) -> list[Any]:
-    return asyncio.run(made.build_dataset())
-
-
 def play(server: Server, folder: Path, *replies: str, **more: Any) -> Rehearsed:
-    made = environment(server.url, folder, {**TASK, **more})
-    (row,) = rows_of(made)
-    return rehearse(made, replies, Case(0, row["prompt"], row))
+    return play_row(environment(server.url, folder, {**TASK, **more}), *replies)
 
 
 def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path, server: Server) -> None:
