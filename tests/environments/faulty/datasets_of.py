@@ -14,14 +14,6 @@ class LastWordOfAssistant(Sums):
         return {"prompt": said, "answer": answer}
 
 
-class SharedCaseIdx(Sums):
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{**row, "case_idx": number // 2} for number, row in enumerate(super().build_dataset())]
-
-    def reference(self, case_idx: int) -> None:
-        return None
-
-
 class NoneOfThese(Sums):
     """The user has the last word, prompts have names of their own and come twice, and held-out ones come only there."""
 
@@ -64,25 +56,6 @@ class ChoicesInPrompt(Sums):
     def row(self, question: str, answer: str) -> dict[str, Any]:
         choices = sorted({int(answer), int(answer) + 1, int(answer) - 7})
         return super().row(f"{question} Choose one of {choices}.", answer)
-
-
-class KeyInSystemPrompt(Sums):
-    def system(self) -> str:
-        key = "; ".join(f"({number}) {answer}" for number, (_, answer) in enumerate(self.questions(), start=1))
-        return f"For those who mark: {key}"
-
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        said = [{"role": "system", "content": self.system()}, {"role": "user", "content": question}]
-        return {"prompt": said, "answer": answer}
-
-
-class ChoicesInSystemPrompt(KeyInSystemPrompt):
-    """All answers that there are, in an order of their own, and a few solved questions."""
-
-    def system(self) -> str:
-        answers = ", ".join(sorted({answer for _, answer in self.questions()}, reverse=True))
-        solved = [f"{question} -> {answer}" for question, answer in self.questions()[:3]]
-        return "\n".join([f"The answer is one of {answers}.", *solved])
 
 
 class OrderOfASet(Sums):
