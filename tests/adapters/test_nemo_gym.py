@@ -69,10 +69,10 @@ def test_tools_are_called_in_the_session_and_verify_scores_what_was_said_and_cal
     assert played.scored.score == 1.0
     assert played.scored.metrics == {"presses": 2.0, "politeness": 0.5, "mask_sample": 0.0}
     (session,) = server.sessions.values()
-    said = session["response"]["output"]
-    assert [item["type"] for item in said] == [*["function_call", "function_call_output"] * 2, "message"]
-    assert said[2]["call_id"] == said[3]["call_id"] != said[0]["call_id"]
-    assert said[4]["content"][0]["text"] == "Done."
+    first, _, call, output, answer = session["response"]["output"]
+    assert (call["type"], output["type"]) == ("function_call", "function_call_output")
+    assert call["call_id"] == output["call_id"] != first["call_id"]
+    assert answer["content"][0]["text"] == "Done."
     assert play(server, tmp_path, TWICE, "Done.", masked=True).scored.score is None
     verify = play(server, tmp_path, TWICE.replace("press", "verify"))
     assert verify.moves[0].messages[0]["content"] == "error: there is no tool verify"

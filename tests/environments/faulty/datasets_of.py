@@ -15,26 +15,17 @@ class LastWordOfAssistant(Sums):
 
 
 class NoneOfThese(Sums):
-    """The user has the last word, prompts have names of their own and come twice, and held-out ones come only there."""
+    """Prompts come twice, and held-out ones only there."""
 
     def questions(self) -> list[tuple[str, str]]:
-        return super().questions() * 2
-
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        said = [{"role": "user", "content": question}, {"role": "assistant", "content": "Let me see."}]
-        return {"prompt": [*said, {"role": "user", "content": "Well?"}], "answer": answer}
-
-    def named(self) -> list[dict[str, Any]]:
-        return [{**row, "case_idx": number + 100} for number, row in enumerate(super().build_dataset())]
+        *others, last = super().questions()
+        return [*others, *others, *[last] * 5]
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        return [row for row in self.named() if row["case_idx"] % 24 >= 5]
+        return super().build_dataset()[:-5]
 
     def build_eval_dataset(self) -> list[dict[str, Any]]:
-        return [row for row in self.named() if row["case_idx"] % 24 < 5]
-
-    def reference(self, case_idx: int) -> str:
-        return str(super().reference(case_idx - 100))
+        return super().build_dataset()[-5:]
 
 
 class FewPrompts(Sums):
