@@ -134,7 +134,7 @@ class Fails:
     """Each row fails in its own way."""
 
     def build_dataset(self) -> list[Any]:
-        return [{"prompt": what} for what in ("raise", "hang", "text", "range", "model", "fine")]
+        return [{"prompt": what} for what in ("raise", "hang", "range", "model", "fine")]
 
     def score_episode(self, prompt: str, model: Any) -> Any:
         if prompt == "raise":
@@ -143,4 +143,4 @@ class Fails:
             threading.Event().wait()
         if prompt == "model":
             model.generate([1])
-        return {"text": "a text", "range": 2.0, "fine": 1.0}[prompt]
+        return {"range": 2.0, "fine": 1.0}[prompt]

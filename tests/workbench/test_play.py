@@ -9,7 +9,7 @@ import pytest
 
 from aitrain import Score, TrainConfig
 from aitrain.environment.contract import Case
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import ConfigError
 from aitrain.jobs.tiny_tokenizer import TinyTokenizer
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.model_view import ModelView
@@ -107,16 +107,6 @@ def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
 
 
 # -- what goes wrong
-
-
-def test_a_failure_names_the_case_and_the_line() -> None:
-    class Broken:
-        def score_episode(self) -> float:
-            raise ValueError("no such city")
-
-    with pytest.raises(EnvironmentFailed, match="score_episode of case c0 raised: ValueError: no such city") as failed:
-        play(OpenedEnvironment(Broken(), cases()), TrainConfig(), VIEW, PlayOptions(policy="empty"))
-    assert "test_play.py, line" in str(failed.value)
 
 
 # -- aitrain env show
