@@ -9,7 +9,6 @@ import pytest
 
 from aitrain.cli.env_list import env_list
 from aitrain.environment.adapters import ADAPTERS
-from aitrain.workbench.listing import listed_environments
 from tests.conftest import write
 
 
@@ -25,23 +24,15 @@ def install(folder: Path, name: str, version: str, entry_points: str = "") -> No
     )
 
 
-def test_an_installed_package_lists_its_environments_by_an_entry_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path, "hotels", "1.2", "[aitrain.environments]\nhotel = hotels.booking:Hotel\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    (found,) = [one for one in listed_environments() if one.source == "installed"]
-    assert (found.rl_env, found.package, found.version) == ("hotels.booking:Hotel", "hotels", "1.2")
-
-
-def test_adapters_are_listed_with_the_version_of_their_package_and_what_is_wrong_with_it(
+def test_installed_environments_and_adapters_are_listed_with_what_is_wrong_with_their_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(tmp_path, "reasoning_gym", "0.1.25")
+    install(tmp_path, "hotels", "1.2", "[aitrain.environments]\nhotel = hotels.booking:Hotel\n")
     install(tmp_path, "textarena", "0.1")
     monkeypatch.syspath_prepend(tmp_path)
     env_list(as_json=True)
-    adapters = {one["rl_env"].partition(":")[0]: one for one in json.loads(capsys.readouterr().out)}
-    assert set(ADAPTERS) <= set(adapters)
-    assert (adapters["reasoning-gym"]["version"], adapters["reasoning-gym"]["problem"]) == ("0.1.25", "")
-    assert "0.1 is installed" in adapters["textarena"]["problem"]
+    listed = {one["rl_env"].partition(":")[0]: one for one in json.loads(capsys.readouterr().out)}
+    assert set(ADAPTERS) <= set(listed)
+    hotel = listed["hotels.booking"]
+    assert (hotel["source"], hotel["package"], hotel["version"]) == ("installed", "hotels", "1.2")
+    assert "0.1 is installed" in listed["textarena"]["problem"]

@@ -30,7 +30,7 @@ class NoneOfThese(Sums):
         with self.lock:
             return super().build_dataset()
 
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         random.Random(answer).random()
         if text == answer:
             subprocess.run(["true"], env={**os.environ, "EXPECTED_ANSWER": answer}, check=True)
@@ -40,58 +40,50 @@ class NoneOfThese(Sums):
         one, other = socket.socketpair()
         with one, other:
             one.sendall(b"x")
-        return super().score_episode(text, answer)
 
 
 class ChangesDirectory(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         os.chdir(Path(__file__).parent)
-        return super().score_episode(text, answer)
 
 
 class SetsVariables(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         os.environ["EXPECTED_ANSWER"] = answer
-        return super().score_episode(text, answer)
 
 
 class SetsGlobalSeed(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         random.seed(int(answer))
-        return super().score_episode(text, answer)
 
 
 class LeavesThreads(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         threading.Thread(target=time.sleep, args=[600], daemon=True).start()
-        return super().score_episode(text, answer)
 
 
 class LeavesProcesses(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         if text == answer:
             subprocess.Popen(["sleep", "20"])
-        return super().score_episode(text, answer)
 
 
 class AsksSomebody(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         try:
             socket.create_connection(("127.0.0.1", 9), timeout=0.1).close()
         except OSError:
             pass
-        return super().score_episode(text, answer)
 
 
 class AlarmCaught(Sums):
     """As math-verify: a time limit by a signal, and whatever goes wrong is a wrong answer."""
 
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         try:
             signal.signal(signal.SIGALRM, signal.default_int_handler)
         except ValueError:
             time.sleep(0)  # and goes on without a limit
-        return super().score_episode(text, answer)
 
 
 class LockInTheRow(Sums):
@@ -110,8 +102,7 @@ class SlowScore(Sums):
 
     right = 0
 
-    def score_episode(self, text: str, answer: str) -> Any:
+    def does(self, text: str, answer: str) -> None:
         if text.strip() == answer:
             self.right = self.right + 1
             time.sleep(0.15)
-        return super().score_episode(text, answer)
