@@ -43,8 +43,12 @@ DEMO = ["--rl-env=envs.arithmetic", "--rl-prompts-per-step=16", "--batch-size=12
 
 @pytest.mark.parametrize(
     "where",
-    [[], ["--peft"], ["--vllm-mode=server", "--peft"], ["--vllm-mode=server", "--vllm-sync=disk"]],
-    ids=["colocate", "colocate-lora", "adapter", "disk"],
+    [
+        pytest.param([], id="colocate"),
+        pytest.param(["--peft"], id="colocate-lora", marks=pytest.mark.slow),
+        pytest.param(["--vllm-mode=server", "--peft"], id="adapter"),
+        pytest.param(["--vllm-mode=server", "--vllm-sync=disk"], id="disk", marks=pytest.mark.slow),
+    ],
 )
 def test_episodes_of_several_turns_are_played_with_the_weights_of_each_step(tmp_path: Path, where: list[str]) -> None:
     """With 21 steps the weights have arrived twenty times."""
