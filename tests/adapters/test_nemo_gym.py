@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aitrain import EnvironmentFailed, TrainConfig
 from aitrain.environment.adapters.nemo_gym import NeMoGym
+from aitrain.environment.adapters.openenv import OpenEnv
+from aitrain.environment.adapters.openenv_text import OpenEnvText
+from aitrain.environment.adapters.ors import OpenRewardServer
+from aitrain.environment.contract import Case
+from aitrain.environment.runner import EnvRunner
 from tests.adapters.conftest import play_row, rows_of
 from tests.adapters.http_servers import NemoHandler, Server
 from tests.rehearsal import Rehearsed
+from tests.runner_calls import open_sessions
 
 PRESS = {
     "type": "function", "name": "press", "description": "Press it.", "strict": True,
@@ -76,3 +85,22 @@ def test_tools_are_called_in_the_session_and_verify_scores_what_was_said_and_cal
     assert play(server, tmp_path, TWICE, "Done.", masked=True).scored.score is None
     verify = play(server, tmp_path, TWICE.replace("press", "verify"))
     assert verify.moves[0].messages[0]["content"] == "error: there is no tool verify"
+
+
+# -- all adapters by URL
+
+KINDS = [OpenRewardServer, OpenEnv, partial(NeMoGym, data="tasks.jsonl")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: Any, here: Path) -> None:
+    (here / "tasks.jsonl").write_text('{"responses_create_params": {"input": "?"}}')
+    made = kind("http://127.0.0.1:9", score_range="0,1")
+    with pytest.raises(EnvironmentFailed, match=r"Start the .* server at http://127\.0\.0\.1:9 first"):
+        rows_of(made)
+    if kind is OpenEnv:
+        made.text = OpenEnvText({"properties": {}})
+    row = {"index": 1, "reset": {}, "task": {}}
+    with closing(EnvRunner(made, TrainConfig(rl_env_retries=1))) as runner:
+        sessions = open_sessions(runner, [Case(number, [], row, number) for number in range(3)], [0, 0, 0])
+    assert [one.failure.kind for one in sessions if one.failure] == ["server"] * 3

@@ -28,13 +28,16 @@ class Sums(Environment):
     @tool
     def submit(self, params: Answer) -> ToolOutput:
         """Say the sum."""
-        reward = float(params.value == self.task_spec["a"] + self.task_spec["b"])
-        return ToolOutput(blocks=[TextBlock(text="thanks")], reward=reward, finished=True)
+        off_by = params.value - self.task_spec["a"] - self.task_spec["b"]
+        if off_by == 99:
+            raise ZeroDivisionError("division by zero")
+        text, metadata = TextBlock(text="thanks"), {"off_by": off_by, "who": "x"}
+        return ToolOutput(blocks=[text], reward=float(not off_by), finished=True, metadata=metadata)
 
     @tool
     def hint(self) -> ToolOutput:
         """Get a hint."""
-        return ToolOutput(blocks=[TextBlock(text="h" * 9000)])
+        return ToolOutput(blocks=[TextBlock(text="two" + " " * 9000 + "words")])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from aitrain.environment.adapters.ors import OpenRewardServer
+from aitrain.execution.failure import CallFailed
 from tests.adapters.conftest import play_row
 from tests.adapters.real.conftest import Train, in_environment, server
 
@@ -22,14 +25,24 @@ def test_openenv_with_64_sessions_at_once_on_two_ranks(tmp_path: Path, train: Tr
     assert any("Input should be a valid integer" in str(one["messages"]) for one in records)
 
 
+def call(name: str, arguments: str = "{}") -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
 def test_tools_of_ors_are_called_and_the_one_that_finishes_ends_the_episode(tmp_path: Path) -> None:
+    wrong = call("submit", '{"value": "x"}'), call("submit", "4")
     with server("ors_sums.py", tmp_path) as url:
-        calls = ['{"name": "hint"}', '{"name": "submit", "arguments": {"value": "x"}}']
-        calls.append('{"name": "submit", "arguments": {"value": 5}}')
-        said = [f"<tool_call>{call}</tool_call>" for call in calls]
-        played = play_row(OpenRewardServer(url, score_range="0,1"), *said, number=4)
-    hint, refused, submitted = (move.messages[0]["content"] for move in played.moves)
-    assert (hint, submitted) == ("h" * 9000, "thanks")
+        environment = OpenRewardServer(url, score_range="0,1", unrewarded=None)
+        played = play_row(environment, call("hint"), *wrong, call("submit", '{"value": 5}'), "never said", number=4)
+        assert play_row(environment, call("hint")).scored.score is None
+        with pytest.raises(CallFailed, match="division by zero"):
+            play_row(environment, call("submit", '{"value": 100}'))
+    assert played.opening.messages == ({"role": "user", "content": "What is 4 + 1?"},)
+    assert {tool["function"]["name"] for tool in played.opening.tools} == {"submit", "hint"}
+    hint, refused, malformed, submitted = (move.messages[0]["content"] for move in played.moves)
+    assert (hint, submitted) == ("two" + " " * 9000 + "words", "thanks")  # spaces at the edges of chunks are kept
     assert refused.startswith("error: ")
+    assert malformed.startswith("error: submit: the arguments are not a JSON object")
     assert played.is_over
     assert played.scored.score == 1.0
+    assert played.scored.metrics == {"off_by": 0.0, "return": 1.0, "rewards": 1.0}
