@@ -38,11 +38,12 @@ def play(server: OpenEnvServer, *replies: str, number: int = 0, **settings: Any)
 
 
 def test_each_case_is_reset_with_its_own_seed(server: OpenEnvServer) -> None:
-    built = rows_of(environment(server, size=3, seed=20, reset={"tone": " Hurry!"}))
-    assert [row["reset"] for row in built] == [{"tone": " Hurry!", "seed": 20 + number} for number in range(3)]
-    opening = play(server, number=2, seed=20, reset={"tone": " Hurry!"}, system="Guess.").opening
-    assert [message["content"] for message in opening.prompt or []] == ["Guess.", "A number from 0 to 9. Hurry!"]
-    assert server.resets == [{"tone": " Hurry!", "seed": 22}]
+    settings = {"size": 3, "seed": 20, "reset": {"tone": " Hurry!"}, "system": "Guess."}
+    openings = [play(server, number=number, **settings).opening for number in range(3)]
+    assert [[message["content"] for message in opening.prompt or []] for opening in openings] == [
+        ["Guess.", "A number from 0 to 9. Hurry!"]
+    ] * 3
+    assert server.resets == [{"tone": " Hurry!", "seed": 20 + number} for number in range(3)]
 
 
 def test_the_answer_is_the_action_and_done_ends_the_episode_with_the_sum_of_rewards(server: OpenEnvServer) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -31,10 +30,9 @@ def saying(*answers: str) -> Scripted:
 
 def test_rows_hold_all_that_a_rollout_needs_and_held_out_ones_are_the_environments_own() -> None:
     handler, environment = signal.getsignal(signal.SIGTERM), made("verifiers:my-env", **RANGE)
-    (first, *rest) = cases_of(environment)
+    first, *_ = cases_of(environment)
     assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0+0"}]
     assert first.row["vf_input"] == {"answer": "0"}
-    assert len(rest) == 5
     assert len(environment.build_eval_dataset()) == 2
     assert made("verifiers:my_env:load_other", **RANGE).build_eval_dataset is None
     assert signal.getsignal(signal.SIGTERM) is handler  # which the framework sets
@@ -42,11 +40,10 @@ def test_rows_hold_all_that_a_rollout_needs_and_held_out_ones_are_the_environmen
     assert environment.env.torn_down == 1
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_the_rubric_scores_and_each_function_is_a_metric(isolation: Any) -> None:
+def test_the_rubric_scores_and_each_function_is_a_metric() -> None:
     environment = made("verifiers:my-env", **RANGE)
     episodes, _ = play(
-        environment, saying("2"), of=cases_of(environment)[:3], rl_env_isolation=isolation, rl_score_range="any"
+        environment, saying("2"), of=cases_of(environment)[:3], rl_env_isolation="process", rl_score_range="any"
     )
     assert [episode.result.score for episode in episodes] == [0.45, 1.45, 0.45]
     assert episodes[1].result.metrics == {"exact": 1.0, "short": 0.9, "parts/a": 1.0, "parts/b": 2.0}

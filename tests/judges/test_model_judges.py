@@ -104,9 +104,8 @@ def test_a_verdict_is_one_json_object_and_nothing_is_guessed(model: JudgeModel, 
 def test_an_answer_cannot_end_its_quotation_or_write_control_tokens(attack: str) -> None:
     text = quoted("answer", attack)
     tag = text.partition("\n")[0]
-    assert text.count(tag) == 1
-    assert text.count(tag.replace("<", "</")) == 1
-    assert text.endswith(tag.replace("<", "</"))
+    end = tag.replace("<", "</")
+    assert (text.count(tag), text.count(end), text.endswith(end)) == (1, 1, True)
     assert not any(token in text for token in ("<|", "[INST]", "[/INST]", "</s>", "<think>", "\u200b", "\u202e"))
 
 
@@ -235,10 +234,7 @@ def test_a_remote_judge_gets_the_answer_and_the_row(model: JudgeModel) -> None:
     score = judge(**row, text="four", prompt="2 + 2?", messages=[], case_idx=7, case=row)
     assert score == Score(0.5, {"theirs": 0.5, "theirs/length": 3.0})
     (body,) = model.asked
-    assert body == {
-        "response": "four", "label": "4", "extra_info": {"index": 1}, "prompt": "2 + 2?", "messages": [],
-        "case_idx": 7, "row": {**row, "when": "a"},
-    }  # fmt: skip
+    assert (body["response"], body["label"], body["row"]) == ("four", "4", {**row, "when": "a"})
 
 
 def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatch: pytest.MonkeyPatch) -> None:

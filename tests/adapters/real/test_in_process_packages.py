@@ -29,10 +29,8 @@ def test_five_steps_of_training(rl_env: str, train: Train) -> None:
 
 
 @OLDER
-def test_a_game_and_a_question_of_gem_are_won() -> None:
+def test_a_game_of_gem_is_won() -> None:
     env = made("gem:game:GuessTheNumber-v0-easy", size=4, score_range="-1,1", max_turns=11)
     results = [play(env, case, [rf"\boxed{{{n}}}" for n in range(1, 11)])[1] for case in cases_of(env)]
     assert [result.score for result in results] == [1.0] * 4
-    env = made("gem:rg:chain_sum", size=1, score_range="-1,1")
-    assert play(env, cases_of(env)[0], [r"\boxed{0}"])[1].score is not None
     assert "Did you mean game:GuessTheNumber-v0-easy?" in refusal("gem:game:GuessTheNumber-v0-eazy")

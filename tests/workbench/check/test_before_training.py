@@ -49,14 +49,11 @@ def checked(environment: Any, seconds: float = 30.0, **options: Any) -> FastChec
     return check_quickly(environment, build_cases(environment, None)[0], TrainConfig(**options), seconds)
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_healthy_environment_gets_one_line_and_leaves_no_file(
-    isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = checked(Sums(), rl_env_isolation=isolation)
-    assert found.skipped == ""
-    assert (found.findings, found.all_failed) == ((), "")
+    found = checked(Sums(), rl_env_isolation="process")
     assert list(found.lines()) == [f"Environment checks: {found.passed} passed."]
     assert found.passed >= 9
     assert not list(tmp_path.iterdir())
