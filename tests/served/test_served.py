@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import stat
 import threading
 import time
@@ -18,8 +17,6 @@ from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment import env_connection, env_service, served_session
 from aitrain.environment.contract import env_kind
 from aitrain.environment.dataset import build_cases
-from aitrain.environment.episode_group import Group
-from aitrain.environment.group_scoring import score_groups
 from aitrain.environment.locator import check_by_reading, find_env
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
@@ -89,12 +86,10 @@ def test_rows_come_in_pages_and_in_the_form_of_the_records(monkeypatch: pytest.M
 
 def test_groups_are_scored_on_the_server() -> None:
     def scored(environment: Any) -> object:
-        cases = replace(build_cases(environment, None)[0], first=1)
+        case = build_cases(environment, None)[0][1]
         with closing(Player(environment, TrainConfig())) as player:
-            played = player.play([Play(cases[1], JUNK), Play(cases[1], JUNK, 1)])
-            failed = replace(played[1], score=None)
-            group = Group(cases[1], [played[0].as_member, failed.as_member])
-            return asyncio.run(score_groups(player.runner, [group]))
+            played, failed = player.play([Play(case, JUNK), Play(case, JUNK, 1)])
+            return player.score_groups([[played, replace(failed, score=None)]])
 
     with served(WithTools()) as client:
         assert scored(client) == scored(WithTools())

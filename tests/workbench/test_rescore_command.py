@@ -30,8 +30,8 @@ def record(number: int, text: str, score: float | None, **more: Any) -> dict[str
     prompt = f"{number}? "
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
     row = {"row_number": number, "case_idx": number, "row": {"answer": str(number)}, "seed": 1}
-    said = {"prompt": prompt, "messages": messages, "completion": text, "turns": [{"tokens": 1, "weight_version": 0}]}
-    return {"schema": 1, "step": 1, "group": number, "stop": "done", "score": score, **row, **said, **more}
+    said = {"prompt": prompt, "messages": messages, "completion": text}
+    return {"step": 1, "group": number, "stop": "done", "score": score, **row, **said, **more}
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -56,7 +55,7 @@ class Endless(TwoTurns):
 
 
 OPEN: list[int] = []
-LOCK = threading.Lock()
+SHELVES = {"top": "empty", "bottom": "full"}
 
 
 class Crosstalk(TwoTurns):
@@ -64,31 +63,15 @@ class Crosstalk(TwoTurns):
 
     concurrent = True
 
-    def start(self, case_idx: int) -> Any:
-        return Crowd(case_idx)
-
-    episode = None
-
-
-class Crowd:
-    """Two answers, the numbers from 100 + case_idx on."""
-
-    def __init__(self, case_idx: int) -> None:
-        self.case_idx, self.said = case_idx, list[str]()
-        with LOCK:
-            OPEN.append(case_idx)
-
-    def step(self, reply: str) -> str | None:
-        self.said.append(reply.strip())
-        time.sleep(0.002)
-        return f"There are {len(OPEN)} here. And the next one?" if len(self.said) == 1 else None
-
-    def score(self) -> float:
-        return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
-
-    def close(self) -> None:
-        with LOCK:
-            OPEN.remove(self.case_idx)
+    def episode(self, case_idx: int, seed: int) -> Turns:
+        OPEN.append(case_idx)
+        try:
+            first = yield None
+            time.sleep(0.002)
+            second = yield f"There are {len(OPEN)} here. And the next one?"
+            return float([first.strip(), second.strip()] == self.reference(case_idx))
+        finally:
+            OPEN.remove(case_idx)
 
 
 class OneFileForAll(Sums):
@@ -105,12 +88,8 @@ class OneFileForAll(Sums):
         return float(self.file.read_text().strip() == answer)
 
 
-class Shelf:
-    """An environment with a tool, for one episode."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.seen = number, False
-        self.shelves = {"top": "empty", "bottom": f"the number {number}"}
+class ToolAnswers(Sums):
+    """A shelf may be looked at before the answer."""
 
     def get_tools(self) -> list[Callable[..., Any]]:
         return [self.look]
@@ -121,37 +100,14 @@ class Shelf:
         Args:
             shelf: top or bottom
         """
-        self.seen = True
-        return self.seen_on(shelf)
-
-    def seen_on(self, shelf: str) -> str:
-        return self.shelves.get(shelf, "There is no such shelf.")
-
-    def step(self, reply: str) -> None:
-        self.said = reply.strip()
-
-    def score(self) -> float:
-        return float(self.seen and getattr(self, "said", "") == str(self.number))
-
-
-class RaisingShelf(Shelf):
-    def seen_on(self, shelf: str) -> str:
-        return self.shelves[shelf]
-
-
-class ToolAnswers:
-    shelf: type[Shelf] = Shelf
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": [{"role": "user", "content": f"Number of box {n}?"}]} for n in range(20)]
-
-    def start(self, case_idx: int) -> Shelf:
-        return self.shelf(1000 + 7 * case_idx)
-
-    def reference(self, case_idx: int) -> list[str]:
-        call = '<tool_call>{"name": "look", "arguments": {"shelf": "bottom"}}</tool_call>'
-        return [call, str(1000 + 7 * case_idx)]
+        return SHELVES.get(shelf, "There is no such shelf.")
 
 
 class ToolRaises(ToolAnswers):
-    shelf = RaisingShelf
+    def look(self, shelf: str) -> str:
+        """Look at a shelf.
+
+        Args:
+            shelf: top or bottom
+        """
+        return SHELVES[shelf]
