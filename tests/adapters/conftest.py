@@ -7,7 +7,6 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import check_by_reading, find_env
 from aitrain.environment.requirements import with_requirements
-from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.workbench.player import Play, PlayedEpisode, Player, Script
 from tests.conftest import write
 from tests.rehearsal import Rehearsed, rehearse
@@ -47,14 +45,6 @@ def made(rl_env: str, **settings: Any) -> Any:
     source = find_env(TrainConfig(rl_env=rl_env))
     check_by_reading(source, settings)
     return load_env(source, settings)
-
-
-def source_of(environment: Any) -> dict[str, object]:
-    """What environment.json says of its source, with the names of the files that are kept."""
-    facts = source_facts(environment)
-    names = [file["name"] for file in kept_files(environment)]
-    assert bool(names) == (facts["file"] is not None) == (facts["sha256"] is not None)
-    return {"class": facts["class"], "package": facts["package"], "files": names}
 
 
 def refusal(rl_env: str, **settings: Any) -> str:
@@ -96,16 +86,12 @@ def play_row(environment: Any, *replies: str, number: int = 0) -> Rehearsed:
 def install(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """`install("textarena", "0.7.4", {"textarena/__init__.py": ...})`: a small stand-in as an installed package."""
     site = here.parent / "site"
-    hidden: dict[str, ModuleType] = {}
 
     def put(distribution: str, version: str, files: Mapping[str, str]) -> None:
         metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
         write(site, {**files, f"{distribution.replace('-', '_')}-{version}.dist-info/METADATA": metadata})
-        tops = {name.partition("/")[0] for name in files}
-        hidden.update({name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in tops})
         monkeypatch.syspath_prepend(str(site))
 
     yield put
     for name in [name for name, module in sys.modules.items() if str(site) in str(getattr(module, "__file__", ""))]:
         del sys.modules[name]
-    sys.modules.update(hidden)

@@ -72,16 +72,14 @@ class NemoHandler(Handler):
             sid = uuid.uuid4().hex
             self.owner.sessions[sid] = {"presses": 0, "wanted": body.get("wanted", 2)}
             return self.answer({}, headers={"Set-Cookie": f"session={sid}; Path=/"})
-        session = self.owner.sessions.get(sid)
-        if session is None:
-            return self.answer({"detail": "no session"}, 400)
+        session = self.owner.sessions[sid]
         if self.path == "/press":
             if set(body) - {"times"}:
                 return self.answer({"detail": "unknown argument"}, 422)
             session["presses"] += body.get("times", 1)
             return self.answer({"presses": session["presses"], "done": session["presses"] >= 3})
         if self.path == "/verify":
-            self.owner.sessions[sid]["response"] = body["response"]
+            session["response"] = body["response"]
             reward = float(session["presses"] == session["wanted"])
             parts = {"presses": session["presses"], "politeness": 0.5}
             masked = bool(body.get("masked"))

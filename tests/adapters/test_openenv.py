@@ -111,8 +111,5 @@ SAY = {"properties": {"message": {"type": "string"}, "loud": {"type": "boolean"}
 )
 def test_an_answer_becomes_an_action(schema: dict[str, Any], field: str | None, reply: str, action: object) -> None:
     assert OpenEnvText(schema, field).action_of(reply) == action
-
-
-def test_an_answer_without_the_fields_of_an_action_is_refused_with_their_names() -> None:
     with pytest.raises(ActionRefusedError, match="the fields x, y"):
         OpenEnvText(MOVE, None).action_of("{x: 1}")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.conftest import cases_of, made, play, source_of
+from aitrain.runs.environment_source import kept_files, source_facts
+from tests.adapters.conftest import cases_of, made, play
 from tests.conftest import write
 
 REGISTRATION = """
@@ -158,7 +159,8 @@ def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tup
 def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
     write(Path.cwd(), {"players.py": "def wild(seen, rng):\n    return '[7]'\n"})
     env = made("textarena:Last-v0", size=2, opponent="players.py:wild")
-    assert source_of(env) == {"class": "textarena:Last-v0", "package": "textarena 0.7.4", "files": ["players.py"]}
+    assert source_facts(env)["package"] == "textarena 0.7.4"
+    assert [file["name"] for file in kept_files(env)] == ["players.py"]
     result = play(env, cases_of(env)[0], guesses(1))[1]
     assert (result.score, result.failure) == (None, None)
     assert result.metrics["opponent_erred"] == 1.0

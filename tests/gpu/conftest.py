@@ -135,10 +135,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
     def make(name: str) -> str:
         if not (folder / name).exists():
-            if IS_REHEARSAL:
-                make_model(name, folder / name)
-            else:  # this process is to take no memory of the GPU
-                in_new_process(make_model, name, folder / name)
+            in_new_process(make_model, name, folder / name)  # this one is to take no memory of the GPU
         return str(folder / name)
 
     yield make

@@ -10,8 +10,9 @@ import pytest
 
 from aitrain import EnvironmentFailed
 from aitrain.environment.judges import asking
+from aitrain.runs.environment_source import kept_files
 from aitrain.workbench.worker import check
-from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal, source_of
+from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal
 from tests.conftest import write
 from tests.judges.conftest import JudgeModel
 
@@ -52,7 +53,7 @@ def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang()
     own = made("rows:train.jsonl", judges=["exact", {"judge": "own.py:brief", "weight": -0.5}])
     assert "Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
     assert own.requirements.as_options() == {"rl_score_range": "-0.5,1.0", "rl_env_isolation": "process"}
-    assert source_of(own) == {"class": "rows:train.jsonl", "package": None, "files": ["own.py"]}
+    assert [file["name"] for file in kept_files(own)] == ["own.py"]
 
 
 def test_rows_that_no_judge_can_score_are_refused_before_training(here: Path) -> None:

@@ -20,68 +20,67 @@ FOLDER = Path(__file__).parents[2] / "environments" / "faulty"
 IN_PROCESSES = ("repeatable-dataset", "two-ranks")
 
 FAULTS: list[tuple[str, str, str]] = [
-    ("datasets_of.LastWordOfAssistant", "dataset", ""),
-    ("datasets_of.FewPrompts", "duplicates", ""),
-    ("datasets_of.TrainedOnHeldOut", "duplicates", ""),
-    ("datasets_of.AnswerInPrompt", "leaked-answer", "lazy-policy"),
-    ("datasets_of.OrderOfASet", "repeatable-dataset", ""),
-    ("datasets_of.KeyOfTheProcess", "two-ranks", "repeatable-dataset"),
+    ("datasets_of.py:LastWordOfAssistant", "dataset", ""),
+    ("datasets_of.py:FewPrompts", "duplicates", ""),
+    ("datasets_of.py:TrainedOnHeldOut", "duplicates", ""),
+    ("datasets_of.py:AnswerInPrompt", "leaked-answer", "lazy-policy"),
+    ("datasets_of.py:OrderOfASet", "repeatable-dataset", ""),
+    ("datasets_of.py:KeyOfTheProcess", "two-ranks", "repeatable-dataset"),
     (
-        "scores_of.Noise",
+        "scores_of.py:Noise",
         "repeatable-score",
         "concurrency equivalent-forms message-forms side-effects",
     ),
-    ("scores_of.Percent", "score-range", "reference"),
-    ("scores_of.RaisesOnWords", "exceptions", ""),
-    ("scores_of.ShortIsGood", "floor", "lazy-policy"),
-    ("scores_of.AnyNumber", "wrong-answer", "other-answer lazy-policy"),
-    ("scores_of.Truthy", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
-    ("scores_of.Contains", "shotgun", "denied-answer wrong-answer"),
-    ("scores_of.FirstNumberAfterMark", "denied-answer", "wrong-answer shotgun"),
-    ("scores_of.WorstFirst", "group-score", ""),
-    ("scores_of.PaidFormat", "template", "floor"),
-    ("scores_of.MostlyYes", "lazy-policy", ""),
-    ("scores_of.WrongReference", "reference", ""),
-    ("scores_of.NoStrip", "equivalent-forms", ""),
-    ("scores_of.ComparesMessages", "message-forms", "reference"),
-    ("scores_of.Generates", "model-use", ""),
-    ("scores_of.GullibleJudge", "injection", ""),
-    ("scores_of.FlatteredJudge", "tone", ""),
-    ("episodes_of.Unseeded", "repeatable-episode", "side-effects"),
-    ("episodes_of.Endless", "episode-end", ""),
-    ("episodes_of.Crosstalk", "isolation", ""),
-    ("episodes_of.OneFileForAll", "concurrency", ""),
-    ("episodes_of.ToolRaises", "tools", ""),
-    ("processes_of.ChangesDirectory", "side-effects", ""),
-    ("processes_of.SetsVariables", "side-effects", ""),
-    ("processes_of.SetsGlobalSeed", "side-effects", ""),
-    ("processes_of.LeavesThreads", "side-effects", ""),
-    ("processes_of.LeavesProcesses", "side-effects", ""),
-    ("processes_of.AsksSomebody", "network", ""),
-    ("processes_of.AlarmCaught", "signals", ""),
-    ("processes_of.LockInTheRow", "pickling", ""),
-    ("processes_of.LockOfTheDataset", "pickling", ""),
-    ("processes_of.SlowScore", "latency", ""),
+    ("scores_of.py:Percent", "score-range", "reference"),
+    ("scores_of.py:RaisesOnWords", "exceptions", ""),
+    ("scores_of.py:ShortIsGood", "floor", "lazy-policy"),
+    ("scores_of.py:AnyNumber", "wrong-answer", "other-answer lazy-policy"),
+    ("scores_of.py:Truthy", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
+    ("scores_of.py:Contains", "shotgun", "denied-answer wrong-answer"),
+    ("scores_of.py:FirstNumberAfterMark", "denied-answer", "wrong-answer shotgun"),
+    ("scores_of.py:WorstFirst", "group-score", ""),
+    ("scores_of.py:PaidFormat", "template", "floor"),
+    ("scores_of.py:MostlyYes", "lazy-policy", ""),
+    ("scores_of.py:WrongReference", "reference", ""),
+    ("scores_of.py:NoStrip", "equivalent-forms", ""),
+    ("scores_of.py:ComparesMessages", "message-forms", "reference"),
+    ("scores_of.py:Generates", "model-use", ""),
+    ("scores_of.py:GullibleJudge", "injection", ""),
+    ("scores_of.py:FlatteredJudge", "tone", ""),
+    ("episodes_of.py:Unseeded", "repeatable-episode", "side-effects"),
+    ("episodes_of.py:Endless", "episode-end", ""),
+    ("episodes_of.py:Crosstalk", "isolation", ""),
+    ("episodes_of.py:OneFileForAll", "concurrency", ""),
+    ("episodes_of.py:ToolRaises", "tools", ""),
+    ("processes_of.py:ChangesDirectory", "side-effects", ""),
+    ("processes_of.py:SetsVariables", "side-effects", ""),
+    ("processes_of.py:SetsGlobalSeed", "side-effects", ""),
+    ("processes_of.py:LeavesThreads", "side-effects", ""),
+    ("processes_of.py:LeavesProcesses", "side-effects", ""),
+    ("processes_of.py:AsksSomebody", "network", ""),
+    ("processes_of.py:AlarmCaught", "signals", ""),
+    ("processes_of.py:LockInTheRow", "pickling", ""),
+    ("processes_of.py:LockOfTheDataset", "pickling", ""),
+    ("processes_of.py:SlowScore", "latency", ""),
 ]
 """A fault, the check that finds it, and others that it also concerns."""
 
 HEALTHY = [
-    "sums.Sums",
-    "datasets_of.ChoicesInPrompt",
-    "datasets_of.NoneOfThese",
-    "episodes_of.TwoTurns",
-    "episodes_of.ToolAnswers",
-    "processes_of.NoneOfThese",
-    "scores_of.InTags",
-    "scores_of.Marked",
+    "sums.py:Sums",
+    "datasets_of.py:ChoicesInPrompt",
+    "datasets_of.py:NoneOfThese",
+    "episodes_of.py:TwoTurns",
+    "episodes_of.py:ToolAnswers",
+    "processes_of.py:NoneOfThese",
+    "scores_of.py:InTags",
+    "scores_of.py:Marked",
 ]
 """What is close to a fault, and none."""
 
 
 def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
     """All findings about an environment, and none of a check that failed itself."""
-    module, _, class_name = name.partition(".")
-    config = TrainConfig(rl_env=f"{FOLDER / module}.py:{class_name}", rl_env_timeout=1.0)
+    config = TrainConfig(rl_env=f"{FOLDER / name}", rl_env_timeout=1.0)
     with unseeded_generators() as unseeded:
         opened, config = open_environment(config)
         with closing(Subject(opened, config, unseeded=unseeded)) as subject:
@@ -117,7 +116,7 @@ def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, 
 @pytest.mark.parametrize("healthy", HEALTHY)
 @pytest.mark.slow
 def test_a_healthy_environment_passes(healthy: str) -> None:
-    assert [finding for finding in found(healthy, healthy == "sums.Sums") if finding.level != "info"] == []
+    assert [finding for finding in found(healthy, healthy == "sums.py:Sums") if finding.level != "info"] == []
 
 
 def test_each_check_finds_a_fault() -> None:
