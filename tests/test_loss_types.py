@@ -10,7 +10,7 @@ import pytest
 from aitrain import ConfigError, EnvRequirements, TrainConfig
 from aitrain.batch import RolloutSize, plan_batch
 from aitrain.environment.requirements import with_requirements
-from aitrain.options.loss_types import remarks
+from aitrain.options.algorithms import remarks
 from aitrain.options.reading import resolve
 from aitrain.options.yaml_text import write_yaml
 
@@ -115,7 +115,7 @@ def test_what_has_no_effect_is_said(options: dict[str, Any], word: str | None) -
     [
         ("grpo", {"beta": 0.04, "loss_type": "grpo", "epsilon_high": 0.2, "steps_per_generation": 1}),
         ("dapo", {"beta": 0.0, "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "steps_per_generation": 16}),
-        ("dr-grpo", {"beta": 0.0, "loss_type": "dr_grpo", "scale_rewards": "none", "steps_per_generation": 8}),
+        ("dr_grpo", {"beta": 0.0, "loss_type": "dr_grpo", "scale_rewards": "none", "steps_per_generation": 8}),
         ("gspo", {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4,
                   "steps_per_generation": 4}),
         ("cispo", {"beta": 0.0, "loss_type": "cispo", "epsilon_high": 5.0, "steps_per_generation": 16}),

@@ -23,7 +23,7 @@ from aitrain.cli.main import COMMANDS, main
 from aitrain.environment.adapters import ADAPTERS
 from aitrain.environment.judges.rules import RULES
 from aitrain.execution.failure import FAILURE_KINDS
-from aitrain.options import loss_types, presets
+from aitrain.options.algorithms import losses_as_markdown, presets_as_markdown
 from aitrain.options.documentation import options_page
 from aitrain.options.other_names import SAME_AS
 from aitrain.options.sweep import SweepConfig
@@ -174,7 +174,7 @@ def test_made_pages_are_those_that_make_docs_writes() -> None:
     made |= {file: text() for file, text in write_reference.FILES.items()}
     stale = [file.name for file, text in made.items() if text_of(file) != text]
     assert not stale, "run `make docs`"
-    for table in (loss_types.as_markdown(), presets.as_markdown()):
+    for table in (losses_as_markdown(), presets_as_markdown()):
         assert table in text_of(DOCS / "algorithms.md"), table
 
 

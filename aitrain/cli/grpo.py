@@ -15,8 +15,8 @@ from aitrain.batch import RolloutSize
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, ConfigError
+from aitrain.options.algorithms import described
 from aitrain.options.documentation import common_help, help_text
-from aitrain.options.presets import described
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls

@@ -21,8 +21,8 @@ from aitrain.launch.pass_size import choose_batch_size
 from aitrain.launch.resource_check import check_resources, check_vllm_memory, device_memory
 from aitrain.launch.slurm import Nodes, find_nodes, idle_nodes
 from aitrain.named_models import named_folder
+from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
-from aitrain.options.loss_types import remarks
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects

@@ -16,9 +16,10 @@ from transformers import TrainerControl
 from trl import GRPOTrainer
 
 from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
+from aitrain.options.algorithms import ALGORITHMS
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.trajectory import Trajectory
-from aitrain.training.algorithm import Algorithm, CustomLoss, Overlong, estimate_kl, leave_one_out_factor
+from aitrain.training.algorithm import AlgorithmParts, CustomLoss, Overlong, estimate_kl, leave_one_out_factor
 from aitrain.training.custom_callbacks import custom_callbacks
 from aitrain.training.passes import KEPT
 from aitrain.training.trainer import EpisodeTrainer
@@ -183,7 +184,7 @@ class Rewarded(EpisodeTrainer):
     has_weights: bool
     passes: list[tuple[str, bool]]
 
-    def __init__(self, algorithm: Algorithm, episodes: list[Any]) -> None:
+    def __init__(self, algorithm: AlgorithmParts, episodes: list[Any]) -> None:
         accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0)
         vars(self).update(
             algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, beta=0.5,
@@ -221,7 +222,7 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages(
     short.append_completion(Completion([1], finish_reason="stop"))
     short.append_env_tokens([7, 8])
     episodes = [SimpleNamespace(trajectory=long), SimpleNamespace(trajectory=short)]
-    trainer = Rewarded(Algorithm("k1", True, True, Overlong(4, 2, 1.0)), episodes)
+    trainer = Rewarded(AlgorithmParts(ALGORITHMS["grpo"], "k1", True, True, Overlong(4, 2, 1.0)), episodes)
     trainer.has_weights = has_weights
 
     output = trainer._with_advantages([{}, {}])

@@ -41,7 +41,7 @@ from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, preparation, rollout_setup
-from aitrain.training.algorithm import Algorithm
+from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.batch_source import BatchSource, batch_source
 from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
 from aitrain.training.case_choice import case_choice
@@ -70,7 +70,7 @@ def settings(config: TrainConfig) -> object:
     """What TRL and peft are given, what is added to TRL's algorithm, and what becomes of a score of 2."""
     callbacks = [type(one) for one in custom_callbacks(config, print)]
     plan = plan_batch(config, 1)
-    made = grpo_arguments(config, plan, CPU), plan, Algorithm.of(config), model.lora_config(config)
+    made = grpo_arguments(config, plan, CPU), plan, AlgorithmParts.of(config), model.lora_config(config)
     return str(made), callbacks, choose_precision(config), parse_score(2.0, config.score_bounds).score
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aitrain.batch import PassLimit
-from aitrain.options.loss_types import LOSS_TYPES
+from aitrain.options.algorithms import ALGORITHMS
 from aitrain.training.passes import DIVISORS, KEPT, PASSES, RankRows, in_passes
 from tests.training.loss_bench import (
     Layout,
@@ -31,7 +31,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("loss", LOSS_TYPES)
+@pytest.mark.parametrize("loss", ALGORITHMS)
 def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: Layout, tmp_path: Path) -> None:
     """A process may have no kept row at all."""
     batch = batch_of(layout.batch, are_ragged=False)
@@ -46,7 +46,7 @@ def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, 
 
 
 @pytest.mark.parametrize("trims", [False, True])
-@pytest.mark.parametrize("loss", LOSS_TYPES)
+@pytest.mark.parametrize("loss", ALGORITHMS)
 def test_with_all_rows_kept_the_gradient_is_trls_and_without_any_it_is_nothing(
     loss: str, trims: bool, tmp_path: Path
 ) -> None:

@@ -247,7 +247,7 @@ def test_the_loss_reads_these_and_moves_the_entropy_coefficient_only_where_that_
 
 
 def test_what_trl_refuses_with_vllm_is_refused_by_us_as_our_servers_are_none_of_its_own() -> None:
-    """A loss type and a mode; loss_types.py has both."""
+    """A loss type and a mode; options/algorithms.py has both."""
     lines = [line.strip() for line in inspect.getsource(GRPOTrainer.__init__).splitlines() if "self.use_vllm" in line]
     assert lines == [
         "self.use_vllm = args.use_vllm",
