@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from aitrain import Result, RunFailed, activity, notebook
 from aitrain.activity import SLOT, Activity
+from aitrain.engines.colocated import counting_tokens
 from aitrain.engines.hf import HFEngine
-from aitrain.engines.local_vllm import counting_tokens
 from aitrain.jobs import grpo
 from aitrain.runs import watchdog
 from aitrain.runs.run_folder import RunFolder, read_object

@@ -44,7 +44,7 @@ def test_a_lora_run_says_through_a_server_what_it_says_with_transformers(tmp_pat
     write(tmp_path / "runs/mine", {"config.yaml": config, "status.json": "{}"})
 
     plain = evaluate(tmp_path)
-    served = evaluate(tmp_path, "--use-vllm", "--vllm-mode=server")
+    served = evaluate(tmp_path, "--use-vllm")
 
     assert completions(served, "greedy") == completions(plain, "greedy")
     assert len(set(completions(plain, "greedy").values())) > 1
