@@ -12,12 +12,15 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.cli.grpo import train_options
 from aitrain.launch import resource_check
+from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check
+from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL
 from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, enum_values, trl_fields
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
+from aitrain.runs.model_reference import read_model
 from aitrain.runs.run_folder import RunFolder
 from tests.conftest import write
 
@@ -378,3 +381,13 @@ def test_the_config_of_a_copied_run_resumes_the_copy(here: Path) -> None:
     assert place("copies/other/config.yaml", project_name="third") == Path("copies/third")
     assert place("copies/other/config.yaml", resume=False) == Path("runs/mine")
     assert place("settings/config.yaml") == Path("runs/mine")
+
+
+@pytest.mark.usefixtures("driver", "vllm")
+def test_the_server_of_an_eval_may_take_the_only_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    options = {"model": "tiny", "rl_env": "envs.arithmetic", "use_vllm": True}
+    found = check_eval(EvalConfig.read(options), read_model("tiny"))
+    assert (found.gpus, found.server_gpus) == ((), ("0",))
+    with pytest.raises(ConfigError, match="2 GPUs"):
+        check_eval(EvalConfig.read({**options, "vllm_servers": 2}), read_model("tiny"))
