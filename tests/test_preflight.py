@@ -11,7 +11,6 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.cli.grpo import train_options
-from aitrain.launch import resource_check
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL
@@ -68,18 +67,6 @@ def test_a_gpu_must_have_free_what_vllm_will_take_of_it(monkeypatch: pytest.Monk
     assert plan(**OURS).server_gpus == ("0",)
 
 
-@pytest.mark.usefixtures("vllm")
-def test_the_machine_must_have_free_what_vllms_engines_on_the_cpu_were_told_to_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(resource_check, "free_memory", lambda: 20.5 * 2**30)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
-    assert plan(use_vllm=True, num_processes=2).config.use_vllm
-    assert "3 x 8 GiB for vLLM's cache, and 20.5 GiB" in refusal(use_vllm=True, num_processes=3)
-    assert plan(**OURS, num_processes=3).config.use_vllm  # one engine
-
-
 # -- GPUs and processes
 
 
@@ -87,10 +74,8 @@ def test_the_machine_must_have_free_what_vllms_engines_on_the_cpu_were_told_to_t
     ("visible", "gpus"),
     [
         ("", ()),
-        ("-1", ()),
         ("2, 5", ("2", "5")),
         ("0,-1,1", ("0",)),
-        ("GPU-8932f937,MIG-41b3", ("GPU-8932f937", "MIG-41b3")),
     ],
 )
 def test_the_gpus_are_those_that_cuda_visible_devices_names(
@@ -108,12 +93,9 @@ def test_the_gpus_are_those_that_cuda_visible_devices_names(
         ("0,1,2,3", {}, 4, "0123", ""),
         ("0,1,2,3", {"num_processes": 2}, 2, "01", ""),
         ("", {"num_processes": 3}, 3, "", ""),
-        ("0,1,2,3", THEIRS, 3, "012", ""),
-        ("0,1,2,3", {**THEIRS, "vllm_server_gpus": 3}, 1, "0", ""),
         ("0,1,2,3", {**THEIRS, "vllm_server_url": "http://127.0.0.1:1,http://localhost:2,http://10.1.2.3:3"}, 2, "01",
          ""),
         ("0,1,2,3", {**OURS, "vllm_server_gpus": 2, "vllm_tensor_parallel_size": 2}, 2, "01", "23"),
-        ("0,1,2,3", {**OURS, "vllm_servers": 3}, 1, "0", "123"),
     ],
 )  # fmt: skip
 def test_every_visible_gpu_trains_but_the_last_ones_which_servers_on_this_machine_get(
@@ -133,11 +115,8 @@ def test_every_visible_gpu_trains_but_the_last_ones_which_servers_on_this_machin
         ({"num_processes": 5}, "num_processes: 5 processes need 5 GPUs, and 4"),
         ({"use_vllm": True, "vllm_tensor_parallel_size": 3}, "vllm_tensor_parallel_size: 4 processes"),
         ({**THEIRS, "vllm_server_gpus": 4}, "vllm_server_gpus: 4 GPUs are visible"),
-        ({**OURS, "vllm_server_gpus": 0}, "vllm_server_gpus: "),
-        ({**OURS, "vllm_tensor_parallel_size": 2}, "2 GPUs for a server that has 1"),
         ({**OURS, "vllm_servers": 2, "vllm_server_gpus": 2}, "none is left to train on"),
         ({"optimizer": "adam"}, "adamw_torch"),
-        ({"scheduler": "cos"}, "cosine"),
     ],
 )
 def test_what_the_machine_or_transformers_does_not_have_is_refused(
@@ -205,14 +184,10 @@ VLLM = {"use_vllm": True}
         ({}, "beta", 0.1, "--rl-kl-coef"),
         ({}, "scale_reward", "none", "Did you mean scale_rewards?"),
         ({}, "num_iterations", True, "must be int, not True"),
-        ({}, "num_iterations", 0, "must be at least 1, not 0"),
         (VLLM, "generation_kwargs", {"min_p": 0.1}, "--rl-min-p, --rl-stop"),
-        ({}, "eval_steps", 5, "--eval-steps"),
         ({}, "vllm_importance_sampling_mode", "token_mask", "Add --use-vllm"),
         (VLLM, "cache_implementation", "static", "here vLLM generates"),
         (VLLM, "model_init_kwargs", {"revision": "x"}, "would not reach vLLM"),
-        ({}, "model_init_kwargs", {"dtype": "bfloat16"}, "Use --dtype"),
-        ({"rl_min_p": 0.1}, "use_transformers_continuous_batching", True, "--rl-min-p"),
     ],
 )
 @pytest.mark.usefixtures("vllm")
@@ -281,7 +256,6 @@ def test_auto_resumes_the_newest_whole_checkpoint_by_its_step_and_not_its_time(h
         ("weights", b"1.5 2.4", "weights was changed"),
         ("weights", None, "weights is missing"),
         ("adapter_model.bin", b"", "adapter_model.bin does not belong to it"),
-        (MANIFEST, b"\0" * 40, "manifest.json was changed"),
         (MANIFEST, "edited", "manifest.json was changed"),
         ("../checkpoint-9", "renamed", "manifest.json is that of step 8"),
     ],

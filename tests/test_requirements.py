@@ -11,7 +11,6 @@ from aitrain import EnvironmentFailed, EnvRequirements, TrainConfig
 from aitrain.environment.requirements import with_requirements
 from aitrain.options.reading import resolve
 from aitrain.runs.checkpoint import Manifest, changed_options
-from aitrain.runs.run_folder import RunFolder
 
 NEEDS = EnvRequirements(
     isolation="process", max_turns=4, max_new_tokens=12, score_range=(-1, 1), episodes_at_once=2
@@ -46,7 +45,6 @@ def test_options_that_were_not_given_take_what_the_environment_declares() -> Non
     ("declared", "options"),
     [
         (EnvRequirements(max_turns=2), {"rl_max_turns": 2}),
-        (EnvRequirements(score_range="any"), {"rl_score_range": "any"}),  # type: ignore[arg-type]
         (EnvRequirements(score_range=[-2, 3]), {"rl_score_range": "-2,3"}),  # type: ignore[arg-type]
         ({"stars": 3}, {}),
     ],
@@ -80,7 +78,6 @@ def test_an_option_that_was_given_wins_even_if_it_is_the_default(tmp_path: Path)
     ("requirements", "message"),
     [
         ({"max_turns": 4}, "Needs.requirements is a dict"),
-        (EnvRequirements(max_turns=0), "Needs.requirements: rl_max_turns: "),
         (EnvRequirements(score_range=(1, -1)), "Needs.requirements: rl_score_range: "),
     ],
 )
@@ -93,22 +90,6 @@ def test_a_declaration_that_cannot_be_is_a_failure_of_the_environment(requiremen
     with pytest.raises(EnvironmentFailed) as caught:
         with_requirements(TrainConfig(), environment)
     assert str(caught.value).startswith(message)
-
-
-def test_config_yaml_says_what_was_given_until_the_environment_was_asked_and_all_of_it_afterwards(
-    tmp_path: Path,
-) -> None:
-    folder = RunFolder(tmp_path)
-    folder.write_config(TrainConfig(rl_max_turns=3))
-    read = resolve(TrainConfig, folder.config)
-    assert read.model_fields_set & AS_OPTIONS.keys() == {"rl_max_turns"}
-
-    resolved, _ = with_requirements(read, Needs())
-    folder.write_config(resolved)
-    again = resolve(TrainConfig, folder.config)
-    assert again.model_fields_set >= AS_OPTIONS.keys()
-    assert values(again) == {**AS_OPTIONS, "rl_max_turns": 3}
-    assert with_requirements(again, Plain()) == (again, "")
 
 
 def manifest(config: TrainConfig, environment: object) -> Manifest:

@@ -99,18 +99,6 @@ def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> 
     assert dict(found)["--batch-size 4"] == before - after
 
 
-def test_the_memory_of_a_pass_is_that_of_its_tokens_and_at_least_of_the_longest_episode() -> None:
-    every = {"rl_prompts_per_step": 8, "rl_max_new_tokens": 1024, "disable_gradient_checkpointing": True}
-
-    def of(tokens: int) -> int:
-        return peak(GPU, tokens_per_pass=tokens, **every)
-
-    assert of(16384) > of(8192) > of(1280) == of(100)
-    config = TrainConfig(tokens_per_pass=16384, **every)
-    savers = dict(memory_savers(large(), config, plan_batch(config, 1), GPU))
-    assert savers["--tokens-per-pass 8192"] == of(16384) - of(8192)
-
-
 def test_the_disk_holds_one_checkpoint_more_than_is_kept() -> None:
     batch = plan_batch(TrainConfig(), 1)
     one = estimate_disk(large(), TrainConfig(save_total_limit=1), batch).checkpoints // 2

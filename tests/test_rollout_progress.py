@@ -79,18 +79,6 @@ def test_the_ranks_are_added_up_and_phases_do_not_disturb_it(memory: bytearray) 
     assert len(name) == SLOT - HEAD.size - ROLLOUT.size
 
 
-def test_a_rank_that_has_played_its_episodes_counts_until_all_have(memory: bytearray) -> None:
-    other = Activity(memory, 1)
-    with other.rollout(6) as theirs:
-        with activity.own.rollout(4) as mine:
-            mine.end(4)
-        theirs.end()
-        assert (activity.rollouts().done, activity.rollouts().episodes) == (5, 10)
-    assert activity.rollouts() == RolloutProgress()
-    with other.rollout(6):
-        assert (activity.rollouts().done, activity.rollouts().episodes) == (0, 6)
-
-
 def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None:
     told: list[Event] = []
     heartbeat = Heartbeat(RunFolder(tmp_path), Progress(), announce=told.append)

@@ -128,7 +128,6 @@ class Endless(Asks):
     [
         (Limits(3, 9, context=99), True, "0,1", "max_turns", 0.25),
         (Limits(9, 9, 12, context=99), True, "0,1", "truncated", 0.25),
-        (Limits(2, 9, context=99), False, "0,1", "max_turns", 0.0),
         (Limits(2, 9, context=99), False, "1,2", "max_turns", 1.0),
     ],
 )
@@ -193,8 +192,6 @@ def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"messages": "hello"}, "messages is str"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\] has the role 'robot'"),
         ({"messages": [{"role": "tool", "content": "3"}]}, "no tool_call_id"),
         ({"messages": [{"role": "assistant", "content": "3"}]}, "the last message is the assistant's"),
     ],
@@ -267,23 +264,3 @@ def test_a_coroutine_that_hangs_is_cancelled_at_the_deadline_with_its_line() -> 
     assert episode.stop == "env_timeout"
     assert "asyncio.sleep(60)" in episode.failure_message
     assert ended.wait(20)
-
-
-def test_a_rollout_is_ended_when_its_episode_fails() -> None:
-    ended: list[type[BaseException]] = []
-
-    class Rewrites(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            await endpoint.chat([user("one")])
-            try:
-                try:
-                    await endpoint.chat([user("two")])
-                except Exception:
-                    await asyncio.sleep(60)
-            except BaseException as error:
-                ended.append(type(error))
-                raise
-            return 1.0
-
-    assert play_one(Rewrites(), ECHO).stop == "env_error"
-    assert ended == [asyncio.CancelledError]

@@ -30,7 +30,6 @@ TWICE = [f"easy={FILE}:Early", f"hard={FILE}:Early"]
     ("place", "name"),
     [
         ("folder/hotel.py", "hotel"),
-        ("hotel.py:HotelEnv", "HotelEnv"),
         ("gem:game:GuessTheNumber-v0-easy", "game-GuessTheNumber-v0-easy"),
         ("http://127.0.0.1:8000/?a=b", "127.0.0.1-8000-a-b"),
     ],
@@ -47,11 +46,7 @@ def test_an_environment_without_a_name_is_called_after_its_place(place: str, nam
     [
         ({"rl_env": [FILE, FILE]}, "as in NAME="),
         ({"rl_env": TWICE, "rl_env_weights": "1,2,3"}, "3 weights for 2 environments"),
-        ({"rl_env": TWICE, "rl_env_weights": "0,2"}, "above 0"),
-        ({"rl_env": TWICE, "rl_env_class": "Early"}, "rl_env_class: "),
-        ({"rl_env": TWICE, "rl_env_workers": "ray:4"}, "rl_env_workers: "),
         ({"rl_env": TWICE, "rl_env_config": {"eazy": {}}}, "Did you mean easy?"),
-        ({"rl_env": TWICE, "rl_env_config": {"easy": 3}}, "the keywords of easy"),
         ({"rl_env": TWICE, "custom_sampler": "x:f", "rl_env_weights": "1,2"}, "custom_sampler"),
     ],
     ids=str,

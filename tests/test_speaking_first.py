@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from copy import deepcopy
 from typing import Any
 
@@ -27,9 +26,6 @@ def call(name: str, **arguments: Any) -> str:
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
-
-
-PARTS = {"role": "user", "content": [{"type": "text", "text": "Hello."}]}
 
 
 class Speaks:
@@ -58,15 +54,10 @@ class Speaks:
     ("prompt", "said", "asked"),
     [
         ([], "Guess.", [user("Guess.")]),
-        ([SYSTEM], "Guess.", [SYSTEM, user("Guess.")]),
         ([SYSTEM, USER], "Guess.", [SYSTEM, user("Hello.\n\nGuess.")]),
         ([USER], [user("Guess."), user("Now.")], [user("Hello.\n\nGuess."), user("Now.")]),
-        ([], [SYSTEM, user("Guess.")], [SYSTEM, user("Guess.")]),
-        ([USER], [SYSTEM, user("Guess.")], [USER, SYSTEM, user("Guess.")]),
         ([USER], user("Guess."), [user("Hello.\n\nGuess.")]),
-        ([USER], None, [USER]),
         ("Hello. ", "Guess.", "Hello. Guess."),
-        ([PARTS], "Guess.", [PARTS, user("Guess.")]),
     ],
 )
 def test_what_the_environment_says_first_joins_the_prompt_of_the_row(prompt: Any, said: Any, asked: Any) -> None:
@@ -172,17 +163,3 @@ def test_a_step_may_end_the_episode_with_a_last_message(done: bool) -> None:
 
     assert text.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "out"},), done, calls=1)
     assert said.moves[0] == EnvResponse((user("out"),), done, calls=1)
-
-
-def test_a_generator_that_a_tool_ends_may_say_what_it_is_worth() -> None:
-    class Told(Game):
-        score_episode = None  # type: ignore[assignment]
-
-        def episode(self) -> Generator[None, str, float]:
-            try:
-                yield
-            except GeneratorExit:
-                return 0.5
-            return 0.0
-
-    assert rehearse(Told(), [call("leave")], Case(0, [USER], {})).scored.score == 0.5

@@ -4,13 +4,11 @@ another, and common patterns without such state run at the same time."""
 from __future__ import annotations
 
 import functools
-import io
 import logging
 import os
 import random
 import sqlite3
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import pytest
 import torch
 
 from tests import test_call_policy as here
-from tests.test_call_policy import Meter, Rows, scored, serially, the_meter, wait
+from tests.test_call_policy import Meter, Rows, scored, serially, wait
 
 meter = here.meter
 
@@ -31,15 +29,6 @@ MODULES = {"random": random, "numpy.random": np.random}
 
 
 DATASET = datasets.Dataset.from_list([{"answer": number} for number in range(100)])
-
-
-def set_current(value: Any) -> None:
-    global CURRENT
-    CURRENT = value
-
-
-def current() -> Any:
-    return CURRENT
 
 
 class Game:
@@ -68,17 +57,6 @@ class Judge:
         return dict(LIMITS)
 
 
-@functools.lru_cache
-def the_game() -> Game:
-    return Game()
-
-
-def kept(number: int, box: list[int] = []) -> int:  # noqa: B006
-    box.append(number)
-    wait()
-    return box[-1]
-
-
 class Viewer:
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -92,12 +70,8 @@ class Holds(Rows):
 
     def __init__(self) -> None:
         super().__init__()
-        self.array, self.tensor, self.buffer = np.zeros((2, 2)), torch.zeros(2), io.StringIO()
-        self.games, self.game = [Game(), Game()], Game()
-        self.other_log = self.log
-        self.viewer = Viewer(self)
-        self.judge, self.told = Judge(), False
-        self.weights = {"a": [0.5]}
+        self.array, self.tensor = np.zeros((2, 2)), torch.zeros(2)
+        self.viewer, self.judge = Viewer(self), Judge()
         self.made: Any = None
         self.dataset = DATASET
         box: dict[str, int] = {}
@@ -127,39 +101,24 @@ def _filling(box: dict[str, int]) -> Any:
 
 STATEFUL = {
     "fill": ("env.array.fill(n)", "env.array[0, 0]"),
-    "tensor": ("env.tensor.zero_().add_(n)", "float(env.tensor[0])"),
     "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
-    "buffer": ("env.buffer.seek(0); env.buffer.truncate(0); env.buffer.write(str(n))", "int(env.buffer.getvalue())"),
     "closure": ("env.fill(n)", "env.get()"),
-    "objects in a list": ("for game in env.games: game.begin(n)", "env.games[0].value()"),
-    "a list by two names": ("env.log.append(n)", "env.other_log[-1]"),
     "made when needed": ("env.lazy.begin(n)", "env.lazy.value()"),
-    "cached function": ("the_game().begin(n)", "the_game().value()"),
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
-    "a global set elsewhere": ("set_current(n)", "current()"),
     "os.environ": ('os.environ["AITRAIN_TEST"] = str(n)', 'int(os.environ["AITRAIN_TEST"])'),
     "database": ('env.database.execute("delete from t"); env.database.execute("insert into t values (?)", (n,))',
                  'env.database.execute("select n from t").fetchone()[0]'),
     "random.seed": ("random.seed(n)", "random.random()"),
-    "torch.manual_seed": ("torch.manual_seed(n)", "float(torch.rand(1))"),
     "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
 """What a call writes, and what it reads after a wait."""
 
 STATELESS = {
     "cached property of a helper": "wait() or env.judge.table[text]",
-    "a weight is added to": "wait() or added(env)",
     "logger and global table": "wait() or logged(text)",
-    "context manager": "measured(n)",
     "a row of a dataset gets a column": "wait() or extended(env, n)",
 }
-
-
-def added(env: Holds) -> float:
-    total = env.weights["a"][0]
-    total += 1.0
-    return total
 
 
 def logged(text: str) -> float:
@@ -171,12 +130,6 @@ def extended(env: Holds, number: int) -> float:
     row = env.dataset[number]
     row["seen"] = True
     return row["answer"] / 100
-
-
-def measured(number: int) -> float:
-    with the_meter():
-        threading.Event().wait(0.005)
-    return number / 100
 
 
 def environment_of(folder: Path, lines: list[str]) -> Any:
@@ -229,12 +182,3 @@ def test_the_working_directory_that_a_call_sets_is_its_own() -> None:
                     os.chdir(before)
 
     assert scored(Moves())[0] == serially(Moves())
-
-
-@pytest.mark.slow
-def test_a_mutable_default_is_shared_by_all_calls() -> None:
-    class Keeps(Rows):
-        def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-            return kept(case_idx) / 100
-
-    assert scored(Keeps())[0] == serially(Keeps())

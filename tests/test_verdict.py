@@ -17,7 +17,6 @@ def change(low: float | None, high: float | None, mean: float = 0.0) -> Interval
         (0.01, 0.3, "better"),
         (-0.3, -0.01, "worse"),
         (-0.1, 0.1, "undetected"),
-        (0.0, 0.2, "undetected"),
         (-0.2, 0.0, "undetected"),
         (None, None, "undetected"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,23 +184,6 @@ def test_a_rank_in_a_collective_operation_is_told_from_one_that_hangs() -> None:
     assert not waits_for_another_rank("")
 
 
-def test_nested_parts_are_shown_with_the_phase_and_end_with_an_error() -> None:
-    memory = bytearray(SLOT)
-    own = Activity(memory)
-    own.enter("training")
-    with own.doing("saving a checkpoint", moves_files=True):
-        assert read(memory, 0).part.name == "training, saving a checkpoint"
-        assert read(memory, 0).part.moves_files
-        count = read(memory, 0).count
-        with own.waiting("waiting for the environment", allows=60.0):
-            assert read(memory, 0).part.allows == 60.0
-            assert read(memory, 0).count == count
-    with suppress(OSError), own.doing("saving a checkpoint"):
-        raise OSError
-    assert read(memory, 0).part.name == "training"
-    assert not read(memory, 0).part.moves_files
-
-
 # -- status.json
 
 
@@ -257,15 +239,3 @@ threading.Event().wait()
     assert done.returncode == 1
     assert "Stalled without a parent: training." in (tmp_path / "train.log").read_text()
     assert read_object(tmp_path / "status.json")["status"] == "stalled"
-
-
-def test_a_training_process_leaves_without_waiting_for_processes_of_the_environment() -> None:
-    code = """
-import atexit, multiprocessing, time
-from aitrain.jobs.worker import exit_now
-atexit.register(print, "first")
-multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
-exit_now(0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "first\n"
