@@ -68,13 +68,6 @@ def wrong(text: str) -> list[str]:
     return found
 
 
-def test_a_command_or_a_flag_that_does_not_exist_is_found() -> None:
-    assert wrong("Score it with: aitrain evaluate runs/x") == ["aitrain evaluate"]
-    assert wrong("see `aitrain env chek`") == ["aitrain env chek"]
-    assert wrong("aitrain eval runs/x --sample 4 --cases 3") == ["aitrain eval --sample"]
-    assert wrong("aitrain starts one; aitrain compare A B --fail-if-worse 0.02") == []
-
-
 @pytest.mark.slow
 def test_every_command_that_is_named_exists_with_its_flags() -> None:
     found = {}

@@ -153,13 +153,8 @@ def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are
     assert "Connection closed" not in shown(command)
     command._hear(RankNews(0, (encode(Ended("finished", 4)),)))
     assert command._end() == Ended("finished", 4)
-
-
-@pytest.mark.parametrize("problem", ["node1 lacks the folder", ""])
-def test_an_error_of_the_run_itself_is_its_end(problem: str, command: RayProcesses) -> None:
-    command._note_start(Meeting((place(0), place(1)), None, problem=problem))
     command._hear(RankNews(1, (encode(Failed("The environment is wrong", 3)),)))
-    assert command._end() == (Failed(problem, 2) if problem else Failed("The environment is wrong", 3))
+    assert command._end() == Failed("The environment is wrong", 3)
 
 
 def test_ray_train_gets_the_number_of_processes_and_of_restarts(

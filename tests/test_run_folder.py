@@ -139,18 +139,6 @@ def test_a_command_waits_until_the_other_one_and_its_training_processes_have_end
                 os.kill(left, signal.SIGKILL)
 
 
-def test_a_folder_in_which_nothing_began_is_removed_and_made_again_for_the_command_that_waits(
-    tmp_path: Path, awaited: threading.Event
-) -> None:
-    folder = RunFolder(tmp_path / "runs" / "mine")
-    with ThreadPoolExecutor(1) as pool:
-        with locked(folder):
-            waiting = pool.submit(owned, folder)
-            assert awaited.wait(60)
-        assert waiting.result(60) is True
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_ctrl_c_while_a_folder_is_made_removes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create = RunFolder.create
 

@@ -54,7 +54,6 @@ class Speaks:
     ("prompt", "said", "asked"),
     [
         ([], "Guess.", [user("Guess.")]),
-        ([SYSTEM, USER], "Guess.", [SYSTEM, user("Hello.\n\nGuess.")]),
         ([USER], [user("Guess."), user("Now.")], [user("Hello.\n\nGuess."), user("Now.")]),
         ([USER], user("Guess."), [user("Hello.\n\nGuess.")]),
         ("Hello. ", "Guess.", "Hello. Guess."),
@@ -122,38 +121,6 @@ def test_a_step_that_names_calls_gets_every_answer_with_its_calls_and_the_text_b
     assert played.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "done it"},), calls=2)
     assert (played.moves[1].calls, played.moves[1].wrong_calls) == (1, 1)
     assert played.is_over
-
-
-# -- results that end the episode
-
-
-class Game:
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": [USER]}]
-
-    def get_tools(self) -> Any:
-        return [self.look, self.leave]
-
-    def look(self) -> ToolResult:
-        return ToolResult({"doors": 2})
-
-    async def leave(self) -> ToolResult:
-        """Leave the house."""
-        return ToolResult("you are out", done=True)
-
-    def score_episode(self, messages: list[Any], text: str) -> float:
-        return float(messages[-1]["content"] == "you are out") if text == "" else 0.25
-
-
-def test_a_tool_result_may_end_the_episode_and_is_part_of_the_conversation() -> None:
-    played = rehearse(Game(), [call("look"), call("leave") + call("look"), "never"], Case(0, [USER], {}))
-
-    looked, left = played.moves
-    assert [message["content"] for message in looked.messages] == ['{"doors": 2}']
-    assert not looked.is_over
-    assert [message["content"] for message in left.messages] == ["you are out"]
-    assert (left.is_over, left.calls) == (True, 1)
-    assert played.scored.score == 1.0
 
 
 @pytest.mark.parametrize("done", [True, False])

@@ -14,7 +14,6 @@ import pytest
 from aitrain import activity
 from aitrain.activity import SLOT, Activity, read
 from aitrain.events import Ended, Event, Failed
-from aitrain.launch import processes
 from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
 from aitrain.runs import watchdog
@@ -140,20 +139,6 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
         assert not is_stalled(100)
 
 
-def test_a_log_that_cannot_be_written_does_not_keep_a_run_that_hangs_alive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> str:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(processes, "ask_for_stacks", full)
-    end, folder = run(tmp_path, "lock")
-
-    assert isinstance(end, Failed)
-    assert "It hangs in: training, planting lock." in end.message
-    assert left_of(folder) == []
-
-
 # -- what is said
 
 
@@ -178,10 +163,6 @@ def test_a_rank_in_a_collective_operation_is_told_from_one_that_hangs() -> None:
     main = 'Current thread 0x2 (most recent call first):\n  File "{}", line 1 in barrier\n'
     assert waits_for_another_rank(thread + main.format("/x/torch/distributed/distributed_c10d.py"))
     assert not waits_for_another_rank(thread + main.format("/x/torch/nn/modules/module.py"))
-    assert not waits_for_another_rank(
-        thread.replace("threading", "torch/distributed/elastic") + main.format("/x/env.py")
-    )
-    assert not waits_for_another_rank("")
 
 
 # -- status.json
@@ -198,8 +179,6 @@ def test_runs_that_stalled_are_shown_as_such_whether_they_were_ended_or_hang(tmp
     assert shown("ended", status="stalled") == "stalled"
     assert shown("hangs", status="running", stalls_at=time.time() - 2 * SILENCE) == "stalled"
     assert shown("late", status="running", stalls_at=time.time() - SILENCE / 2) == "running"
-    assert shown("gone", status="running", stalls_at=time.time() - 2 * SILENCE, started=1) == "dead"
-    assert shown("odd", status="running", stalls_at="soon") == "running"
 
 
 def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(
@@ -219,6 +198,16 @@ def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(
         heartbeat.beat()
     assert read_object(folder.status)["phase"] == "training, generating"
     assert read_object(folder.status)["stalls_at"] > first["stalls_at"]
+
+
+def test_a_training_process_leaves_without_waiting_for_processes_of_the_environment() -> None:
+    code = """
+import multiprocessing, time
+from aitrain.jobs.worker import exit_now
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+exit_now(0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_an_orphan_that_hangs_ends_itself(tmp_path: Path) -> None:
