@@ -55,14 +55,12 @@ def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total:
     chosen = plan(HALF_BILLION, device=device, **options).limit.completions
     assert peak(chosen) <= 0.8 * total
     assert chosen == 256 or peak(2 * chosen) > 0.8 * total
-    assert plan(HALF_BILLION, device=DeviceMemory("GPU"), **options).limit.completions == 2, "of unknown size"
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"gradient_accumulation": 4},
-        {"batch_size": 2},
         {"rl_loss_type": "bnpo"},
         {"rl_entropy_coef": 0.1},
         {"tokens_per_pass": 64},

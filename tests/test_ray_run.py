@@ -153,6 +153,10 @@ def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are
     assert "Connection closed" not in shown(command)
     command._hear(RankNews(0, (encode(Ended("finished", 4)),)))
     assert command._end() == Ended("finished", 4)
+
+
+def test_an_error_of_the_run_itself_is_its_end(command: RayProcesses) -> None:
+    command._note_start(Meeting((place(0), place(1)), None))
     command._hear(RankNews(1, (encode(Failed("The environment is wrong", 3)),)))
     assert command._end() == Failed("The environment is wrong", 3)
 

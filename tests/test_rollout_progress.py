@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aitrain import activity
-from aitrain.activity import HEAD, ROLLOUT, SLOT, Activity, RolloutProgress, read
+from aitrain.activity import SLOT, Activity, RolloutProgress
 from aitrain.events import Event, Playing
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.runs.heartbeat import BEAT, Heartbeat, Progress
@@ -64,22 +64,9 @@ def test_episodes_and_tokens_are_counted_while_they_are_played() -> None:
     assert activity.rollouts() == RolloutProgress()
 
 
-def test_the_ranks_are_added_up_and_phases_do_not_disturb_it(memory: bytearray) -> None:
-    other = Activity(memory, 1)
-    with activity.own.rollout(3) as mine, activity.own.rollout(1), other.rollout(6) as theirs:
-        mine.end()
-        theirs.end(5)
-        other.add_tokens(70)
-        with activity.own.doing("generating"):
-            other.enter("a phase " + "with a long name " * 20)
-            found = activity.rollouts()
-    assert (found.done, found.episodes, found.tokens) == (6, 10, 70)
-    name = read(memory, 1).part.name
-    assert name.startswith("a phase with")
-    assert len(name) == SLOT - HEAD.size - ROLLOUT.size
-
-
-def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None:
+def test_a_heartbeat_tells_of_the_rollouts_of_all_ranks_where_they_take_seconds(
+    memory: bytearray, tmp_path: Path
+) -> None:
     told: list[Event] = []
     heartbeat = Heartbeat(RunFolder(tmp_path), Progress(), announce=told.append)
 
@@ -88,7 +75,7 @@ def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None
         heartbeat.beat()
         return read_object(tmp_path / "status.json").get("rollout")
 
-    with activity.own.rollout(4) as played:
+    with activity.own.rollout(3) as played, Activity(memory, 1).rollout(1):
         assert beat() == {}
         assert told == []
         activity.own._since -= 2 * BEAT

@@ -14,7 +14,7 @@ import pytest
 from aitrain.cli.runs import runs
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
-from aitrain.runs.run_list import TAIL, look, runs_in
+from aitrain.runs.run_list import runs_in
 from aitrain.runs.sweep_record import SweepRecord, Trial
 from tests.conftest import write
 
@@ -101,17 +101,6 @@ def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
         "live": "running", "dead": "dead", "done": "finished", "no status": "damaged", "torn": "damaged",
         "odd": "damaged", "pictures": "foreign",
     }  # fmt: skip
-
-
-def test_the_rewards_are_those_of_the_first_and_last_step_whatever_lies_between(tmp_path: Path) -> None:
-    folder = make(tmp_path, "run", {"status": "failed"})
-    append_lines(folder.metrics, [{"step": 0, "eval_score": 0.5}, {"step": 1, "reward": 0.125}])
-    with folder.metrics.open("ab") as file:
-        file.write(b'\xff\xfe\n[1]\n{"reward": "high"}\n' + b"x" * (3 * TAIL) + b"\n")
-    append_lines(folder.metrics, [{"step": 2, "reward": 0.5}, {"step": 2, "reward": None}])
-    with folder.metrics.open("a") as file:
-        file.write('{"reward": 0.9')
-    assert (look(folder.path).reward_first, look(folder.path).reward_last) == (0.125, 0.5)
 
 
 # -- what the command shows

@@ -64,7 +64,8 @@ def words(**options: Any) -> list[str]:
     [
         ("max_num_seq", 8, "Did you mean max_num_seqs?"), ("nothing", 1, "no such argument"),
         ("max-num-seqs", 8, ""), ("max_num_seqs", None, ""), ("max_num_seqs", True, "must be "),
-        ("cpu_offload_gb", 2, ""), ("middleware", "a.B", ""), ("max_model_len", 1, "--model-max-length"), ("api_key", "x", "VLLM_API_KEY"),
+        ("cpu_offload_gb", 2, ""),
+        ("middleware", "a.B", ""), ("max_model_len", 1, "--model-max-length"), ("api_key", "x", "VLLM_API_KEY"),
         ("logprobs_mode", 1, "aitrain sets it by itself"),
     ],
 )  # fmt: skip

@@ -93,14 +93,6 @@ def test_options_choose_among_the_episodes(run: Path, arguments: list[str], scor
     assert [one["score"] for one in as_json] == [None if score == "-" else float(score) for score in scores]
 
 
-def test_a_step_is_shown_group_by_group(run: Path) -> None:
-    text = shown("mine", "--step", "1")
-    headings = [line for line in text.splitlines() if line.startswith("step")]
-    assert headings == ["step 1, group 0, case 0  0.250  0.750", "step 1, group 1, case 1  1.000  -"]
-    assert text.count("user: say") == 2
-    assert "  score 0.250  advantage +0.50, done, 3 tokens, environment 0.50s" in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [(["mone"], "Did you mean mine?"), (["runs"], "aitrain runs runs"), (["mine", "--step", "9"], "steps 1 to 2"),

@@ -1,10 +1,8 @@
 """State that calls keep in helper objects, arrays, classes, modules and closures is scored as if calls ran one after
-another, and common patterns without such state run at the same time."""
+another."""
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import random
 import sqlite3
@@ -12,23 +10,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
 
 from tests import test_call_policy as here
-from tests.test_call_policy import Meter, Rows, scored, serially, wait
+from tests.test_call_policy import Rows, scored, serially, wait
 
 meter = here.meter
-
-CURRENT: Any = None
-LIMITS = {str(number): number for number in range(100)}
-LOGGER = logging.getLogger(__name__)
 MODULES = {"random": random, "numpy.random": np.random}
-
-
-DATASET = datasets.Dataset.from_list([{"answer": number} for number in range(100)])
 
 
 class Game:
@@ -51,12 +41,6 @@ class Registry:
         cls.current = value
 
 
-class Judge:
-    @functools.cached_property
-    def table(self) -> dict[str, int]:
-        return dict(LIMITS)
-
-
 class Viewer:
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -71,9 +55,8 @@ class Holds(Rows):
     def __init__(self) -> None:
         super().__init__()
         self.array, self.tensor = np.zeros((2, 2)), torch.zeros(2)
-        self.viewer, self.judge = Viewer(self), Judge()
+        self.viewer = Viewer(self)
         self.made: Any = None
-        self.dataset = DATASET
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
         self.fill = _filling(box)
@@ -114,23 +97,6 @@ STATEFUL = {
 }  # fmt: skip
 """What a call writes, and what it reads after a wait."""
 
-STATELESS = {
-    "cached property of a helper": "wait() or env.judge.table[text]",
-    "logger and global table": "wait() or logged(text)",
-    "a row of a dataset gets a column": "wait() or extended(env, n)",
-}
-
-
-def logged(text: str) -> float:
-    LOGGER.debug("scoring %s", text)
-    return LIMITS.get(text, 0) / 100
-
-
-def extended(env: Holds, number: int) -> float:
-    row = env.dataset[number]
-    row["seen"] = True
-    return row["answer"] / 100
-
 
 def environment_of(folder: Path, lines: list[str]) -> Any:
     """An environment with this body, whose source can be read."""
@@ -154,18 +120,6 @@ def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
     kind = environment_of(tmp_path, [write, "wait()", f"return ({read}) / 100"])
 
     assert scored(kind(), batches=2)[0] == serially(kind(), batches=2)
-
-
-@pytest.mark.parametrize("name", STATELESS)
-@pytest.mark.slow
-def test_common_patterns_without_state_run_at_the_same_time(name: str, tmp_path: Path, meter: Meter) -> None:
-    kind = environment_of(tmp_path, [f"return {STATELESS[name]}"])
-
-    scores, told = scored(kind(), rl_score_range="any")
-
-    assert scores == serially(kind())
-    assert told == []
-    assert meter.most > 1
 
 
 def test_the_working_directory_that_a_call_sets_is_its_own() -> None:
