@@ -27,7 +27,6 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
         (GOOD, "--rl-num-generatons 4", 2, "Did you mean --rl-num-generations?"),
         (GOOD, "--rl-num-generations 3", 2, "--rl-prompts-per-step 3"),
         (GOOD, "--output-dir env.py/a", 2, "output_dir: "),
-        (SINKS, """--rl-env-config '{"town": 1}'""", 2, "It takes: city"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
         ("import not_there\n" + GOOD, "", 3, "Install not_there"),
         ("input()\n" + GOOD, "", 3, "aitrain env play"),
@@ -79,7 +78,6 @@ CHAT = [{"role": "user", "content": "say"}]
         ([], ["returned no rows"]),
         (lambda: None, ["returned None", "list of dicts"]),
         ([*[{"prompt": "a"}] * 5, {"prompt": CHAT}], ["row 0 has a string, row 5 messages"]),
-        ([{"prompt": "a"}, {"question": "b"}], ["row 1 of build_dataset has no prompt (it has: question)"]),
         (lambda: {}["words"], ["KeyError: 'words'", "in <lambda>"]),
         *(
             ([{"prompt": prompt}], ["row 0 of build_dataset has an invalid prompt"])
@@ -109,7 +107,6 @@ def short(model: Path, **options: Any) -> TrainConfig:
     [
         (Good, {}, ConfigError, "environment: give an object"),
         (Good(), {"eval_cases": 20}, ConfigError, "eval_cases: cannot hold out 20 of 20"),
-        (Good(), {"rl_max_prompt_length": 2}, ConfigError, "20 had a prompt of more than 2 tokens"),
         (Good(), {"peft": True, "target_modules": "foo"}, ConfigError, "foo"),
         (Good(score="0.5"), {}, EnvironmentFailed, "all 8 held-out cases (wrong_type)"),
     ],
@@ -163,7 +160,6 @@ def model_with(small_model: Path, tmp_path: Path) -> Callable[..., Path]:
     [
         ({"chat_template": None}, ConfigError, 'chat_template="chatml"'),
         ({"chat_template": "{{ raise_exception('Roles must alternate') }}"}, EnvironmentFailed, "The prompt: [{'role'"),
-        ({"pad_token": None, "eos_token": None}, ConfigError, "Set eos_token"),
     ],
     ids=case_name,
 )

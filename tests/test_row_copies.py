@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
 from contextlib import closing
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
-import pytest
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.row_copies import copy_arguments, copy_rows
 from aitrain.environment.runner import start_runner
-from aitrain.environment.session import AssistantTurn
 from tests import runner_calls
 
 QUESTION = [{"role": "user", "content": "38 + 47 ="}]
@@ -26,13 +23,11 @@ def row() -> dict[str, Any]:
     return {"prompt": deepcopy(QUESTION), "answer": {"number": 85, "steps": [8, 5]}, "case_idx": 3}
 
 
-class Rows:
+class Spoils:
+    """Changes in place all that it is given, and scores 1.0 where nothing had been changed before."""
+
     def build_dataset(self) -> list[dict[str, Any]]:
         return [row()]
-
-
-class Spoils(Rows):
-    """Changes in place all that it is given, and scores 1.0 where nothing had been changed before."""
 
     def score_episode(
         self, completion: Any, prompt: Any, case: Any, messages: Any, answer: Any, text: str, case_idx: int
@@ -48,27 +43,14 @@ class Spoils(Rows):
         return float(is_fresh)
 
 
-class SpoilsInTurns(Rows):
-    def episode(self, prompt: Any, case: Any, answer: Any) -> Generator[None, str, float]:
-        is_fresh = (prompt, answer, case) == (QUESTION, row()["answer"], row())
-        prompt.append("more")
-        answer.clear()
-        case["prompt"].clear()
-        yield
-        return float(is_fresh)
-
-
-@pytest.mark.parametrize("environment", [Spoils, SpoilsInTurns])
-def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call(environment: Any) -> None:
+def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call() -> None:
     """One case, played by several episodes at the same time and then once more."""
     given = row()
     case = Case(3, given["prompt"], given)
     completions = [Transcript(case, deepcopy(ANSWER)) for _ in range(6)]
-    with closing(start_runner(environment(), TrainConfig(rl_env_workers=3))) as runner:
+    with closing(start_runner(Spoils(), TrainConfig(rl_env_workers=3))) as runner:
         for _ in range(2):
             plays = runner_calls.open_sessions(runner, [case] * 6, range(6))
-            if runner.has_sessions:
-                runner_calls.respond(runner, plays, [AssistantTurn(" 85")] * 6)
             assert [one.score for one in runner_calls.score(runner, plays, completions)] == [1.0] * 6
             runner_calls.end(runner, plays)
 

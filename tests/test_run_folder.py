@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.errors import CannotWriteError
-from aitrain.runs.new_folder import locked, new_run_folder, remarks
+from aitrain.runs.new_folder import locked, new_run_folder
 from aitrain.runs.run_folder import (
     LOCK,
     RunFolder,
@@ -159,18 +158,3 @@ def test_a_command_that_was_replaced_writes_nothing_more(tmp_path: Path) -> None
     second.check_owner()
     assert (read_object(second.status)["status"], read_object(second.status)["step"]) == ("running", 4)
     assert RunFolder(tmp_path).claimed(7).epoch == 7
-
-
-def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    with new_run_folder(config(tmp_path, project_name="mine")) as folder:
-        assert list(remarks(folder, "mine")) == []
-        folder.write_config(config(tmp_path))
-        monkeypatch.setattr("fcntl.flock", refuse)
-        with new_run_folder(config(tmp_path, project_name="mine")) as second:
-            name, locks = remarks(second, "mine")
-    assert name.startswith(f"{folder.path} exists, so this is {second.path}.")
-    assert name.endswith(f"aitrain grpo --config {folder.path}/config.yaml --resume")
-    assert "is on a file system without locks" in locks

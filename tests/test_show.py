@@ -80,7 +80,6 @@ def test_a_run_is_its_scores_its_curve_and_what_its_episodes_came_to(run: Path) 
         (["--worst", "--step", "2"], ["0.000", "0.500"]),
         (["--failed"], ["-"]),
         (["--case", "0"], ["0.250", "0.750", "0.000"]),
-        (["--case", "h1"], ["0.100", "0.900"]),
     ],
     ids=" ".join,
 )

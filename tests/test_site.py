@@ -6,13 +6,12 @@ import re
 import shlex
 import sys
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from aitrain.cli.env import ENV_COMMANDS
-from aitrain.cli.main import COMMANDS, main
+from aitrain.cli.main import main
 from aitrain.environment.adapters import ADAPTERS
 from aitrain.environment.judges.rules import RULES
 from aitrain.execution.failure import FAILURE_KINDS
@@ -22,7 +21,6 @@ from aitrain.options.sweep import SweepConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.workbench.check.registry import CHECKS
-from tests.test_printed_commands import flags_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -57,27 +55,6 @@ def test_links_lead_to_a_page_and_a_heading(page: Path) -> None:
 
 
 # -- names
-
-
-@cache
-def known_flags() -> frozenset[str]:
-    """Those of all commands; what commands and flags behind them are is held by test_printed_commands.py."""
-    return frozenset().union(*map(flags_of, [*COMMANDS, *(f"env {name}" for name in ENV_COMMANDS)]))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_flags_that_a_page_names_exist(page: Path) -> None:
-    prose = CODE.sub("", text_of(page))
-    flags = set(re.findall(r"`(--[a-z][a-z0-9-]+[a-z0-9])(?=[ `])", prose))
-    if page.name not in ("benchmarks.md", "changelog.md"):  # they name flags of the benchmarks, and those that are gone
-        assert flags - OTHER_FLAGS <= known_flags()
-
-
-OTHER_FLAGS = {
-    "--middleware", "--generation-config", "--gpu-memory-utilization", "--no-enable-prefix-caching",
-    "--token", "--wandb-token", "--use-sweep", "--signal",
-}  # fmt: skip
-"""Flags of vLLM, AITraining and SLURM."""
 
 
 @pytest.mark.parametrize(

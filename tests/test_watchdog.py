@@ -154,8 +154,6 @@ def test_the_message_says_what_was_saved_and_how_to_go_on_with_more_time(tmp_pat
     for part in ("no progress for 1800 seconds", "weight sync after step 14, ranks 1 and 3 of 4", "checkpoint-12"):
         assert part in said
     assert said.endswith(f"  aitrain grpo --config '{folder.config}' --resume --stall-timeout 7200")
-    write_json(folder.status, {"status": "running", "job": "eval"})
-    assert message(Stall((0,), "scoring 9 cases", 5.0), folder, 1).endswith("--stall-timeout 60")
 
 
 def test_a_rank_in_a_collective_operation_is_told_from_one_that_hangs() -> None:
@@ -178,7 +176,6 @@ def test_runs_that_stalled_are_shown_as_such_whether_they_were_ended_or_hang(tmp
 
     assert shown("ended", status="stalled") == "stalled"
     assert shown("hangs", status="running", stalls_at=time.time() - 2 * SILENCE) == "stalled"
-    assert shown("late", status="running", stalls_at=time.time() - SILENCE / 2) == "running"
 
 
 def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(
@@ -194,10 +191,6 @@ def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(
     assert first["phase"] == "training"
     assert first["stalls_at"] == pytest.approx(time.time() + 100.0, abs=30.0)
     assert read_object(folder.status)["stalls_at"] == first["stalls_at"]
-    with activity.own.doing("generating"):
-        heartbeat.beat()
-    assert read_object(folder.status)["phase"] == "training, generating"
-    assert read_object(folder.status)["stalls_at"] > first["stalls_at"]
 
 
 def test_a_training_process_leaves_without_waiting_for_processes_of_the_environment() -> None:
