@@ -6,8 +6,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.cli.main import main
-from aitrain.options.other_names import ADVICE, PREFIXES, SAME_AS, unknown_option
-from aitrain.options.sweep import SweepConfig
+from aitrain.options.other_names import unknown_option
 from aitrain.options.trl_fields import trl_fields
 
 OPTIONS = TrainConfig.model_fields
@@ -96,11 +95,3 @@ def test_the_name_that_an_option_has_in_another_command_is_understood(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines()[0].endswith(f". {advice}")
-
-
-def test_advice_names_options_that_exist() -> None:
-    assert {text.partition("=")[0] for text in SAME_AS.values()} <= {*OPTIONS, *SweepConfig.model_fields}
-    words = [word for text in (*ADVICE.values(), *PREFIXES.values()) for word in text.split()]
-    flags = {word.rstrip(".,:;").replace("-", "_").lstrip("_") for word in words if word.startswith("--")}
-    assert flags <= set(OPTIONS)
-    assert not set(ADVICE) & set(OPTIONS)

@@ -295,19 +295,6 @@ def test_what_a_run_from_the_beginning_would_overwrite_is_refused(files: dict[st
     assert "--project-name" in said
 
 
-def test_nothing_is_left_to_do_where_the_run_has_finished_with_the_same_options(here: Path) -> None:
-    options = {"project_name": "mine", "max_steps": 4, "lr": 1e-4}
-    checkpoint(here, 4, **options)
-    finished = '{"status": "finished"}'
-    write(here / "runs/mine", {"status.json": finished, "result.json": finished})
-    RunFolder(here / "runs/mine").write_config(plan(**options).config)
-
-    assert plan(**options, resume_from_checkpoint="auto").is_done
-    assert not plan(**options | {"max_steps": 8}, resume_from_checkpoint="auto").is_done
-    write(here / "runs/mine", {"status.json": '{"status": "running"}'})  # killed while it was being continued
-    assert not plan(**options, resume_from_checkpoint="auto").is_done
-
-
 def test_the_config_of_a_copied_run_resumes_the_copy(here: Path) -> None:
     run = {"config.yaml": "project_name: mine\noutput_dir: runs\n", "status.json": "{}"}
     write(here / "copies/other", run)

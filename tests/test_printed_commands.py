@@ -21,12 +21,13 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "aitrain").rglob("*.py"))
 TEXTS = [
     *sorted((ROOT / "aitrain").rglob("*.js")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.ipynb")), *sorted((ROOT / "aitrain" / "envs").rglob("*.py")),
+    *sorted((ROOT / "docs").glob("*.ipynb")), *sorted((ROOT / "docs" / "examples").iterdir()),
+    *sorted((ROOT / "aitrain" / "envs").rglob("*.py")),
 ]  # fmt: skip
 COMMAND = re.compile(r"(?<![\w./-])aitrain ((?:env )?[a-z][a-z-]*)(?![\w.(=])((?:[^\n`\"]|\\\n)*)")
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*(?![\w*])")
 PROSE = {"against", "and", "as", "by", "can", "cannot", "does", "each", "for", "from", "has", "import", "in", "is"}
-PROSE |= {"itself", "of", "on", "or", "to", "with"}
+PROSE |= {"itself", "of", "on", "or", "to", "two", "with"}
 VERB = re.compile(r"[a-z]+s|said|\w+ed")
 
 

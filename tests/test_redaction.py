@@ -232,10 +232,9 @@ def test_other_names_are_no_secrets(name: str) -> None:
          {"password": MASK, "max_tokens": 64, "use_auth": True, "token": None}),
         ([{"name": "api_key", "value": "x"}, {"name": "city", "value": "Rome"}],
          [{"name": "api_key", "value": MASK}, {"name": "city", "value": "Rome"}]),
-        ({"db": "host=db password=x sslmode=on"}, {"db": f"host=db password={MASK} sslmode=on"}),
         (["AIza" + "b" * 35, "sk_live_" + "c" * 24], [MASK, MASK]),
     ],
-    ids=range(6),
+    ids=range(5),
 )  # fmt: skip
 def test_a_secret_in_a_configuration_is_masked_at_any_depth(value: object, shown: object) -> None:
     assert without_secrets(value) == shown

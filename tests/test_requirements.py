@@ -44,7 +44,6 @@ def test_options_that_were_not_given_take_what_the_environment_declares() -> Non
 @pytest.mark.parametrize(
     ("declared", "options"),
     [
-        (EnvRequirements(max_turns=2), {"rl_max_turns": 2}),
         (EnvRequirements(score_range=[-2, 3]), {"rl_score_range": "-2,3"}),  # type: ignore[arg-type]
         ({"stars": 3}, {}),
     ],

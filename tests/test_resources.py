@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 from pathlib import Path
@@ -25,7 +24,6 @@ from aitrain.launch.resource_estimate import (
 )
 from tests.conftest import write
 
-plan_command = importlib.import_module("aitrain.cli.plan")  # the package has the command by this name
 CPU, GPU = DeviceMemory("CPU", 8 << 30, 16 << 30), DeviceMemory("GPU", 80 << 30, 80 << 30)
 TINY_SHAPE = read_model_shape("tiny")
 assert TINY_SHAPE is not None

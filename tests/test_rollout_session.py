@@ -175,19 +175,6 @@ def test_a_conversation_that_is_rewritten_fails_with_what_was_rewritten(second: 
     assert "trained=False" in episode.failure_message
 
 
-def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:
-    class Raises(Twice):
-        async def rollout(self, case: dict[str, Any], endpoint: Any) -> Score:
-            if case["word"] == "w1":
-                raise ValueError("no such word")
-            return await super().rollout(case, endpoint)
-
-    episodes, _ = play(Raises(), ECHO, of=words(3))
-    assert [episode.result.score for episode in episodes] == [0.5, None, 0.5]
-    assert "rollout of case 1 raised: ValueError: no such word" in episodes[1].failure_message
-    assert "test_rollout_session.py, line" in episodes[1].failure_message
-
-
 # -- tools
 
 

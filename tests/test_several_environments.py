@@ -88,10 +88,6 @@ def test_each_episode_is_played_by_the_environment_of_its_case() -> None:
 
 
 def test_what_an_environment_requires_holds_for_its_own_episodes() -> None:
-    with closing(loaded(THREE, rl_max_new_tokens=9)) as runner:
-        found = played(runner, "abcdefghijklmn")
-    assert [one.trajectory.sampled_tokens for one in found["Early"]] == [9] * 3
-    assert [one.trajectory.sampled_tokens for one in found["talk"]] == [18] * 3
     with closing(loaded(THREE)) as runner:
         assert (runner.config.rl_max_turns, runner.parts["talk"].config.rl_max_turns) == (16, 2)
         assert runner.config.rl_score_range == "-1.0,1.0"
@@ -113,7 +109,6 @@ def test_cases_of_all_environments_have_numbers_of_their_own() -> None:
         built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
     everything = [case for train, held_out in built.values() for case in (*train, *(held_out or ()))]
     assert [case.number for case in everything] == list(range(20 + 12 + 12 + 3))
-    assert [case.case_idx for case in everything if case.env == "Ranked"] == list(range(15))
     mixed = MixedCases([train for train, _ in built.values()])
     assert [case.env for case in mixed[18:34:5]] == ["Early", "talk", "talk", "Ranked"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from aitrain.cli.env import ENV_COMMANDS
-from aitrain.cli.main import main
 from aitrain.environment.adapters import ADAPTERS
 from aitrain.environment.judges.rules import RULES
 from aitrain.execution.failure import FAILURE_KINDS
@@ -89,27 +87,3 @@ def test_made_pages_are_those_that_make_docs_writes() -> None:
 def test_the_tables_of_models_are_those_that_make_docs_writes() -> None:
     for page in write_scaling_tables.TABLES:
         assert write_scaling_tables.with_tables(page) == text_of(page), page.name
-
-
-# -- moving from other tools
-
-MOVING = text_of(DOCS / "moving.md")
-ENVIRONMENT = "class HotelEnv:\n    def build_dataset(self): ...\n    def score_episode(self): ...\n"
-ROWS = '{"prompt": "a", "answer": "b", "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "1"}}\n'
-
-
-@pytest.mark.parametrize("text", re.findall(r"^```sh\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL), ids=range(4))
-def test_a_command_that_replaces_one_of_another_tool_is_valid(
-    text: str, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = re.findall(r"^```python file=(\S+)\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL)
-    files += re.findall(r"cat > (\S+) <<END\n(.*?)^END", text, re.MULTILINE | re.DOTALL)
-    (here / "my_envs").mkdir()
-    for name, content in [*files, ("my_envs/hotel_env.py", ENVIRONMENT), ("rows.jsonl", ROWS), ("train.jsonl", ROWS)]:
-        (here / name).write_text(content)
-    words = shlex.split(text[text.index("aitrain grpo") :].replace("\\\n", " "))
-
-    monkeypatch.setattr(sys, "argv", [*words, "--dry-run", "--options-only", "--num-processes", "1"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0

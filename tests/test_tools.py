@@ -11,7 +11,7 @@ from datetime import date
 from typing import Annotated, Any, Optional
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from aitrain import EnvironmentFailed
 from aitrain.environment.tool_call_parser import MAX_CALLS, ToolCall, read_calls
@@ -224,9 +224,8 @@ def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docst
             "board": {"type": "string", "enum": ["none", "half"], "default": "none"},
         },
     }
-    for hint in (Annotated[int, Field(description="hidden"), "the text"], Annotated[Guest, "the text"]):
-        owner = tool_with(hint, doc="Do it.\n\nArgs:\n    it: another text\n")
-        assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
+    owner = tool_with(Annotated[int, "the text"], doc="Do it.\n\nArgs:\n    it: another text\n")
+    assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 
 
 def test_a_parameter_may_be_called_like_anything_of_pydantics() -> None:
@@ -315,22 +314,12 @@ def test_a_wrong_call_is_answered_with_what_is_wrong(name: str, arguments: dict[
     assert hotels.booked == []
 
 
-class Broken(Hotels):
-    def get_tools(self) -> Any:
-        return [self.later, self.validating]
-
-    async def later(self, it: int) -> None:
-        raise KeyError(it)
-
-    def validating(self, it: int) -> None:
+def test_what_a_tool_raises_is_raised_and_not_told_to_the_model() -> None:
+    async def validating() -> None:
         Room.model_validate({"board": 5})
 
-
-@pytest.mark.parametrize(("name", "kind"), [("later", KeyError), ("validating", ValueError)])
-def test_what_a_tool_raises_is_raised_and_not_told_to_the_model(name: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind):
-        answer_of(Broken(), name, it=1)
-    assert answer_of(Broken(), name, it="x")[1]
+    with pytest.raises(ValueError, match="board"):
+        answer_of(Owner(validating), "validating")
 
 
 class Odd:
@@ -421,7 +410,6 @@ PROPERTIES = {"city": {"type": "string"}, "n": {"type": "integer"}}
     ("schema", "message"),
     [
         ({"name": 5}, 'no "name"'),
-        ({"name": "search", "parameters": {"properties": {}, "required": ["city"]}}, 'search: "required" of its'),
         ({"name": "narrow", "parameters": {"properties": {**PROPERTIES, "m": {}}, "required": ["city", "n"]}},
          "unexpected keyword argument 'm'"),
     ],

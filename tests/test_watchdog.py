@@ -24,7 +24,6 @@ from aitrain.runs.watchdog import Stall, Watchdog, message, waits_for_another_ra
 from tests.conftest import has_ended
 from tests.hanging_worker import HANGS
 
-WORKER = Path(__file__).with_name("hanging_worker.py")
 TIMEOUT = 0.6
 """From when all processes have planted what they do; before, they may take as long as a busy machine lets them."""
 
