@@ -19,14 +19,14 @@ def plan() -> RunPlan:
     return check(TrainConfig(model="tiny", rl_env="envs.arithmetic"))
 
 
-@pytest.mark.parametrize(("own", "seed"), [(None, "0"), ("7", "7")])
 def test_training_processes_have_one_hash_seed_unless_the_user_set_another(
-    own: str | None, seed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plan: RunPlan
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plan: RunPlan
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    if own is not None:
-        monkeypatch.setenv("PYTHONHASHSEED", own)
-    assert Processes(plan, RunFolder(tmp_path), print)._environment()["PYTHONHASHSEED"] == seed
+    made = Processes(plan, RunFolder(tmp_path), print)
+    assert made._environment()["PYTHONHASHSEED"] == "0"
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert made._environment()["PYTHONHASHSEED"] == "7"
 
 
 def test_a_small_model_trains_with_one_thread_on_the_cpu_and_a_larger_one_with_its_share_of_the_cores(

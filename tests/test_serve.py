@@ -6,12 +6,13 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from aitrain.cli.serve import serve
 from aitrain.errors import ConfigError
-from aitrain.vllm.server_process import ServerConfig, VLLMServer
+from aitrain.vllm.server_process import VLLMServer
 from tests.conftest import write
 
 LORA = {"peft_type": "LORA", "r": 24, "base_model_name_or_path": "org/base"}
@@ -79,33 +80,20 @@ def test_an_adapter_that_vllm_cannot_load_is_refused_with_what_works(
         command("mine", capsys)
 
 
-class Stopped:
-    """In the place of vLLM: serves until Ctrl-C, which comes at once."""
-
-    url = "http://127.0.0.1:8000"
-
-    def __enter__(self) -> Stopped:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """It leaves nothing."""
-
-    def poll(self) -> int | None:
-        raise KeyboardInterrupt
-
-
 def test_without_a_key_of_the_users_it_makes_one_and_shows_it(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plans: list[ServerConfig] = []
-    monkeypatch.setattr(VLLMServer, "start", lambda plan, *_: plans.append(plan) or Stopped())
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("aitrain.packages.installed", lambda _: object())
-    monkeypatch.setattr("aitrain.cli.serve._check_port", lambda _: None)
+    server = MagicMock()
+    server.__enter__().configure_mock(url="http://127.0.0.1:8000", poll=MagicMock(side_effect=KeyboardInterrupt))
+    start = MagicMock(return_value=server)
+    monkeypatch.setattr(VLLMServer, "start", start)
+    monkeypatch.setattr("signal.signal", MagicMock())
+    monkeypatch.setattr("aitrain.packages.installed", MagicMock())
+    monkeypatch.setattr("aitrain.cli.serve._check_port", MagicMock())
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     run(LORA)
     assert serve("mine", as_json=True, port=8000, dtype=None, model_max_length=None, **DEFAULTS) == 0  # type: ignore[arg-type]
     given, up = map(json.loads, capsys.readouterr().out.splitlines())
     assert len(up["VLLM_API_KEY"]) > 20
-    assert up["VLLM_API_KEY"] == plans[0].environment()["VLLM_API_KEY"]
+    assert up["VLLM_API_KEY"] == start.call_args.args[0].environment()["VLLM_API_KEY"]
     assert up["VLLM_API_KEY"] not in str(given)

@@ -104,18 +104,10 @@ def test_a_flag_adds_to_the_arguments_of_the_file_and_all_reach_the_server(tmp_p
     assert "--max-num-seqs=8" not in told
 
 
-@pytest.mark.parametrize(
-    ("options", "words_of_it"),
-    [
-        (ADAPTER, ["--dtype=float32"]),
-        ({**ADAPTER, "vllm_quantization": "fp8"}, ["--quantization=fp8_per_channel", "--dtype=bfloat16"]),
-        ({**ADAPTER, "vllm_quantization": "fp8", "dtype": "float16"}, ["--dtype=float16"]),
-    ],
-)
-def test_an_fp8_base_is_computed_in_half_precision(options: dict[str, Any], words_of_it: list[str]) -> None:
-    told = words(**options)
-    assert set(words_of_it) <= set(told)
-    assert ("quantization" in " ".join(told)) == ("vllm_quantization" in options)
+def test_an_fp8_base_is_computed_in_half_precision() -> None:
+    assert "--dtype=float32" in words(**ADAPTER)
+    told = words(**ADAPTER, vllm_quantization="fp8")
+    assert {"--quantization=fp8_per_channel", "--dtype=bfloat16"} <= set(told)
 
 
 @pytest.mark.parametrize(

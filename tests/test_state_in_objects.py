@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import random
-import sqlite3
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -68,13 +67,6 @@ class Holds(Rows):
         return self.made
 
 
-class HoldsADatabase(Holds):
-    def __init__(self) -> None:
-        super().__init__()
-        self.database = sqlite3.connect(":memory:", check_same_thread=False)
-        self.database.execute("create table t (n int)")
-
-
 def _filling(box: dict[str, int]) -> Any:
     def fill(number: int) -> None:
         box["n"] = number
@@ -90,8 +82,6 @@ STATEFUL = {
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
     "os.environ": ('os.environ["AITRAIN_TEST"] = str(n)', 'int(os.environ["AITRAIN_TEST"])'),
-    "database": ('env.database.execute("delete from t"); env.database.execute("insert into t values (?)", (n,))',
-                 'env.database.execute("select n from t").fetchone()[0]'),
     "random.seed": ("random.seed(n)", "random.random()"),
     "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
@@ -100,8 +90,7 @@ STATEFUL = {
 
 def environment_of(folder: Path, lines: list[str]) -> Any:
     """An environment with this body, whose source can be read."""
-    base = "HoldsADatabase" if any("database" in line for line in lines) else "Holds"
-    head = f"class Written({base}):\n    def score_episode(env, model, tokenizer, completion, case_idx):\n"
+    head = "class Written(Holds):\n    def score_episode(env, model, tokenizer, completion, case_idx):\n"
     text = head + "".join(f"        {line}\n" for line in ["n, text = case_idx, completion", *lines])
     file = folder / "written.py"
     file.write_text(text)
