@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.cli.main import main
 from aitrain.options.other_names import unknown_option
 from aitrain.options.trl_fields import trl_fields
 
@@ -77,21 +76,3 @@ def test_every_name_of_trl_aitraining_and_unsloth_is_an_option_or_gets_advice() 
             _, _, advice = unknown_option(given, OPTIONS).partition(". ")
             assert advice.endswith("."), name
             assert not advice.startswith("Did you mean"), name
-
-
-@pytest.mark.parametrize(
-    ("command", "advice"),
-    [
-        ("eval tiny --eval-cases 8", "Use --cases."),
-        ("eval --model tiny", "Leave it out, and write only its value: aitrain eval VALUE"),
-    ],
-)
-def test_the_name_that_an_option_has_in_another_command_is_understood(
-    command: str, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["aitrain", *command.split()])
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[0].endswith(f". {advice}")

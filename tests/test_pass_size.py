@@ -31,9 +31,7 @@ def plan(
     return plan_batch(choose_batch_size(TrainConfig(**options), processes, shape, device, recorded), processes)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"rl_prompts_per_step": 16}, {"rl_num_generations": 8}, {"rl_prompts_per_step": 3}]
-)
+@pytest.mark.parametrize("options", [{}, {"rl_prompts_per_step": 16}, {"rl_prompts_per_step": 3}])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: dict[str, Any], processes: int) -> None:
     before = plan_batch(TrainConfig(**options), processes)

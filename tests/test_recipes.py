@@ -69,8 +69,8 @@ def test_the_reference_of_an_environment_earns_the_highest_score(recipe: Recipe)
 
 def test_games_follow_their_rules() -> None:
     folders = {recipe.name: recipe.folder for recipe in ALL}
-    game = run_path(str(folders["2048"] / "environment.py"))
-    assert game["slid"]([[2, 2, 4], [0, 4, 4], [2, 0, 2]], "left") == [[4, 4, 0], [8, 0, 0], [4, 0, 0]]
+    slid = run_path(str(folders["2048"] / "environment.py"))["slid"]
+    assert slid([[2, 2, 4], [0, 4, 4], [2, 0, 2]], "left") == [[4, 4, 0], [8, 0, 0], [4, 0, 0]]
     evaluate = run_path(str(folders["countdown"] / "environment.py"))["evaluate"]
     assert evaluate("(1 + 2) * 3") == ([1, 2, 3], 9)
     for hostile in ("__import__('os')", "9**9**9", "1 if 1 else 2", "(" * 99, "1/0", "1" * 300):

@@ -25,12 +25,10 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
     [
         (GOOD, "--rl-num-generatons 4", 2, "Did you mean --rl-num-generations?"),
         (GOOD, "--rl-num-generations 3", 2, "--rl-prompts-per-step 3"),
-        (GOOD, "--output-dir env.py/a", 2, "output_dir: "),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
         ("import not_there\n" + GOOD, "", 3, "Install not_there"),
         ("input()\n" + GOOD, "", 3, "aitrain env play"),
         ("open('rows.txt')\n" + GOOD, "", 3, "There is data/rows.txt."),
-        ("class Env:\n" + BUILD, "", 3, "Env has no score_episode"),
     ],
     ids=case_name,
 )
@@ -75,7 +73,6 @@ CHAT = [{"role": "user", "content": "say"}]
     ("rows", "words"),
     [
         ([], ["returned no rows"]),
-        (lambda: None, ["returned None", "list of dicts"]),
         ([*[{"prompt": "a"}] * 5, {"prompt": CHAT}], ["row 0 has a string, row 5 messages"]),
         (lambda: {}["words"], ["KeyError: 'words'", "in <lambda>"]),
         *(
@@ -99,28 +96,6 @@ def test_a_dataset_that_cannot_be_trained_on_is_refused_with_its_row(rows: Any, 
 def short(model: Path, **options: Any) -> TrainConfig:
     quick = {"max_steps": 1, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "save_strategy": "no"}
     return TrainConfig(**{"model": str(model), **quick, **options})
-
-
-@pytest.mark.parametrize(
-    ("environment", "options", "kind", "told"),
-    [
-        (Good, {}, ConfigError, "environment: give an object"),
-        (Good(), {"eval_cases": 20}, ConfigError, "eval_cases: cannot hold out 20 of 20"),
-        (Good(), {"peft": True, "target_modules": "foo"}, ConfigError, "foo"),
-        (Good(score="0.5"), {}, EnvironmentFailed, "all 8 held-out cases (wrong_type)"),
-    ],
-    ids=case_name,
-)
-@pytest.mark.slow
-def test_what_only_the_run_can_see_is_refused_before_the_first_step(
-    environment: Any, options: dict[str, Any], kind: type[AitrainError], told: str, here: Path, small_model: Path
-) -> None:
-    with pytest.raises(kind) as caught:
-        aitrain.train(short(small_model, **options), environment=environment)
-
-    assert told in str(caught.value)
-    assert len(str(caught.value).splitlines()) <= 5
-    assert listing(here) == []
 
 
 def test_a_run_in_which_nothing_was_scored_is_no_success_and_its_first_failure_is_told(

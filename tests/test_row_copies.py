@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,21 +59,17 @@ def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call() -> None:
     assert all(completion.content == ANSWER for completion in completions)
 
 
-class Board:
-    def __init__(self) -> None:
-        self.cells = [0, 0]
-
-
 def test_arrays_tuples_and_own_objects_are_copied_and_what_cannot_be_is_shared() -> None:
     cells, lock = [1], threading.Lock()
-    given: dict[str, Any] = {"a": np.zeros(3), "c": (cells, 2), "d": Board(), "e": cells, "f": [lock, {}]}
+    own, array = SimpleNamespace(cell=0), np.zeros(3)
+    given: dict[str, Any] = {"a": array, "c": (cells, 2), "d": own, "e": cells, "f": [lock, {}]}
 
     copied = copy_arguments(given)
-    copied["a"][0] = copied["d"].cells[0] = 7
+    copied["a"][0] = copied["d"].cell = 7
     copied["e"].append(2)
 
     assert copied["c"] == ([1, 2], 2)  # what is one object stays one
-    assert given["a"][0] == given["d"].cells[0] == 0
+    assert array[0] == own.cell == 0
     assert given["c"] == ([1], 2)
     assert copied["f"][0] is lock
     assert copied["f"][1] is not given["f"][1]

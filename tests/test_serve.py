@@ -65,18 +65,11 @@ def test_a_whole_model_has_the_name_of_its_run_and_the_context_that_fits(
     assert not [word for word in words if "lora" in word or "chat-template" in word]
 
 
-@pytest.mark.parametrize(
-    ("odd", "what"),
-    [
-        ({"use_dora": True}, "use_dora"),
-        ({"peft_type": "LOHA"}, "of type LOHA"),
-    ],
-)
-def test_an_adapter_that_vllm_cannot_load_is_refused_with_what_works(
-    run: Callable[..., Path], odd: dict[str, object], what: str, capsys: pytest.CaptureFixture[str]
+def test_an_adapter_that_vllm_cannot_load_is_refused(
+    run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run({**LORA, **odd})
-    with pytest.raises(ConfigError, match=what):
+    run({**LORA, "use_dora": True})
+    with pytest.raises(ConfigError, match="use_dora"):
         command("mine", capsys)
 
 

@@ -24,9 +24,9 @@ def test_only_an_interval_without_zero_is_a_difference(low: float | None, high: 
     assert verdict_of(change(low, high)) == verdict
 
 
-@pytest.mark.parametrize(("p_value", "verdict"), [(0.05, "better"), (0.051, "undetected"), (None, "better")])
-def test_a_difference_needs_a_small_p_value_where_there_is_one(p_value: float | None, verdict: Verdict) -> None:
-    assert verdict_of({**change(0.01, 0.3), "p_value": p_value}) == verdict
+def test_a_difference_needs_a_small_p_value_where_there_is_one() -> None:
+    verdicts = [verdict_of({**change(0.01, 0.3), "p_value": value}) for value in (0.05, 0.051, None)]
+    assert verdicts == ["better", "undetected", "better"]
 
 
 def test_a_verdict_has_its_numbers_and_without_cases_in_common_there_is_none() -> None:
