@@ -184,6 +184,7 @@ def test_a_field_of_trl_that_is_wrong_or_would_change_nothing_is_refused_with_wh
     ("model", "told"),
     [
         ("./models/mien", "no folder ./models/mien. Did you mean mine?"),
+        ("adapter", "is an adapter, not a model"),
         ("runs/mine", "Did you mean runs/mine/model?"),
         ("empty", "has no config.json"),
     ],

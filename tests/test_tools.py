@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from aitrain import EnvironmentFailed
-from aitrain.environment.tool_call_parser import MAX_CALLS, ToolCall, read_calls
+from aitrain.environment.tool_call_parser import MAX_CALLS, MAX_DEPTH, ToolCall, read_calls
 from aitrain.environment.tools import MAX_ERROR, Tools
 from tests.conftest import case_name
 
@@ -162,6 +162,9 @@ def test_a_tag_that_is_not_closed_and_calls_beyond_the_limit_are_wrong_calls() -
         ('{"name": "a", "arguments": [1]}', "a: the arguments are not a JSON object"),
         ('{"name": "a", "arguments": "x = 1"}', "a: the arguments are not valid JSON"),
         ('{"name": "a", "arguments": {"x": NaN}}', "NaN"),
+        ('{"name": "a", "arguments": {"x": 1, "x": 2}}', "x is given twice"),
+        ('{"name": "a", "arguments": "{} {}"}', "a: the arguments are not a JSON object"),
+        ('{"name": "a", "arguments": {"x": ' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}}", "nests deeper"),
         ('{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}", "too large"),
         ('{"name": "a", "arguments": {"x": ' + "[" * 10_000 + "]" * 10_000 + "}}", "nests deeper"),
     ],

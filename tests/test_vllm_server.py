@@ -212,7 +212,7 @@ def test_servers_have_a_key_that_is_in_no_command_line() -> None:
     ("kind", "path", "header", "answer"),
     [
         ("http", "/health", b"", "reached"),
-        ("http", "/collective_rpc", b"Bearer wrong", "http.response.start 401"),
+        ("http", "/v1/models", b"Bearer wrong", "http.response.start 401"),
         ("http", "/collective_rpc", b"Bearer the-key", "reached"),
         ("websocket", "/v1/realtime", b"", "websocket.close"),
     ],
