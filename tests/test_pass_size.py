@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,13 +72,14 @@ def test_a_resumed_run_has_the_passes_of_its_checkpoint() -> None:
     assert plan(recorded={"batch_size": None}).limit.completions == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"num_processes": 2}])
+@pytest.mark.usefixtures("here")
 def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory_is_free(
-    options: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = check(TrainConfig(model="tiny", rl_env="envs.arithmetic", **options))
+    config = TrainConfig(model="tiny", rl_env="envs.arithmetic", num_processes=2)
+    first = check(config)
     monkeypatch.setattr(resource_check, "free_memory", lambda: 700 << 20)
-    again = check(TrainConfig(model="tiny", rl_env="envs.arithmetic", **options))
+    again = check(config)
     replayed = check(TrainConfig.read(first.config.written()))
     assert first.batch == again.batch == replayed.batch
     assert first.config.written() == replayed.config.written()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.errors import RunFailed
-from aitrain.events import Ended, Failed, Started, encode
+from aitrain.events import Ended, Failed, Started, Step, encode
 from aitrain.launch import ray_worker
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.ray_processes import RayProcesses
@@ -43,6 +43,16 @@ def test_all_ranks_of_a_start_get_the_same_meeting_and_are_kept_from_starting_if
     assert [one.rank for one in first.places] == [0, 1]
     assert first.checkpoint == "the/checkpoint"
     assert "1.0 on node0, 1.1 on node1" in meet(relay, ("b", place(0)), ("b", place(1, version="1.1")))[0].problem
+
+
+def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aitrain.launch.ray_relay.newest_checkpoint", lambda *_: Path("newest"))
+    relay = RunRelay(RunFolder(tmp_path), 1, "first")
+    assert meet(relay, ("a", place(0)))[0].checkpoint == "first"
+    asyncio.run(relay.tell(RankNews(0, (encode(Step(1, 2, 0.5, 0.0)),))))
+    assert meet(relay, ("b", place(0)))[0].checkpoint == "newest"
 
 
 def test_the_key_of_the_vllm_server_reaches_the_ranks_and_is_not_shown(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_more_of_anything_needs_more_and_less_needs_less() -> None:
         assert peak(machine, rl_max_prompt_length=1024) > usual
         assert peak(machine, rl_kl_coef=0.0) == usual - 4 * large().weights
         assert peak(machine, peft=True, merge_adapter=False) < usual / 2
+        assert peak(machine, optimizer="sgd") < usual
 
 
 def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> None:

@@ -78,9 +78,10 @@ def test_a_heartbeat_says_how_the_run_ended(tmp_path: Path) -> None:
         progress.step = 7
         progress.status = "finished"
     assert (read_object(folder.status)["status"], read_object(folder.status)["step"]) == ("finished", 7)
-    with pytest.raises(ValueError, match="odd"), Heartbeat(folder, Progress()):
-        raise ValueError("odd")
-    assert (read_object(folder.status)["status"], read_object(folder.status)["step"]) == ("failed", 7)
+    for error, status in ((KeyboardInterrupt(), "stopped"), (ValueError(), "failed")):
+        with pytest.raises(type(error)), Heartbeat(folder, Progress()):
+            raise error
+        assert (read_object(folder.status)["status"], read_object(folder.status)["step"]) == (status, 7)
 
 
 # -- what is in a folder
@@ -109,6 +110,7 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     os.mkdir(os.fsencode(tmp_path) + b"/evil\x1b[2J\n\xff")
     status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
     append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
+    make(tmp_path, "greedy", status | {"job": "eval"}, scores={"greedy": {"mean": 0.5}})
     (tmp_path / "lrs").mkdir()
     trials = [Trial(number, {}, "finished", score, before=0.75) for number, score in enumerate((0.5, 0.25))]
     SweepRecord(tmp_path / "lrs", {"direction": "minimize"}, 4, "stopped", trials).write()
@@ -119,4 +121,5 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     assert "evil?[2J??" in out
     lines = {line.split()[0][:4]: line.split()[1:-1] for line in out.splitlines()}
     assert lines["run-"] == ["stopped", "9999/100000", "reward", "0.000", "->", "1.000"]
+    assert lines["gree"] == ["stopped", "9999/100000", "eval", "0.500"]
     assert lines["lrs"] == ["stopped", "2/4", "sweep", "0.750", "->", "0.250"]

@@ -29,7 +29,6 @@ TWICE = [f"easy={FILE}:Early", f"hard={FILE}:Early"]
     ("place", "name"),
     [
         ("folder/hotel.py", "hotel"),
-        ("gem:game:GuessTheNumber-v0-easy", "game-GuessTheNumber-v0-easy"),
         ("http://127.0.0.1:8000/?a=b", "127.0.0.1-8000-a-b"),
     ],
 )

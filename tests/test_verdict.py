@@ -3,7 +3,7 @@
 import pytest
 
 from aitrain.runs.held_out import IntervalValues
-from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores, verdict_sentence
+from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores
 from tests.runs.scorings import table_of
 
 
@@ -27,11 +27,6 @@ def test_only_an_interval_without_zero_is_a_difference(low: float | None, high: 
 def test_a_difference_needs_a_small_p_value_where_there_is_one() -> None:
     verdicts = [verdict_of({**change(0.01, 0.3), "p_value": value}) for value in (0.05, 0.051, None)]
     assert verdicts == ["better", "undetected", "better"]
-
-
-def test_a_verdict_has_its_numbers_and_without_cases_in_common_there_is_none() -> None:
-    assert verdict_sentence(change(0.301, 0.524, 0.412)) == "better: +0.412 [+0.301, +0.524] over 64 cases"
-    assert verdict_of_scores(table_of({"before_sampled": {"1": [0.0]}})) is None
 
 
 def test_a_run_is_judged_by_its_sampled_completions() -> None:
