@@ -80,7 +80,6 @@ def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> 
     assert found[0][0] == "--peft"
     saved = [much for _, much in found]
     assert saved == sorted(saved, reverse=True)
-    assert min(saved) > 0
     assert "--no-disable-gradient-checkpointing" in dict(found)
 
 

@@ -44,7 +44,6 @@ def test_an_environment_without_a_name_is_called_after_its_place(place: str, nam
         ({"rl_env": [FILE, FILE]}, "as in NAME="),
         ({"rl_env": TWICE, "rl_env_weights": "1,2,3"}, "3 weights for 2 environments"),
         ({"rl_env": TWICE, "rl_env_config": {"eazy": {}}}, "Did you mean easy?"),
-        ({"rl_env": TWICE, "custom_sampler": "x:f", "rl_env_weights": "1,2"}, "custom_sampler"),
     ],
     ids=str,
 )

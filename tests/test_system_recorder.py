@@ -42,7 +42,6 @@ def test_a_sample_has_the_cores_the_memory_and_each_gpu(
     assert (sample["gpu_use/0"], sample["gpu_memory_gib/0"]) == (0.93, 40.0)
     assert "gpu_use/1" not in sample
     assert 0 < sample["cpu_cores"] < 64
-    assert sample["memory_gib"] > 0.01
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
     recorder.sample()
     assert "--id=1,3" in gpus.read_text()
