@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import pickle
 import random
@@ -83,9 +82,6 @@ class Episode:
     async def hang_later(self, file: Path) -> None:
         file.touch() or await asyncio.sleep(1000)
 
-    async def block(self, file: Path) -> None:
-        file.touch() or time.sleep(1000)  # in the loop
-
     def local(self) -> Any:
         return lambda: None
 
@@ -111,15 +107,6 @@ class Episode:
     def __del__(self) -> None:
         if hasattr(self, "file"):
             Path(self.file).write_text("dropped")
-
-
-class Unreadable:
-    def __reduce__(self) -> Any:
-        return refuse, ()
-
-
-def refuse() -> None:
-    raise ValueError("unreadable")
 
 
 def broken(environment: Environment) -> Any:
@@ -242,7 +229,6 @@ def test_a_crash_is_told_and_harms_nobody_else(
     [
         ("hang", r"in hang: .*# forever"),
         ("hold", r"in hold: .*# lets nobody else run"),
-        ("block", r"in block: .*# in the loop"),
         ("hang_later", ".*"),
     ],
 )
@@ -278,7 +264,6 @@ def test_what_cannot_be_passed_between_processes_is_told(processes: ProcessPool)
     )
     assert given == Failure("wrong_type", "was given a lock, which cannot be passed between processes", given.trace)
     assert asked(lease, "ask", 1) == [1]
-    assert asked(lease, "echo", Unreadable()).kind in ("wrong_type", "raised")
 
 
 def test_a_fork_server_that_is_killed_is_replaced_by_one_that_knows_the_same(processes: ProcessPool) -> None:
@@ -293,15 +278,6 @@ def test_a_fork_server_that_is_killed_is_replaced_by_one_that_knows_the_same(pro
         assert asked(lease, "ask", 2) == SERVER_GONE
         lease.release()
         assert asked(processes.lease(Episode), "get", "size") == 7
-
-
-def test_without_any_fork_server_nothing_can_be_leased(processes: ProcessPool) -> None:
-    for pid in (*children(processes.server_pid), processes.server_pid):
-        os.kill(pid, signal.SIGKILL)
-
-    with pytest.raises(CallFailed) as raised:
-        processes.lease(Episode)
-    assert raised.value.failure == SERVER_GONE
 
 
 # -- release
@@ -326,18 +302,6 @@ def test_a_process_that_was_released_is_used_again_without_its_object(processes:
     assert asked(processes.lease(Episode), "ask", 1) == [1], "one that has ended meanwhile is not used again"
     with pytest.raises(RuntimeError, match="released"):
         one.call("ask", 1)
-
-
-def test_the_process_of_a_lease_that_was_dropped_is_ended(processes: ProcessPool) -> None:
-    lease = processes.lease(Episode)
-    asked(lease, "ask", 1)
-    pid = lease.pid
-
-    del lease
-    gc.collect()
-    processes.lease(Episode)
-
-    assert pid not in children(processes.server_pid)
 
 
 def test_what_building_the_dataset_set_is_there_in_new_processes(processes: ProcessPool) -> None:
@@ -374,17 +338,6 @@ def test_close_leaves_no_process(clock: Clock, tmp_path: Path) -> None:
     assert asked(leases[3], "ask", 1) == SERVER_GONE
     with pytest.raises(CallFailed):
         processes.lease(Episode)
-
-
-def test_what_is_to_be_closed_is_not_kept_open() -> None:
-    read, write = os.pipe()
-    processes = ProcessPool.start(Environment(), close=[write])
-    asked(processes.lease(Episode), "ask", 1)
-    os.close(write)
-
-    assert os.read(read, 1) == b"", "the other end was still open"
-    os.close(read)
-    processes.close()
 
 
 TRAINER = """
