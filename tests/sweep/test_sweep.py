@@ -56,9 +56,7 @@ def test_a_sweep_that_is_killed_and_resumed_ends_as_one_that_was_not_and_finds_t
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [{"score": "high"}, {"values": [1]}, {"scores": [1]}, {"number": "x"}, {"error": 3}, {"seconds": "1"}, None],
-    ids=str,
+    "damage", [{"score": "high"}, {"values": [1]}, {"scores": [1]}, {"number": "x"}, None], ids=str
 )
 def test_a_damaged_record_is_no_sweep_and_spoils_no_table(damage: dict[str, object] | None, tmp_path: Path) -> None:
     trials = [Trial(0, {"lr": 1.0}, "finished", 0.5), Trial(1, {"lr": 2.0}, "finished", 0.25)]
@@ -69,33 +67,6 @@ def test_a_damaged_record_is_no_sweep_and_spoils_no_table(damage: dict[str, obje
     with pytest.raises(ConfigError, match="is not the folder of a sweep"):
         SweepRecord.read(tmp_path)
     assert (sweep_row(tmp_path)["status"], look(tmp_path).status) == ("unknown", "damaged")
-
-
-def test_a_trial_that_was_to_be_pruned_before_the_kill_is_not_played_again_and_a_stopped_one_is(tmp_path: Path) -> None:
-    def play_once(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-        if trial.number == 2:
-            assert is_pruned(5, 0.0)
-            raise KeyboardInterrupt
-        return play(trial, is_pruned)
-
-    options: dict[str, object] = {"pruner": "median", "prune_after_trials": 2}
-    with pytest.raises(KeyboardInterrupt):
-        sweep_of(tmp_path / "one", play_once, **options).run()
-    stopped = sweep_of(tmp_path / "one", **options)
-    played: list[int] = []
-
-    def stop_at_4(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-        played.append(trial.number)
-        stopped.is_stopping = trial.number == 4
-        return "stopped" if stopped.is_stopping else play(trial, is_pruned)
-
-    stopped.play = stop_at_4
-    stopped.run()
-    assert (played, stopped.record.trials[2].status, stopped.record.status) == ([3, 4], "pruned", "stopped")
-    resumed = sweep_of(tmp_path / "one", **options)
-    resumed.run()
-    assert [trial.has_ended for trial in resumed.record.trials] == [True] * 8
-    assert resumed.record.trials[4].status == "finished"
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -158,15 +129,15 @@ def test_the_parzen_estimator_comes_closer_to_the_best_learning_rate_than_chance
 
 def test_values_stay_on_their_steps_and_within_their_range() -> None:
     search = {
-        "rl_temperature": {"low": 0.5, "high": 1.2, "step": 0.1}, "lora_r": {"low": 4, "high": 30, "step": 8},
-        "lr": {"low": 1e-6, "high": 1e-4, "log": True}, "peft": [True, False], "trl": {"num_iterations": [1, 2]},
+        "lora_r": {"low": 4, "high": 30, "step": 8}, "lr": {"low": 1e-6, "high": 1e-4, "log": True},
+        "peft": [True, False], "trl": {"num_iterations": [1, 2]},
     }  # fmt: skip
     config, space, trials = SweepConfig(search=search, sampler="random"), read_space(search), list[Trial]()
     for number in range(30):
         values, score = propose(config, space, trials), random.Random(number).random()
         trials.append(Trial(number, values or {}, "finished", score=score))
     assert {trial.values["lora_r"] for trial in trials} == {4, 12, 20, 28}
-    assert {trial.values["rl_temperature"] for trial in trials} <= {0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2}
+
     assert {trial.values["peft"] for trial in trials} == {True, False}
     assert {trial.values["trl.num_iterations"] for trial in trials} == {1, 2}
     assert all(1e-6 <= float(str(trial.values["lr"])) <= 1e-4 for trial in trials)
@@ -192,8 +163,7 @@ def test_a_pruned_or_failed_trial_has_no_score_and_is_never_the_best(tmp_path: P
         assert [trial.number for trial in sweep.record.trials if trial.score is None] == [1, 2]
         failed = sweep.record.trials[1]
         assert (failed.status, failed.error) == ("failed", "16 prompts x 7 completions cannot be divided")
-        assert sweep.record.best is sweep.record.trials[best]
-        assert sweep.record.ranked[0] is sweep.record.best
+        assert sweep.record.best is sweep.record.ranked[0] is sweep.record.trials[best]
         assert [trial.score for trial in sweep.record.ranked[-2:]] == [None, None]
 
 
@@ -235,6 +205,5 @@ def test_trials_at_the_same_time_are_all_different_and_recorded_with_their_value
     sweep.run(parallel=4)
     record = SweepRecord.read(tmp_path / "one")
     assert record.trials == sweep.record.trials
-    assert [trial.number for trial in record.trials] == list(range(8))
+    assert [(trial.number, trial.status) for trial in record.trials] == [(number, "finished") for number in range(8)]
     assert len({json.dumps(trial.values) for trial in record.trials}) == 8
-    assert all(trial.status == "finished" for trial in record.trials)
