@@ -13,13 +13,9 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.runs.comparison import Comparison, compare_all, telling_samples
-from aitrain.runs.eval_result import EvalFacts, eval_result
-from aitrain.runs.mixture import recorded_mixture
-from aitrain.runs.model_reference import read_model
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.summary import scores
 from tests.runs.scorings import ENVIRONMENT, episode, episodes, table_of, write_scoring
 
@@ -55,11 +51,7 @@ def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
     assert [one.verdict for one in (better, worse, same)] == ["better", "worse", "undetected"]
     assert (same.main.p_value, same.main.change["mean"]) == (1.0, 0.0)
     high_limit = worse.main.change["high"] or 0.0
-    assert [worse.is_worse_by(margin) for margin in (0.0, -high_limit - 0.01, -high_limit + 0.01)] == [
-        True,
-        True,
-        False,
-    ]
+    assert [worse.is_worse_by(margin) for margin in (-high_limit - 0.01, -high_limit + 0.01)] == [True, False]
     assert not better.is_worse_by(0.0)
 
 
@@ -72,8 +64,6 @@ def test_of_several_comparisons_the_corrected_p_value_must_be_small_as_well(tmp_
     assert alone.verdict == "better"
     assert [one.main.p_corrected for one in among] == pytest.approx([6 / 2**6, 6 / 2**6, 1.0])
     assert [one.verdict for one in among] == ["undetected"] * 3
-    assert "no detectable difference: +0.200" in repr(among[0])
-    assert "no detectable difference: +0.200" in among[0]._repr_html_()
 
 
 def test_sampled_scores_decide_and_greedy_ones_where_nothing_was_sampled(tmp_path: Path) -> None:
@@ -119,7 +109,7 @@ def test_other_seeds_options_shares_and_environments_are_said_and_other_ranges_r
         compare_all(read_scorings([write_scoring(tmp_path / "a", episodes(cases)), c]))
 
 
-def test_several_environments_have_one_weighted_mean_in_every_number_of_run_eval_and_comparison(tmp_path: Path) -> None:
+def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_comparison(tmp_path: Path) -> None:
     """Scores of `half` are at most 0.5, and only it has a lenient score; those of `game` begin at -1."""
     envs = {"half": {"share": 0.75, "score_range": "0,0.5"}, "game": {"share": 0.25, "score_range": "-1,1"}}
     rng, records = random.Random(1), []
@@ -138,7 +128,6 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_eval
     table = scores(run, rollouts)
     (comparison,) = compare_all(read_scorings([run.path]))
 
-    assert comparison.row("pass@4").change["mean"] > 0
     for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):
         row = comparison.row(name)
         assert (row.a, row.b, row.change) == (table[name]["before"], table[name]["after"], table[name]["change"])
@@ -146,15 +135,6 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_eval
     assert changes["sampled"] == pytest.approx(changes["lenient"] + changes["format"])
     assert changes["sampled"] == pytest.approx(0.75 * changes["sampled, half"] + 0.25 * changes["sampled, game"])
     assert comparison.power.largest >= 0.75 * 0.5 + 0.25 * 2
-
-    mixture = recorded_mixture(read_object(run.environment), {}, rollouts.held_out)
-    after = [
-        RolloutRecord.from_json(one | {"eval_phase": "eval_sampled"}) for one in records if "after" in one["eval_phase"]
-    ]
-    evaluated = eval_result(run.path, read_model("tiny"), EvalFacts("both", 0, 16, 4, mixture), after)
-    assert evaluated.scores["sampled"] == table["sampled"]["after"]
-    assert evaluated.pass_at["4"] == table["pass@4"]["after"]
-    assert evaluated.solved["sampled"] == table["pass@4"]["after"]["mean"]  # of four samples, that is the same
 
 
 def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ(tmp_path: Path) -> None:
@@ -170,13 +150,11 @@ def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ
 def test_scores_without_bounds_have_intervals_of_their_own_or_only_a_change_where_all_change_alike(
     tmp_path: Path,
 ) -> None:
-    rng = random.Random(0)
-    a = {str(n): [rng.gauss(50, 5)] for n in range(20)}
-    b = {name: [scores[0] + rng.gauss(10, 2)] for name, scores in a.items()}
+    a = {str(n): [50.0 + n] for n in range(20)}
+    b = {name: [scores[0] + 10 + scores[0] % 3] for name, scores in a.items()}
     (comparison,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
     assert comparison.verdict == "better"
-    assert 8 < comparison.main.change["mean"] < 12
-    assert [row.name for row in comparison.rows] == ["sampled"]
+    assert 10 < comparison.main.change["low"] < 11 < comparison.main.change["high"] < 12
     for cases, verdict in ((6, "worse"), (5, "undetected")):
         a, b = {str(n): [float(n)] for n in range(cases)}, {str(n): [n - 1.0] for n in range(cases)}
         (alike,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
@@ -193,15 +171,13 @@ def with_lenient(strict: Sequence[float], lenient: Sequence[float]) -> list[dict
 def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     right = [float(n % 2 == 0) for n in range(40)]
     unformatted, perfect = with_lenient([0.0] * 40, right), with_lenient([1.0] * 40, [1.0] * 40)
-    strict = episodes({str(n): [0.0] for n in range(40)})
-    form, skill, only_one = compared(tmp_path, unformatted, with_lenient(right, right), perfect, strict)
+    form, skill = compared(tmp_path, unformatted, with_lenient(right, right), perfect)
     assert form.verdict == "better"
     assert form.format_sentence().startswith("The gain is format")
     assert [row.change["mean"] for row in form.rows if row.name in ("lenient", "format")] == [0.0, 0.5]
     assert skill.format_sentence().startswith("The gain is not only format")
     rows = {row.name: row.change["mean"] for row in skill.rows}
     assert rows["sampled"] == rows["lenient"] + rows["format"]
-    assert ([row.name for row in only_one.rows], only_one.format_sentence()) == (["sampled"], "")
 
 
 def test_metrics_and_lengths_are_compared_without_a_verdict(tmp_path: Path) -> None:
@@ -225,8 +201,6 @@ def test_the_power_names_the_cases_that_are_needed(tmp_path: Path) -> None:
     needed = comparison.power.cases_needed(0.25)
     assert f"for the measured 0.250, {needed} are needed" in comparison.power_sentence()
     assert f"for 0.010, {comparison.power.cases_needed(0.01):,} are needed" in comparison.power_sentence(0.01)
-    (same,) = compared(tmp_path, episodes(a), episodes(a))
-    assert "unknown" in same.power_sentence()
 
 
 # -- which scoring

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitrain.runs.held_out import bounds_of, case_means, interval_text, pass_at
+from aitrain.runs.held_out import bounds_of, case_means, pass_at
 from aitrain.runs.mixture import mean_score
 from tests.runs.scorings import only, table_of
 
@@ -43,14 +43,6 @@ def test_pass_at_is_there_with_several_samples_and_a_highest_score() -> None:
 )
 def test_the_bounds_of_scores_are_what_the_option_says(given: Any, bounds: Any) -> None:
     assert bounds_of(given) == bounds
-
-
-def test_an_interval_as_text() -> None:
-    value = {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 4}
-    assert interval_text(value, False) == "0.500 [0.250, 0.750]"
-    assert interval_text(value, True) == "+0.500 [+0.250, +0.750]"
-    assert interval_text(value | {"low": None, "high": None}, False) == "0.500"
-    assert interval_text(None, True) == "-"
 
 
 @given(st.lists(st.sampled_from([1.0, 0.99, 0.0]), min_size=1, max_size=9), st.integers(1, 9))

@@ -38,18 +38,6 @@ def test_equal_scores_are_no_certainty() -> None:
     assert all_half.high == pytest.approx(1 - 0.5 * 0.8389, abs=1e-4)
 
 
-@pytest.mark.parametrize("usual", [(0.1, 0.2), (0.0, 0.2), (0.3, 0.31), (0.6, 0.62, 0.65, 0.7)])
-def test_scores_that_are_alike_do_not_rule_out_that_one_in_ten_is_at_a_bound(usual: tuple[float, ...]) -> None:
-    """None of 16 is there in 19 of 100 such samples."""
-    scores = [usual[place % len(usual)] for place in range(16)]
-    for found, mean in ((mean_of(scores), fmean(scores)), (of_change(*_cases([0.0] * 16, scores)), fmean(scores))):
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low < 0.9 * mean
-        assert found.high > 0.9 * mean + 0.1
-
-
 def _cases(*each: list[float]) -> list[dict[str, float]]:
     return [{str(case): score for case, score in enumerate(scores)} for scores in each]
 
@@ -65,19 +53,8 @@ def test_continuous_scores_have_about_students_interval_and_stay_between_the_bou
     assert near_the_end.low < near_the_end.mean < near_the_end.high <= 1.0
 
 
-def test_an_interval_is_never_wider_than_wilsons_and_never_a_point() -> None:
-    for scores in ([0.0, 1.0, 0.5], [0.99, 1.0, 1.0, 1.0], [0.2, 0.8], [0.0, 1.0, 1.0, 0.99]):
-        found, weight = mean_of(scores), 1.959964**2 / len(scores)
-        middle = (found.mean + weight / 2) / (1 + weight)
-        half = math.sqrt(weight * found.mean * (1 - found.mean) + weight**2 / 4) / (1 + weight)
-        assert found.low is not None
-        assert found.high is not None
-        assert middle - half - 1e-6 <= found.low < found.high <= middle + half + 1e-6
-
-
-@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 10.0), (-7.0, -3.0)])
-def test_other_bounds_only_move_and_stretch_the_interval(bounds: tuple[float, float]) -> None:
-    low, high = bounds
+def test_other_bounds_only_move_and_stretch_the_interval() -> None:
+    low, high = bounds = (-7.0, -3.0)
     scores, later = [0.1, 0.9, 0.4, 1.0, 1.0, 0.0], [0.3, 1.0, 0.4, 1.0, 0.5, 0.7]
 
     def there(values: list[float]) -> list[float]:
@@ -133,9 +110,7 @@ def test_a_change_of_right_and_wrong_cases_has_newcombes_interval() -> None:
     assert change.high == pytest.approx(0.24 + 0.1344, abs=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("freedom", "quantile"), [(1, 12.7062), (2, 4.302653), (7, 2.364624), (63, 1.998341), (5000, 1.960439)]
-)
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (7, 2.364624), (5000, 1.960439)])
 def test_students_quantiles_are_as_tabulated(freedom: int, quantile: float) -> None:
     assert student_quantile(freedom) == pytest.approx(quantile, rel=1e-6)
 

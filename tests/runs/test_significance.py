@@ -27,12 +27,6 @@ def test_the_p_value_is_the_share_of_all_signs_with_a_mean_as_far_from_0(values:
 SIGNS = {count: list(product((-1, 1), repeat=count)) for count in range(1, 10)}
 
 
-def test_scores_of_0_and_1_give_the_exact_test_of_mcnemar() -> None:
-    won, lost = 9, 2
-    both_tails = 2 * sum(math.comb(won + lost, count) for count in range(lost + 1)) / 2 ** (won + lost)
-    assert sign_flip_p_value([1.0] * won + [-1.0] * lost + [0.0] * 40) == pytest.approx(both_tails)
-
-
 def test_with_many_cases_random_signs_come_near_the_exact_value_and_give_it_again() -> None:
     values = [1.0] * 22 + [0.5] * 20 + [-1.0] * 10 + [-0.5] * 19
     sums = {0.0: 1}  # every sum that signs can give, with the number of choices that give it
@@ -56,15 +50,6 @@ def test_holm_multiplies_the_smallest_by_all_and_never_reverses_the_order() -> N
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([0.02]) == [0.02]
     assert holm([]) == []
-
-
-def test_power_is_the_share_of_exact_tests_that_detect_the_difference_of_scores_of_0_and_1() -> None:
-    rng = random.Random(0)
-    for cases, better, worse in ((16, 0.5, 0.1), (40, 0.4, 0.1), (100, 0.2, 0.1)):
-        draws = [rng.choices((1.0, -1.0, 0.0), (better, worse, 1 - better - worse), k=cases) for _ in range(1000)]
-        detected = fmean(sign_flip_p_value(values) <= 0.05 for values in draws)
-        spread = math.sqrt(better + worse - (better - worse) ** 2)
-        assert Power(spread, step=1.0).power(better - worse, cases) == pytest.approx(detected, abs=0.06)
 
 
 @pytest.mark.parametrize("step", [0.0, 1.0])
