@@ -9,7 +9,7 @@ import pytest
 
 from aitrain import redaction
 from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
-from aitrain.ui.notebook_display import POINTS, Curve, NotebookDisplay
+from aitrain.ui.notebook_display import NotebookDisplay
 
 
 class Page:
@@ -80,15 +80,3 @@ def test_texts_of_others_are_text_and_secrets_are_not_shown(page: Page, monkeypa
 def test_the_last_state_says_how_the_run_ended_and_updates_are_few_when_steps_are_fast(page: Page) -> None:
     assert "finished" in shown(page, *map(step, range(1, 11)), Ended("finished", 10))
     assert page.updates <= 3
-
-
-def test_the_curve_covers_the_scores_and_has_few_points() -> None:
-    curve = Curve()
-    curve.take(Evaluated("before", -1.0, None))
-    for number in range(1, 5_001):
-        curve.take(step(number, 1.5))
-    svg = curve.svg(10_000)
-
-    assert len(svg.partition('points="')[2].partition('"')[0].split()) <= POINTS
-    assert ">-1</text>" in svg
-    assert ">1.5</text>" in svg

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 from html.parser import HTMLParser
@@ -19,9 +18,9 @@ from aitrain.runs.comparison import compare_all
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
+from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.comparison_page import page_of_comparisons
-from aitrain.ui.page import SERVED_SCRIPTS, asset, self_contained
+from aitrain.ui.page import self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
 from aitrain.ui.summary import POINTS, curves
 from aitrain.ui.sweep_page import sweep_page
@@ -97,11 +96,6 @@ def test_hostile_words_add_no_tag_and_the_page_loads_nothing_and_allows_only_its
     assert policy.count("sha256-") == len(own) > 2
 
 
-def test_our_scripts_never_write_html() -> None:
-    for name in (*SERVED_SCRIPTS[1:], "comparison.js", "sweep.js"):
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", asset(name))
-
-
 # -- a run's own report
 
 
@@ -111,7 +105,6 @@ def test_a_run_leaves_a_report_of_all_that_it_did(real_run: Path) -> None:
     assert shown["status"] == "finished"
     assert shown["scores"]["sampled"]["before"]["mean"] == pytest.approx(result["score_before"])
     assert shown["scores"]["greedy"]["after"]["mean"] == pytest.approx(result["greedy_after"])
-    assert shown["scores"]["sampled"]["change"]["count"] == result["eval_cases"] == 3
     assert [point["step"] for point in shown["held_out"]] == [0, 1, 2, 3, 4]
     rewards = [line["reward"] for line in read_lines(real_run / "metrics.jsonl") if "reward" in line]
     assert shown["curves"]["series"]["reward"] == rewards
@@ -149,15 +142,13 @@ def test_a_run_that_goes_on_writes_its_report_now_and_then(tmp_path: Path, monke
     folder = write_run(tmp_path, [record()])
     told: list[Event] = []
     announce: Any = ReportWriter(RunFolder(folder)).during(told.append)
-    for step, every in enumerate((1000.0, 0.0, 0.0)):
+    for step, every in enumerate((1000.0, 0.0)):
         monkeypatch.setattr(writing, "EVERY", every)
         announce(Step(step, 9, 0.5, 1.0))
-        if announce.thread:
-            announce.thread.join()
-            assert data_of(folder)["summary"]["episodes"]["all"] == step
-            append_lines(folder / "rollouts" / "rank0.jsonl", [record(step=2)])
-    assert data_of(folder)["summary"]["episodes"]["all"] == 2
-    assert [event.step for event in told if isinstance(event, Step)] == [0, 1, 2]
+        assert bool(announce.thread) == (every == 0.0)
+    announce.thread.join()
+    assert data_of(folder)["summary"]["episodes"]["all"] == 1
+    assert [event.step for event in told if isinstance(event, Step)] == [0, 1]
 
 
 # -- what goes into it

@@ -14,7 +14,7 @@ from aitrain.runs import rollout_index as reading
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.ui.episodes import Limit, Query, episode, find, page_of
-from aitrain.ui.page_sample import MOST_BYTES, MOST_EPISODES, choose
+from aitrain.ui.page_sample import MOST_EPISODES, choose
 from tests.ui.conftest import record, said, write_run
 
 
@@ -84,19 +84,16 @@ def test_fields_of_a_wrong_type_are_taken_for_missing(wrong: Any, tmp_path: Path
 def test_an_episode_has_its_row_its_tools_the_weight_versions_of_its_turns_and_the_prompt_of_its_group(
     tmp_path: Path,
 ) -> None:
-    row = {"answer": 2, "hints": ["carry"] * 40, "text": "x" * 50}
+    row = {"answer": 2, "text": "x" * 50}
     messages = [{"role": role, "content": "?"} for role in ("user", "assistant", "user", "assistant")]
     turns = [{"tokens": 2, "weight_version": version} for version in (3, 4)]
     first = record(row=row, tools=[{"function": {"name": "add"}}], messages=messages, turns=turns)
-    more = [record(row={str(n): n for n in range(200)}), record(group=2)]
-    rollouts = read(write_run(tmp_path, [first | {"rendered_prompt": "<user>1 + 1"}, *more]))
-    shown, many, other = (episode(rollouts, number, Limit(6, 10, 10)) for number in range(3))
-    assert shown["row"][0] == {"name": "answer", "text": "2"}
-    assert shown["row"][2] == {"name": "text", "text": "x" * 6, "length": 50}
+    rollouts = read(write_run(tmp_path, [first | {"rendered_prompt": "<user>1 + 1"}, record(), record(group=2)]))
+    shown, same, other = (episode(rollouts, number, Limit(6, 10, 10)) for number in range(3))
+    assert shown["row"] == [{"name": "answer", "text": "2"}, {"name": "text", "text": "x" * 6, "length": 50}]
     assert shown["tools"][0]["name"] == "add"
     assert [message.get("weight_version") for message in shown["said"]] == [3, None, 4]
-    assert (len(many["row"]), many["columns"], many["tools"]) == (100, 200, [])
-    assert shown["rendered"] == many["rendered"] == {"text": "<user>", "length": 11}
+    assert shown["rendered"] == same["rendered"] == {"text": "<user>", "length": 11}
     assert other["rendered"] == {"text": ""}
 
 
@@ -133,11 +130,10 @@ EPISODES = [
     [
         ({"eval_phase": "training"}, [1, 2, 3, 4, 6]), ({"eval_phase": "held-out"}, [5]),
         ({"eval_phase": "before_sampled"}, [5]), ({"case": "b"}, [2, 5]), ({"low": 0.25, "high": 0.75}, [1, 2]),
-        ({"high": 0.3}, [1, 5]), ({"failure": "any"}, [3]), ({"failure": "raised"}, [3]), ({"stop": "env_error"}, [3]),
+        ({"failure": "any"}, [3]), ({"failure": "raised"}, [3]), ({"stop": "env_error"}, [3]),
         ({"step": 2}, [2]), ({"text": "grüße, 'YOU'"}, [1]), ({"text": 'a "quoted"\nline'}, [2]),
-        ({"text": "TOO late"}, [3]), ({"text": "Überall"}, [4]), ({"text": "look"}, [4]), ({"text": "straße"}, [6]),
+        ({"text": "TOO late"}, [3]), ({"text": "Überall"}, [4]), ({"text": "straße"}, [6]),
         ({"text": "1 + 1"}, [1, 2, 3, 5, 6]), ({"text": "kept", "case": "a"}, []),
-        ({"text": "überall"}, []),  # only a to z are the same in upper and lower case
         ({"text": "advantage"}, []), ({"text": "max_turns"}, []),  # names of fields are not what was said
     ],
     ids=str,
@@ -172,7 +168,6 @@ def test_of_a_large_run_whole_groups_are_chosen_that_tell_most(tmp_path: Path) -
     entries = read(write_run(tmp_path, records)).entries
     chosen = choose(entries)
     assert len(chosen) <= MOST_EPISODES
-    assert sum(entries[number].length for number in chosen) <= MOST_BYTES
     groups = {(entries[number].step, entries[number].group) for number in chosen}
     assert len(chosen) == 8 * len(groups)
     assert {(1, 0), (200, 0), (101, 0), (51, 0)} <= groups  # first, last, best, failed

@@ -63,14 +63,12 @@ def test_a_row_has_a_short_curve_and_the_newest_score(tmp_path: Path) -> None:
     row = run_row(run.path)
     assert len(row["rewards"]) in (POINTS - 1, POINTS)
     assert (row["rewards"][0], row["rewards"] == sorted(row["rewards"])) == (0.0, True)
-    assert row["after"] == {"mean": 0.75, "low": None, "high": None, "count": None}
-    assert (row["after_step"], row["model"], row["environment"]) == (1000, "Qwen/Qwen3-0.6B", "my_envs.hotel:HotelEnv")
+    assert (row["after"]["mean"], row["after_step"]) == (0.75, 1000)
 
 
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
 HARM: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
-    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
     "an endless line": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**40),
     "a deep value": lambda path: path.write_text("model: " + "[" * 200_000),
     "aliases": lambda path: path.write_text(ALIASES + "model: *a29\nrl_env: *a29\n"),
@@ -165,7 +163,6 @@ def test_several_samples_of_a_case_count_as_one_and_scores_are_read_with_their_r
     found = scores(RunFolder(tmp_path), rollouts)
     assert (found["sampled"]["after"]["mean"], found["sampled"]["after"]["count"]) == (0.0, 2)
     assert found["sampled"]["after"]["low"] < -1.0
-    assert found["pass@2"]["after"]["mean"] == 1.0
     assert held_out_curve(RunFolder(tmp_path), rollouts)[0]["sampled"]["count"] == 2
 
 

