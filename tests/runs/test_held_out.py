@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aitrain.runs.held_out import bounds_of, case_means, pass_at
 from aitrain.runs.mixture import mean_score
-from tests.runs.scorings import only, table_of
+from tests.runs.scorings import only
 
 
 def test_the_mean_is_that_of_the_cases_however_many_samples_each_has() -> None:
@@ -25,16 +25,6 @@ def test_the_mean_is_that_of_the_cases_however_many_samples_each_has() -> None:
 def test_a_case_is_solved_at_the_highest_score() -> None:
     assert pass_at({"1": [5.0, -5.0]}, 2, (-5, 5)) == {"1": 1.0}
     assert pass_at({"1": [4.9, -5.0]}, 2, (-5, 5)) == {"1": 0.0}
-
-
-def test_pass_at_is_there_with_several_samples_and_a_highest_score() -> None:
-    scorings = {"before_sampled": {"1": [0.0, 1.0]}, "after_sampled": {"1": [1.0, 1.0]}}
-    table = table_of(scorings, (0, 1), 2)
-    assert list(table) == ["sampled", "pass@2", "greedy"]
-    assert (table["sampled"]["change"]["mean"], table["pass@2"]["change"]["mean"]) == (0.5, 0.0)
-    assert table["greedy"] == {"before": None, "after": None, "change": None}
-    assert list(table_of(scorings, None, 2)) == ["sampled", "greedy"]
-    assert list(table_of(scorings)) == ["sampled", "greedy"]
 
 
 @pytest.mark.parametrize(

@@ -53,25 +53,6 @@ def test_continuous_scores_have_about_students_interval_and_stay_between_the_bou
     assert near_the_end.low < near_the_end.mean < near_the_end.high <= 1.0
 
 
-def test_other_bounds_only_move_and_stretch_the_interval() -> None:
-    low, high = bounds = (-7.0, -3.0)
-    scores, later = [0.1, 0.9, 0.4, 1.0, 1.0, 0.0], [0.3, 1.0, 0.4, 1.0, 0.5, 0.7]
-
-    def there(values: list[float]) -> list[float]:
-        return [low + (high - low) * value for value in values]
-
-    unit, other = mean_of(scores), of_mean(there(scores), bounds)
-    assert other is not None
-    assert [other.mean, other.low, other.high] == pytest.approx(there([unit.mean, unit.low or 0, unit.high or 0]))
-    cases = [dict(zip("abcdef", values, strict=True)) for values in (scores, later, there(scores), there(later))]
-    change, moved = of_change(cases[0], cases[1]), of_change(cases[2], cases[3], bounds)
-    assert change is not None
-    assert moved is not None
-    for one, two in ((change.mean, moved.mean), (change.low, moved.low), (change.high, moved.high)):
-        assert one is not None
-        assert two == pytest.approx((high - low) * one)
-
-
 def test_without_bounds_there_is_students_interval_or_none() -> None:
     scores = [3.0, -2.0, 14.0, 5.0, 1.0, 0.5]
     found, half = of_mean(scores, None), 2.570582 * stdev(scores) / math.sqrt(6)
@@ -85,12 +66,26 @@ def test_without_bounds_there_is_students_interval_or_none() -> None:
     assert of_change({"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 3.0}, None) == Interval(1.0, None, None, 2)
 
 
-def test_nothing_has_no_mean_and_no_change() -> None:
-    assert of_mean([]) is None
-    assert of_change({"a": 1.0}, {"b": 1.0}) is None
+def test_other_bounds_only_move_and_stretch_the_interval() -> None:
+    bounds = low, high = -7.0, -3.0
+
+    def there(values: list[float]) -> list[float]:
+        return [low + (high - low) * value for value in values]
+
+    scores, later = [0.1, 0.9, 0.4, 1.0, 1.0, 0.0], [0.3, 1.0, 0.4, 1.0, 0.5, 0.7]
+    unit, moved = mean_of(scores), of_mean(there(scores), bounds)
+    assert moved is not None
+    assert [moved.mean, moved.low, moved.high] == pytest.approx(there([unit.mean, unit.low or 0, unit.high or 0]))
+    unit_change = of_change(*_cases(scores, later))
+    change = of_change(*_cases(there(scores), there(later)), bounds)
+    assert unit_change is not None
+    assert change is not None
+    assert (change.low, change.high) == pytest.approx((4 * (unit_change.low or 0), 4 * (unit_change.high or 0)))
 
 
 def test_only_cases_with_both_scores_have_a_change() -> None:
+    assert of_mean([]) is None
+    assert of_change({"a": 1.0}, {"b": 1.0}) is None
     change = of_change({"a": 0.0, "b": 0.5}, {"a": 1.0, "c": 0.0})
     assert change is not None
     assert (change.mean, change.count) == (1.0, 1)

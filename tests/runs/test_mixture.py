@@ -65,14 +65,6 @@ def test_a_table_has_a_row_for_each_environment() -> None:
     assert results["b"] == {"share": 0.25, "train_cases": 9, "eval_cases": 2, "verdict": "undetected"}
 
 
-def test_several_samples_have_a_row_of_pass_at_k_for_each_environment_with_bounds() -> None:
-    two = {case: [scores[0], 1.0] for case, scores in BEFORE.items()}
-    table = score_table({"before_sampled": two, "after_sampled": two}, (A, replace(B, bounds=None)), 2)
-    assert {"pass@2", "pass@2, a"} <= table.keys()
-    assert "pass@2, b" not in table
-    assert table["pass@2"]["before"] == table["pass@2, a"]["before"]
-
-
 def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
     """Eight cases of one environment got better, and one of the other, which decides the mean, got worse."""
     many = ScoredEnv("many", 0.1, (0.0, 1.0), {f"m{n}": str(n) for n in range(8)})

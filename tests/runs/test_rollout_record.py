@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import (
     LONGEST_COLUMN,
     SCHEMA,
@@ -87,14 +86,3 @@ def test_the_row_is_in_json_types_without_the_prompt_secrets_and_huge_columns(mo
         "answer": "forty-two", "allowed": [1], "ratio": None, "login": "me:***", "small": "x" * (LONGEST_COLUMN - 2),
         "document": "(left out: 100,001 characters)", "numbers": "(left out: 100,000 items)",
     }  # fmt: skip
-
-
-def test_a_list_of_episodes_shows_what_the_environment_said_first_where_the_row_has_no_prompt(tmp_path: Path) -> None:
-    opened = [{"role": "user", "content": "Roll the dice."}, {"role": "assistant", "content": "4"}]
-    append_lines(tmp_path / "rank0.jsonl", [RolloutRecord(row_number=3, prompt=[], messages=opened).to_json()])
-    index = RolloutIndex(tmp_path)
-    index.refresh()
-
-    assert list(index.prompts.values()) == ["Roll the dice."]
-    asked, said = index.record(index.entries[0]).transcript()
-    assert ([message.text for message in asked], [message.text for message in said]) == (["Roll the dice."], ["4"])
