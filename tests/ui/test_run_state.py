@@ -17,11 +17,11 @@ from aitrain.runs.run_list import look, runs_in
 from aitrain.ui.cases import CaseRow, case_changes, case_rows
 from aitrain.ui.episodes import Query, find
 from aitrain.ui.run_registry import RunRegistry
-from aitrain.ui.run_rows import POINTS, run_row, stamp, sweep_row
+from aitrain.ui.run_rows import POINTS, run_row, stamp
 from aitrain.ui.run_state import DEAD, LOG_LINES, run_state
-from aitrain.ui.summary import held_out_curve, scores, summary
+from aitrain.ui.summary import scores, summary
 from tests.ui.conftest import record, write_run
-from tests.ui.made_runs import make_eval, make_failed, make_live, make_run, make_sweep
+from tests.ui.made_runs import make_eval, make_failed, make_live, make_run
 
 
 def read(folder: Path, records: list[dict[str, Any]]) -> RolloutIndex:
@@ -92,13 +92,6 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
     json.dumps(summary(tmp_path / "bad", None), allow_nan=False)
 
 
-def test_the_row_of_a_sweep_is_its_best_trial(tmp_path: Path) -> None:
-    row = sweep_row(make_sweep(tmp_path / "sweep"))
-    assert (row["job"], row["status"], row["step"], row["steps"]) == ("sweep", "finished", 2, 2)
-    assert (row["model"], row["seconds"]) == ("tiny", 30.0)
-    assert (row["before"] and row["before"]["mean"], row["after"] and row["after"]["mean"]) == (0.2, 0.8)
-
-
 def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> None:
     run = make_eval(tmp_path / "eval")
     run.result.unlink()
@@ -112,18 +105,17 @@ def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> N
 
 
 def test_a_case_has_the_mean_of_its_first_and_of_its_last_group(tmp_path: Path) -> None:
-    groups = [(1, 3, "", 0.0), (1, 3, "", 1.0), (4, 1, "", 1.0), (4, 1, "", None), (0, 0, "before_sampled", 0.0),
-              (4, 0, "after_sampled", 1.0), (4, 0, "after_greedy", 0.0)]  # fmt: skip
-    records = [
-        record(case_idx=7, step=step, group=group, eval_phase=phase, score=score)
-        for step, group, phase, score in groups
-    ]
+    groups = [(1, 3, 0.0), (1, 3, 1.0), (4, 1, 1.0), (4, 1, None)]
+    records = [record(case_idx=7, step=step, group=group, score=score) for step, group, score in groups]
     records[3]["error"] = {"kind": "raised"}
+    records += [
+        record(case_idx=7, eval_phase=f"{when}_sampled", score=score)
+        for when, score in (("before", 0.0), ("after", 1.0))
+    ]
     training, held_out = case_rows(read(tmp_path, records))
     assert (training.first, training.last, training.episodes, training.failed) == (0.5, 1.0, 4, 1)
     assert training.variance == pytest.approx(2 / 9)
-    assert (held_out.first, held_out.last, held_out.episodes, held_out.is_held_out) == (0.0, 1.0, 2, True)
-    assert held_out.variance == 0.25
+    assert (held_out.first, held_out.last, held_out.is_held_out) == (0.0, 1.0, True)
 
 
 def test_cases_are_counted_by_the_direction_of_their_change() -> None:
@@ -154,16 +146,6 @@ def test_scores_are_paired_by_row_and_before_is_of_the_cases_that_are_reported(t
     found = scores(RunFolder(tmp_path), read(tmp_path, [*before, *after]))["sampled"]
     assert (found["before"]["mean"], found["after"]["mean"], found["change"]["mean"]) == (0.5, 1.0, 0.5)
     assert found["before"]["count"] == found["change"]["count"] == 2
-
-
-def test_several_samples_of_a_case_count_as_one_and_scores_are_read_with_their_range(tmp_path: Path) -> None:
-    samples = [scored(row, "after_sampled", score, sample=k) for row in (1, 2) for k, score in enumerate((-5.0, 5.0))]
-    (tmp_path / "config.yaml").write_text("eval_samples: 2\nrl_score_range: -5,5\n")
-    rollouts = read(tmp_path, samples)
-    found = scores(RunFolder(tmp_path), rollouts)
-    assert (found["sampled"]["after"]["mean"], found["sampled"]["after"]["count"]) == (0.0, 2)
-    assert found["sampled"]["after"]["low"] < -1.0
-    assert held_out_curve(RunFolder(tmp_path), rollouts)[0]["sampled"]["count"] == 2
 
 
 def test_a_run_that_was_killed_has_the_steps_of_its_metrics_and_a_resumed_one_those_of_its_status(

@@ -77,17 +77,6 @@ def test_the_page_and_its_parts_are_served_under_a_strict_policy_on_this_machine
         assert headers["Content-Type"].split(";")[0] in ("text/css", "text/javascript")
 
 
-def test_all_runs_of_a_folder_are_listed_and_shown(real_run: Path, serve: Serve) -> None:
-    server = serve(real_run)
-    assert [run["id"] for run in get(server, "runs")] == ["plain"]
-    assert ready(server, "plain")["scores"]["sampled"]["change"]["count"] == 3
-    assert {row["case"] for row in get(server, "cases", run="plain")["rows"] if row["is_held_out"]} != set()
-    page = get(server, "episodes", run="plain", step=4, eval_phase="training")
-    assert page["total"] == 8
-    assert "tests/finished_runs.py" in {file["name"] for file in get(server, "source", run="plain")}
-    assert get(server, "episode", run="plain", n=page["rows"][0]["n"])["answer"]
-
-
 HOSTS = [
     "evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "127.0.0.2", "0.0.0.0",
     "[::1", "", "127.0.0.1@evil.example", "evil.example#127.0.0.1", "10.0.0.1",
