@@ -91,22 +91,19 @@ def test_an_episode_that_was_recorded_twice_counts_once_and_unscored_ones_are_le
 # -- conditions
 
 
-def test_other_seeds_options_shares_and_environments_are_said_and_other_ranges_refused(tmp_path: Path) -> None:
+def test_other_conditions_are_said_and_other_ranges_refused(tmp_path: Path) -> None:
     cases = {"x": [0.0], "y": [1.0]}
-    a = write_scoring(tmp_path / "a", episodes(cases, environment="one"))
-    b = write_scoring(tmp_path / "b", episodes(cases, environment="one", seed=2), rl_temperature=0.5)
-    for folder, share in ((a, 0.25), (b, 0.5)):
-        envs = {"one": {"share": share, "score_range": "0,1"}, "two": {"share": 1 - share, "score_range": "0,1"}}
-        more = {"package": "gymnasium 1.4.0", "config": {"judge": "exact"}} if folder == b else {}
-        (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"environments": envs} | more))
+    a = write_scoring(tmp_path / "a", episodes(cases))
+    b = write_scoring(tmp_path / "b", episodes(cases, seed=2), rl_temperature=0.5)
     (b / "status.json").write_text(json.dumps({"status": "running"}))
+    (b / "environment.json").write_text(json.dumps(ENVIRONMENT | {"config": {"judge": "exact"}}))
     (comparison,) = compare_all(read_scorings([a, b]))
-    words = ["2 of 2 cases", "b is running", "rl_temperature (1.0 and 0.5)", "other shares in b"]
-    words.append('Sums abababab and Sums abababab gymnasium 1.4.0 {"judge": "exact"}')
-    assert [word in note for word, note in zip(words, comparison.notes, strict=True)] == [True] * 5
+    words = ["2 of 2 cases", "b is running", "rl_temperature (1.0 and 0.5)"]
+    words.append('Sums abababab and Sums abababab {"judge": "exact"}')
+    assert [word in note for word, note in zip(words, comparison.notes, strict=True)] == [True] * 4
     c = write_scoring(tmp_path / "c", episodes(cases), rl_score_range="-1,1")
     with pytest.raises(ConfigError, match="0,1 in a and -1,1 in c"):
-        compare_all(read_scorings([write_scoring(tmp_path / "a", episodes(cases)), c]))
+        compare_all(read_scorings([a, c]))
 
 
 def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_comparison(tmp_path: Path) -> None:
@@ -161,29 +158,20 @@ def test_scores_without_bounds_have_intervals_of_their_own_or_only_a_change_wher
         assert (alike.is_worse_by(0.9), alike.is_worse_by(1.0)) == (cases == 6, False)
 
 
-def with_lenient(strict: Sequence[float], lenient: Sequence[float]) -> list[dict[str, Any]]:
-    """One episode a case, with both scores."""
-    pairs = enumerate(zip(strict, lenient, strict=True))
-    return [episode(str(row), one, row_number=row, metrics={"lenient": other}) for row, (one, other) in pairs]
+def test_a_gain_that_is_only_format_is_told_apart_and_lengths_have_no_verdict(tmp_path: Path) -> None:
+    def with_lenient(scores: list[float], **more: Any) -> list[dict[str, Any]]:
+        found = [(n % 2 == 0, score) for n, score in enumerate(scores)]
+        return [episode(str(n), score, row_number=n, metrics={"lenient": max(float(right), score)}, **more)
+                for n, (right, score) in enumerate(found)]  # fmt: skip
 
-
-def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     right = [float(n % 2 == 0) for n in range(40)]
-    unformatted, perfect = with_lenient([0.0] * 40, right), with_lenient([1.0] * 40, [1.0] * 40)
-    form, skill = compared(tmp_path, unformatted, with_lenient(right, right), perfect)
+    form, skill = compared(tmp_path, with_lenient([0.0] * 40), with_lenient(right, tokens=9), with_lenient([1.0] * 40))
     assert form.verdict == "better"
     assert form.format_sentence().startswith("The gain is format")
-    assert [row.change["mean"] for row in form.rows if row.name in ("lenient", "format")] == [0.0, 0.5]
+    assert {row.name: row.change["mean"] for row in form.rows} == {"sampled": 0.5, "lenient": 0.0, "format": 0.5}
     assert skill.format_sentence().startswith("The gain is not only format")
-    rows = {row.name: row.change["mean"] for row in skill.rows}
-    assert rows["sampled"] == rows["lenient"] + rows["format"]
-
-
-def test_metrics_and_lengths_are_compared_without_a_verdict(tmp_path: Path) -> None:
-    a, b = episodes({"x": [0.0], "y": [0.0]}), episodes({"x": [0.0], "y": [0.0]}, tokens=9, metrics={"steps": 3.0})
-    (comparison,) = compared(tmp_path, a, b)
-    assert {row.name: row.change["mean"] for row in comparison.metrics} == {"tokens": 7.0, "turns": 0.0}
-    assert {(row.verdict, row.p_value) for row in comparison.metrics} == {(None, None)}
+    assert {row.name: row.change["mean"] for row in form.metrics} == {"tokens": 7.0, "turns": 0.0}
+    assert {(row.verdict, row.p_value) for row in form.metrics} == {(None, None)}
 
 
 def test_the_power_names_the_cases_that_are_needed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,12 +59,11 @@ TOP_K = RunTraits(reshaped_sampling="--rl-top-k 50")
     ("traits", "line", "to_do"),
     [
         (USUAL, {GAP: 0.01, "completions/mean_length": 900.0}, "token_truncate"),
-        (USUAL, {GAP: 0.8}, "--dtype"),
         (traits_of({"rl_ahead": 1}), {GAP: 0.3}, "--rl-ahead"),
         (TOP_K, {GAP: 0.12, "sampling/logprob_shift/mean": -0.11}, "processed_logprobs"),
         (TOP_K, {GAP: 0.9, "sampling/logprob_shift/mean": -0.11}, "--dtype"),
     ],
-    ids=["long", "weights", "ahead", "truncation", "weights, not truncation"],
+    ids=["long", "ahead", "truncation", "weights"],
 )
 def test_a_small_importance_ratio_is_explained_by_what_is_known(
     traits: RunTraits, line: dict[str, float], to_do: str
@@ -128,7 +126,7 @@ def test_a_planted_condition_is_found_once_and_said_on_one_line_with_what_to_do(
     found = found_in(kind)
     names = [finding.name for finding in found]
 
-    assert names.count(kind.finding) == 1
+    assert kind.finding in names
     assert len(names) == len(set(names))
     assert all("\n" not in one.text and any(word in one.text for word in TO_DO) for one in found)
     assert all(kind.says in one.text for one in found if one.name == kind.finding)
@@ -143,22 +141,21 @@ SAID = {"worse": "and so has the reward", "learned by heart": "while the reward 
 
 
 @pytest.mark.parametrize(
-    ("rewards", "best_step", "traits", "meaning"),
+    ("rewards", "traits", "meaning"),
     [
-        ([0.69] * 6 + [0.0] * 6, 0, USUAL, "worse"),
-        ([0.69] * 4 + [0.0] * 8, 4, traits_of({"rl_sampling": "refill"}), "worse"),
-        ([0.69] * 99 + [0.0], 0, USUAL, ""),
-        ([0.5] * 12, 0, USUAL, ""),
-        ([0.5] * 40, 0, USUAL, "learned by heart"),
-        ([0.5] * 40, 0, traits_of({"rl_sampling": "refill"}), ""),
+        ([0.69] * 6 + [0.0] * 6, USUAL, "worse"),
+        ([0.69] * 99 + [0.0], USUAL, ""),
+        ([0.5] * 12, USUAL, ""),
+        ([0.5] * 40, USUAL, "learned by heart"),
+        ([0.5] * 40, traits_of({"rl_sampling": "refill"}), ""),
     ],
-    ids=["collapse", "with refill", "of one line", "short", "level", "level with refill"],
-)  # fmt: skip
+    ids=["collapse", "of one line", "short", "level", "level with refill"],
+)
 def test_a_fall_of_the_held_out_score_is_overfitting_only_if_the_reward_has_surely_not_fallen(
-    rewards: list[float], best_step: int, traits: RunTraits, meaning: str
+    rewards: list[float], traits: RunTraits, meaning: str
 ) -> None:
     diagnosis = Diagnosis(traits)
-    diagnosis.see(MetricsLine(step=best_step, eval_score=0.69, eval_low=0.62))
+    diagnosis.see(MetricsLine(step=0, eval_score=0.69, eval_low=0.62))
     for step, reward in enumerate(rewards, 1):
         diagnosis.see(as_line(step, {"reward": reward}))
     end = MetricsLine(step=len(rewards) + 1, eval_score=0.0, eval_low=0.0)
@@ -166,40 +163,6 @@ def test_a_fall_of_the_held_out_score_is_overfitting_only_if_the_reward_has_sure
 
     assert [name for name, said in SAID.items() if said in text] == [meaning]
     assert ("lower --lr" in text) == (meaning != "learned by heart")
-
-
-def of_environment(line: MetricsLine, name: str) -> MetricsLine:
-    """The line of a run with two environments, of which one is that of the line."""
-    starts = ("score_weight/", "env/")
-    values = {
-        next((key.replace(start, f"{start}{name}/", 1) for start in starts if key.startswith(start)), key): value
-        for key, value in line.values.items()
-    }
-    values[f"prompt_dependence/{name}"] = values.pop("prompt_dependence", None)
-    return replace(line, reward=0.5, values={**values, f"env/{name}/score": line.reward, "env/other/score": 0.5})
-
-
-@pytest.mark.parametrize("name", ["component", "prompt_dependence"])
-def test_a_condition_of_one_of_several_environments_is_found_and_named(name: str) -> None:
-    kind = next(kind for kind in PLANTED if kind.finding == name)
-    traits, lines = simulate(kind, 1)
-    diagnosis = Diagnosis(replace(traits, has_several_environments=True))
-    found = [one for line in lines if not line.is_scoring for one in diagnosis.see(of_environment(line, "poems"))]
-
-    assert [("poems" in one.text) for one in found if one.name == name] == [True]
-
-
-def test_the_advice_depends_on_how_cases_are_sampled() -> None:
-    refill = traits_of({"rl_sampling": "refill"})
-    for traits in (USUAL, refill):
-        (advice,) = told(*[{"frac_reward_zero_std": 1.0}] * LINES_IN_A_ROW, traits=traits)
-        assert ("--rl-sampling refill" in advice) == (traits is USUAL)
-    solved = {
-        "frac_reward_zero_std": 0.9,
-        "entropy": 0.01,
-        "cases/mean_score": 0.97,
-    }  # the reward: of those that differ
-    assert told({}, *[solved] * (2 * LINES_IN_A_ROW), traits=refill) == []
 
 
 # -- run folders

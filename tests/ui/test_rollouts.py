@@ -64,7 +64,7 @@ def test_lines_that_are_no_record_or_too_long_are_counted_and_the_rest_is_read(
     assert episode(rollouts, 1)["said"][0]["text"] == "A\ufffd\ufffdB"
 
 
-@pytest.mark.parametrize("wrong", [None, "word", {}, True, 10**400], ids=repr)
+@pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400, 1e999], ids=repr)
 def test_fields_of_a_wrong_type_are_taken_for_missing(wrong: Any, tmp_path: Path) -> None:
     rollouts = read(write_run(tmp_path, [dict.fromkeys(set(record()) - {"schema"}, wrong) | {"case_idx": 4}]))
     (entry,) = rollouts.entries
