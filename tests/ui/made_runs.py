@@ -93,14 +93,10 @@ def make_eval(folder: Path) -> RunFolder:
 
 
 def make_sweep(folder: Path) -> Path:
-    """A sweep with two trials, of which one has finished."""
-    trials = [{"number": 0, "values": {"lr": 1e-4}, "status": "finished", "score": 0.8, "before": 0.2, "seconds": 30.0},
-              {"number": 1, "values": {"lr": 1e-5}, "status": "failed"}]  # fmt: skip
-    config = {"options": {"model": "tiny", "rl_env": "envs.arithmetic"}, "search": {"lr": [1e-4, 1e-5]}}
+    """A finished sweep with the runs of two of its trials."""
     for number in range(2):
         make_run(folder / f"trial-{number}", [record()], "finished", step=4, heartbeat=time.time() - 20)
-    known = {"config": config, "planned": 2, "status": "finished", "trials": trials, "heartbeat": time.time() - 20}
-    write_json(folder / "sweep.json", known)
+    sweep_in(folder).write()
     return folder
 
 
@@ -111,7 +107,7 @@ def sweep_in(folder: Path, text: str = "dapo", **config: object) -> SweepRecord:
     options = {"options": {"model": text}, "search": search, "objective": "sampled", "direction": "maximize"}
     record = SweepRecord(folder, {**options, "sampler": "tpe", "pruner": "median", **config}, 8, "finished")
     values = [{"lr": 10.0 ** (n - 7), "rl_loss_type": ("grpo", text)[n % 2]} for n in range(6)]
-    record.trials = [Trial(n, values[n], "finished", n / 8, seconds=60.0 + n) for n in range(1, 5)]
+    record.trials = [Trial(n, values[n], "finished", n / 5, seconds=60.0 + n) for n in range(1, 5)]
     record.trials.append(Trial(0, values[0], "failed", error=text))
     record.trials.append(Trial(5, values[5], "pruned", before=0.25, scores={5: 0.2, 10: 0.3}))
     return record

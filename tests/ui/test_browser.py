@@ -196,11 +196,9 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Visit, serve:
     assert tab.texts(".pill") == ["running"]
     append_lines(folder / "rollouts" / "rank0.jsonl", [record(step=1), record(step=1, score=0.0)])
     append_lines(folder / "metrics.jsonl", [{"step": 1, "reward": 0.5, "seconds": 1}])
-    RunFolder(folder).write_status("running", step=1, heartbeat=time.time())
     tab.wait("document.querySelectorAll('#rollouts .episode').length === 2")
     tab.wait("document.querySelector('[data-chart=reward] .legend b')?.textContent === '0.500'")
     append_lines(folder / "rollouts" / "rank0.jsonl", [said("newest", step=2)])
-    append_lines(folder / "metrics.jsonl", [{"step": 2, "reward": 1.0, "seconds": 2}])
     RunFolder(folder).write_status("finished", step=2, heartbeat=time.time())
     tab.wait("document.querySelector('.pill').textContent === 'finished'")
     assert len(tab.texts("#rollouts .episode")) == 2  # what somebody reads stays where it is
@@ -240,14 +238,13 @@ def test_the_table_of_runs_is_sorted_filtered_unfolded_and_found_again_by_its_ad
         return tab.texts(".runs tbody th a")
 
     assert page.locator("[data-run=better] td[data-label=Change]").inner_text().split()[:2] == ["+0.375", "better"]
-    assert names()[0] == "live"  # the newest one
     page.click(".runs [data-key=after]")
     page.reload()
     page.wait_for_selector(".runs tbody tr")
     assert names() == ["lr-sweep", "better", "eval-sums", "live", "failed"]
     page.keyboard.press("/")
     page.keyboard.type("ARITH tiny")
-    assert set(names()) == {"better", "lr-sweep"}
+    assert names() == ["better"]
     page.fill(".search", "")
     page.select_option("label:has-text('Status') select", "failed")
     assert names() == ["failed"]
@@ -309,20 +306,17 @@ def test_compared_cases_are_found_opened_and_read_side_by_side(tmp_path: Path, v
 
 
 @pytest.mark.slow
-def test_lines_and_rows_of_a_sweep_light_up_together_and_are_sorted(tmp_path: Path, visit: Visit) -> None:
+def test_the_trials_of_a_sweep_are_lines_and_sorted_rows(tmp_path: Path, visit: Visit) -> None:
     write_page(sweep_in(tmp_path / "lrs"))
-    tab = visit((tmp_path / "lrs" / PAGE).as_uri(), viewport={"width": 390, "height": 844})
+    tab = visit((tmp_path / "lrs" / PAGE).as_uri())
     page = tab.page
     page.wait_for_selector(".parallel svg")
     lines = [page.locator(f".trial-line{kind}").count() for kind in ("", ".unscored", ".best")]
     assert lines == [6, 2, 1]
-    page.hover(".trials tbody tr:nth-child(2)")
-    assert page.locator(".trial-line.lit").count() == 1
     assert tab.texts(".trials tbody tr:first-child td:first-child") == ["trial-4"]
     page.click(".trials th:nth-child(2) button")  # by learning rate, the highest first; again: the lowest first
     page.click(".trials th:nth-child(2) button")
     assert tab.texts(".trials tbody tr:first-child td:first-child") == ["trial-0"]
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 # -- output that means harm
@@ -380,12 +374,7 @@ def test_long_episodes_and_characters_that_hide_or_turn_text_leave_the_page_read
 ) -> None:
     turns = [{"role": ("user", "assistant")[turn % 2], "content": f"turn {turn}"} for turn in range(10_000)]
     hidden = "abc\u202edcba\u202c \u200bzero\x00\x1b[31mred\ufeff \u2066x\u2069 \U000e0041 \x85 end"
-    records = [
-        said("x" * 2**20),
-        record(messages=[{"role": "user", "content": "?"}, *turns]),
-        said(hidden),
-        said("שלום"),
-    ]
+    records = [said("x" * 2**20), record(messages=[{"role": "user", "content": "?"}, *turns]), said(hidden)]
     tab = open_run(write_run(tmp_path / "run", records))
     rows, text = tab.page.locator("#rollouts .episode"), "#rollouts .message.model .text"
     rows.nth(0).click()
@@ -396,12 +385,9 @@ def test_long_episodes_and_characters_that_hide_or_turn_text_leave_the_page_read
     rows.nth(1).click()
     tab.page.locator("#rollouts .between").click()
     assert 60 < tab.page.locator("#rollouts .message").count() < 100
-    for number in (0, 1, 2, 3):
+    for number in range(3):
         rows.nth(number).click()
     tab.page.wait_for_selector("#rollouts .message.model .hidden-character")
-    tab.page.wait_for_selector(f"{text}:has-text('שלום')")
     named = ["202E", "202C", "200B", "0000", "001B", "FEFF", "2066", "2069", "E0041", "0085"]
     assert [mark[2:] for mark in tab.texts("#rollouts .message.model .hidden-character")] == named
-    direction = "all => all.map((one) => getComputedStyle(one).unicodeBidi + ' ' + one.matches(':dir(rtl)'))"
-    assert tab.page.eval_on_selector_all(text, direction)[-1] == "plaintext true"
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
