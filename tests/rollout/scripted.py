@@ -58,15 +58,16 @@ def cases(count: int = 1, chat: bool = True) -> list[Case]:
 
 
 def play(
-    environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (), **options: Any
-) -> list[Episode]:
+    environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (),
+    chat: ChatFormat | None = None, notify: Callable[[str], None] | None = None, **options: Any,
+) -> list[Episode]:  # fmt: skip
     """Episodes of these cases (one, if none are given), played to their end."""
 
     async def rollout(runner: EnvRunner) -> list[Episode]:
+        runner.notify = notify or runner.notify
         chosen = of or cases()
-        return await Rollout(runner, engine, ChatFormat(Letters()), limits or Limits(9, 99), END).play(
-            chosen, range(len(chosen)), range(len(chosen))
-        )
+        played = Rollout(runner, engine, chat or ChatFormat(Letters()), limits or Limits(9, 99), END)
+        return await played.play(chosen, range(len(chosen)), range(100, 100 + len(chosen)))
 
     with closing(start_runner(environment, TrainConfig(**options))) as runner:
         return asyncio.run(rollout(runner))

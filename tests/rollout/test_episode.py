@@ -50,7 +50,7 @@ def test_what_the_policy_samples_is_trained_and_what_the_environment_says_is_not
     assert (episode.stop, episode.result.score) == ("done", 0.3)
     assert [turn.weight_version for turn in trajectory.turns] == [1, 2, 3]
     seeds = [request.seed for request in engine.requests]
-    assert [seed and (seed.seed, seed.position) for seed in seeds] == [(0, 0), (0, 2), (0, 4)]
+    assert [seed and (seed.seed, seed.position) for seed in seeds] == [(100, 0), (100, 2), (100, 4)]
     (strings,) = play(Counts(), Scripted(lambda _: "x$"), of=cases(1, chat=False))
     assert text(strings.trajectory.prompt_ids + strings.trajectory.ids) == "0?x$morex$morex$"
 
@@ -176,7 +176,6 @@ def test_a_round_has_every_live_episode_in_the_order_of_their_cases() -> None:
 
     engine = Rounds()
     episodes = play(Some(), engine, Limits(9, 2), of=cases(6))
-    assert [len(rows) for rows, _ in engine.rounds] == [6, 4, 2]
     assert [[int(row.partition("?")[0][2:]) for row in rows] for rows, _ in engine.rounds] == [
         [0, 1, 2, 3, 4, 5], [1, 2, 4, 5], [2, 5]
     ]  # fmt: skip

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from aitrain.environment.contract import Case
-from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
 from aitrain.training.episode_record import episode_record
-from tests.rollout.scripted import Letters, Scripted, cases, play
+from tests.rollout.scripted import Scripted, cases, play
 
 SYSTEM = {"role": "system", "content": "s"}
 
@@ -70,26 +67,7 @@ def test_the_opening_is_in_the_prompt_and_not_among_the_trained_tokens() -> None
     ]  # fmt: skip
 
 
-class Strict(Letters):
-    """A template that wants user and assistant in turns, and one of the user at least."""
-
-    def apply_chat_template(self, conversation: list[Any], add_generation_prompt: bool = False, **options: Any) -> str:
-        roles = [message["role"] for message in conversation if message["role"] != "system"]
-        if not roles or any(role != ("user", "assistant")[place % 2] for place, role in enumerate(roles)):
-            raise ValueError(f"roles must alternate: {roles}")
-        return super().apply_chat_template(conversation, add_generation_prompt, **options)
-
-
-@pytest.mark.parametrize("prompt", [[], [SYSTEM], [SYSTEM, {"role": "user", "content": "q"}]])
-def test_a_strict_template_takes_an_opening_after_any_prompt(prompt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.rollout.scripted.ChatFormat", lambda _: ChatFormat(Strict()))
-    (episode,) = play(Speaks(), Scripted(lambda _: "x$"), of=of(prompt))
-    assert (episode.stop, episode.result.score) == ("done", 1.0)
-
-
 def test_a_prompt_that_leaves_no_room_is_dropped_and_no_failure() -> None:
-    closed = list[int]()
-
     class Wordy(Spoken):
         def opening(self) -> str:
             return "y" * (100 if self.number == 1 else 1)
@@ -97,9 +75,6 @@ def test_a_prompt_that_leaves_no_room_is_dropped_and_no_failure() -> None:
         def score(self) -> float:
             assert self.number != 1
             return 0.5
-
-        def close(self) -> None:
-            closed.append(self.number)
 
     class Long(Speaks):
         def start(self, case_idx: int, seed: int) -> Any:
@@ -113,7 +88,6 @@ def test_a_prompt_that_leaves_no_room_is_dropped_and_no_failure() -> None:
     assert episodes[1].too_long == len("u:1?\n\n$a:") + 100
     assert episodes[1].result.failure is None
     assert sum(episodes[1].trajectory.mask) == 0
-    assert sorted(closed) == [0, 1, 2]
 
 
 def test_episodes_at_once_limits_how_many_are_open() -> None:
