@@ -48,18 +48,17 @@ def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ({"search": None}, "search: name an option"),
         ({"search": {"lr": 1e-5}}, "search: lr: must be a list of values, or a range"),
         ({"search": {"lr": []}}, "search: lr: the list is empty"),
-        ({"search": {"lr": {"low": 1e-5, "hgih": 1e-4}}}, "Did you mean high?"),
+
         ({"search": {"lr": {"low": 1e-5}}}, "search: lr: a range needs low and high"),
 
         ({"search": {"lr": {"low": 1e-4, "high": 1e-4}}}, "search: lr: low must be below high"),
         ({"search": {"rl_kl_coef": {"low": 0, "high": 1, "log": True}}}, "must be above 0"),
-        ({"search": {"lora_r": {"low": 4, "high": 8.5}}}, "must be whole numbers"),
         ({"search": {"rl_loss_type": ["grpo", "dapoo"]}}, "Did you mean dapo?"),
         ({"search": {"lr": {"low": 1e-5, "high": 1e-4}}, "sampler": "grid"}, "a grid needs finitely many values"),
         ({"options": {**OPTIONS, "lr": 1e-5}}, "search: lr is also under options"),
         ({"options": {**OPTIONS, "project_name": "x"}}, "project_name"),
         ({"search": {"eval_cases": [8, 16]}}, "search: eval_cases must be the same"),
-        ({"options": {**OPTIONS, "eval_cases": 0}}, "eval_cases"),
+
         ({"options": {**OPTIONS, "eval_strategy": "no"}, "pruner": "median"}, "median needs held-out scores"),
         ({"search": {"trl": {"no_such_field": [1, 2]}}}, "no_such_field"),
         (
@@ -87,7 +86,6 @@ def test_options_that_change_how_a_trial_is_scored_get_a_note(here: Path) -> Non
     notes = "\n".join(read_sweep(write_file(search=search), {}).notes)
     assert "rl_temperature" in notes
     assert "seed: changes which cases are held out" in notes
-    assert "rl_temperature" not in "\n".join(read_sweep(write_file(search=search, objective="greedy"), {}).notes)
 
 
 def test_fixed_and_searched_fields_of_trl_go_together(here: Path) -> None:
@@ -168,19 +166,6 @@ def test_the_end_of_a_sweep_shows_its_trials_the_best_one_and_what_to_do_next(
     assert result["folder"] == "runs/lrs-2", "a second one of the name has a folder of its own"
     assert result["trials"][result["best"]]["score"] == max(trial["score"] for trial in result["trials"])
     assert "trial-2 (3 of 3)" in progress
-
-
-def test_a_sweep_that_was_moved_is_resumed_where_it_is_and_keeps_its_number_of_trials(
-    scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_file()
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet", "--trials", "1") == 0
-    Path("elsewhere").mkdir()
-    moved = Path("runs/lrs").rename("elsewhere/moved")
-    assert aitrain_sweep(monkeypatch, str(moved), "--resume", "--quiet", "--trials", "3") == 0
-    assert len(SweepRecord.read(moved).trials) == 3
-    assert not list(Path("runs").iterdir())
-    assert read_sweep(moved / "sweep.yaml", {}).trials == 3
 
 
 def test_ctrl_c_stops_after_the_running_trial_and_says_how_to_continue(
