@@ -60,4 +60,3 @@ def test_perfect_scores_of_fewer_cases_do_not_reach_the_target() -> None:
     assert cases_to_reach(1.0, only("a")) is None
     weighted = ScoredEnv("a", 0.5, (0.0, 0.5), {"1": "x"}), ScoredEnv("b", 0.5, (-1.0, 2.0), {"2": "y"})
     assert cases_to_reach(1.2, weighted), "above 1, the highest score of most environments"
-    assert cases_to_reach(1.25, weighted) is None

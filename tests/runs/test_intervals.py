@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from aitrain.runs.intervals import Interval, of_change, of_mean, student_quantile
+from aitrain.runs.intervals import Interval, of_change, of_mean
 from benchmarks.intervals import COVERAGE, POPULATIONS, WIDTH, Population, simulate
 
 
@@ -103,11 +103,6 @@ def test_a_change_of_right_and_wrong_cases_has_newcombes_interval() -> None:
     assert change.mean == pytest.approx(0.24)
     assert change.low == pytest.approx(0.24 - 0.1517, abs=2e-4)
     assert change.high == pytest.approx(0.24 + 0.1344, abs=2e-4)
-
-
-@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (7, 2.364624), (5000, 1.960439)])
-def test_students_quantiles_are_as_tabulated(freedom: int, quantile: float) -> None:
-    assert student_quantile(freedom) == pytest.approx(quantile, rel=1e-6)
 
 
 @pytest.mark.parametrize("count", [8, 64])

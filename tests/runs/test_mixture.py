@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,6 @@ from aitrain.runs.mixture import (
     of_means,
     recorded_mixture,
     score_table,
-    weighted_changes,
 )
 from tests.runs.scorings import only
 
@@ -28,15 +28,15 @@ BEFORE = {"1": [0.0], "2": [1.0], "3": [0.0], "4": [1.0], "5": [-1.0], "6": [0.0
 AFTER = {"1": [1.0], "2": [1.0], "3": [1.0], "4": [1.0], "5": [0.0], "6": [0.0]}
 
 
-def test_the_score_is_the_weighted_mean_of_the_environments_not_of_the_cases() -> None:
+def test_the_score_is_the_weighted_mean_of_the_environments_that_have_a_scored_case() -> None:
     assert mean_score(BEFORE, (A, B)) == 0.75 * 0.5 + 0.25 * -0.5
-    assert mean_score(BEFORE, only(BEFORE)) == pytest.approx(1 / 6)
-
-
-def test_an_environment_without_a_scored_case_is_left_out() -> None:
-    without_b = {case: scores for case, scores in BEFORE.items() if case in A.prompts}
-    assert mean_score(without_b, (A, B)) == 0.5
-    assert mean_score({}, (A, B)) is None
+    assert mean_score({case: BEFORE[case] for case in A.prompts}, (A, B)) == 0.5
+    table = score_table({"before_sampled": BEFORE, "after_sampled": AFTER}, (A, B), 1)
+    assert [name for name, row in table.items() if row["after"]] == ["sampled", "sampled, a", "sampled, b"]
+    change: Any = table["sampled"]["change"]
+    assert (change["mean"], change["count"]) == (pytest.approx(0.75 * 0.5 + 0.25 * 0.5), 6)
+    results = env_results(table, (A, replace(B, train_cases=9)))
+    assert results["b"] == {"share": 0.25, "train_cases": 9, "eval_cases": 2, "verdict": "undetected"}
 
 
 def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_there_are_none() -> None:
@@ -51,20 +51,6 @@ def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_the
     assert combined([(0.5, parts[0][1]), (0.5, unbounded)]) == Interval(1.75, None, None, 9)
 
 
-def test_a_table_has_a_row_for_each_environment() -> None:
-    scorings = {"before_sampled": BEFORE, "after_sampled": AFTER}
-    table = score_table(scorings, (A, B), 1)
-    assert [name for name, row in table.items() if row["after"]] == ["sampled", "sampled, a", "sampled, b"]
-    own = score_table(scorings, (replace(A, name=""),), 1)
-    assert table["sampled, a"] == own["sampled"]
-    change = table["sampled"]["change"]
-    assert change is not None
-    assert change["mean"] == pytest.approx(0.75 * 0.5 + 0.25 * 0.5)
-    assert change["count"] == 6
-    results = env_results(table, (A, replace(B, train_cases=9)))
-    assert results["b"] == {"share": 0.25, "train_cases": 9, "eval_cases": 2, "verdict": "undetected"}
-
-
 def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
     """Eight cases of one environment got better, and one of the other, which decides the mean, got worse."""
     many = ScoredEnv("many", 0.1, (0.0, 1.0), {f"m{n}": str(n) for n in range(8)})
@@ -72,10 +58,8 @@ def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
     before = dict.fromkeys(many.prompts, 0.0) | {"f": 1.0}
     after = dict.fromkeys(many.prompts, 1.0) | {"f": 0.0}
     change = of_changes(before, after, (many, few))
-    assert sorted(weighted_changes(before, after, (many, few))) == pytest.approx([-8.1, *[0.1 * 9 / 8] * 8])
     assert change is not None
-    assert change["mean"] == pytest.approx(0.1 - 0.9)
-    assert change.get("p_value") == 1.0
+    assert (change["mean"], change.get("p_value")) == (pytest.approx(0.1 - 0.9), 1.0)
     alone = of_changes(before, after, (many,))
     assert alone is not None
     assert (alone.get("p_value") or 0.0) < 0.05

@@ -56,7 +56,6 @@ def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power(s
     detectable = power.detectable(needed)
     assert detectable is not None
     assert power.power(detectable, needed) == pytest.approx(0.8, abs=1e-3)
-    assert power.cases_needed(-0.1) == needed
     assert power.cases_needed(1e-6) is None
     assert (power.power(9.0, 5), power.detectable(5), power.cases_needed(9.0)) == (0.0, None, 6)
     if not step:
@@ -65,15 +64,14 @@ def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power(s
 
 
 def test_there_is_no_power_to_compute_where_all_cases_differ_by_the_same() -> None:
-    assert Power.of([0.5, 0.5]) is Power.of([0.0] * 9) is Power.of([1.0]) is Power.of([]) is None
-    assert Power.of([0.0, 1.0]) == Power(math.sqrt(0.5), step=1.0, changing=0.5)
+    assert Power.of([0.5, 0.5]) is Power.of([0.0] * 9) is Power.of([]) is None
     assert Power.of([0.5, -1.0, 0.0], (0, 1)) == Power(math.sqrt(7 / 12), step=0.5, changing=2 / 3, largest=1.0)
     assert Power.of([0.5, 0.7]) == Power(pytest.approx(math.sqrt(0.02)), step=0.0)
 
 
 def test_with_few_cases_the_power_is_that_of_enough_cases_that_change() -> None:
     rng = random.Random(0)
-    for better, cases in ((0.835, 6), (0.735, 7), (0.3, 10), (0.3, 16), (0.1, 24)):
+    for better, cases in ((0.835, 6), (0.3, 16), (0.1, 24)):
         power = Power(math.sqrt(better - better**2), step=1.0, changing=better, largest=1.0)
         draws = [rng.choices((1.0, 0.0), (better, 1 - better), k=cases) for _ in range(1000)]
         detected = fmean(sign_flip_p_value(values) <= 0.05 for values in draws)
