@@ -71,18 +71,6 @@ def test_calls_run_at_the_same_time_and_their_results_come_in_their_order(make_p
     assert [outcome.value for outcome in many] == list(range(30)), "more than threads, on another loop"
 
 
-def test_as_many_threads_as_calls_are_made_but_not_more_than_asked_for_and_close_ends_them(make_pool: Any) -> None:
-    pool, both, all_three = make_pool(3), threading.Barrier(2), threading.Barrier(3)
-
-    pool.run([lambda: both.wait(LONG)] * 2)
-    assert len(threads()) == 2
-    pool.run([lambda: all_three.wait(LONG)] * 30)
-    assert sorted(threads()) == ["environment-1", "environment-2", "environment-3"]
-    pool.close()
-    assert threads() == []
-    assert one(pool, lambda: 1).value == 1, "it can be used again"
-
-
 def test_close_cancels_calls_that_have_not_started(make_pool: Any, over: threading.Event) -> None:
     pool, ended, started = make_pool(1), list[Any](), threading.Event()
     pool.submit(lambda: over.wait(started.set()), ended.append)
