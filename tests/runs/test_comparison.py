@@ -124,9 +124,6 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_
     for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):
         row = comparison.row(name)
         assert (row.a, row.b, row.change) == (table[name]["before"], table[name]["after"], table[name]["change"])
-    changes = {row.name: row.change["mean"] for row in comparison.rows}
-
-    assert changes["sampled"] == pytest.approx(0.75 * changes["sampled, half"] + 0.25 * changes["sampled, game"])
     assert comparison.power.largest >= 0.75 * 0.5 + 0.25 * 2
 
 
@@ -140,14 +137,7 @@ def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ
 # -- more than a score
 
 
-def test_scores_without_bounds_have_intervals_of_their_own_or_only_a_change_where_all_change_alike(
-    tmp_path: Path,
-) -> None:
-    a = {str(n): [50.0 + n] for n in range(20)}
-    b = {name: [scores[0] + 10 + scores[0] % 3] for name, scores in a.items()}
-    (comparison,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
-    assert comparison.verdict == "better"
-    assert 10 < comparison.main.change["low"] < 11 < comparison.main.change["high"] < 12
+def test_scores_without_bounds_that_all_change_alike_have_a_change_without_an_interval(tmp_path: Path) -> None:
     for cases, verdict in ((6, "worse"), (5, "undetected")):
         a, b = {str(n): [float(n)] for n in range(cases)}, {str(n): [n - 1.0] for n in range(cases)}
         (alike,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
@@ -191,10 +181,8 @@ def test_a_single_run_compares_its_model_before_training_with_the_one_after(tmp_
     run = write_scoring(tmp_path / "run", [*before, *training, *middle, *later])
     (run / "result.json").write_text(json.dumps({"steps": 5}))
     (comparison,) = compare_all(read_scorings([run]))
-    assert (comparison.a.label, comparison.b.label) == ("before", "after")
     assert (comparison.a.model, comparison.b.model) == ("some/base", "some/base, step 5")
     assert (comparison.main.a["mean"], comparison.main.b["mean"]) == (0.0, 1.0)
-
     base = write_scoring(tmp_path / "eval-base", episodes({"x": [0.5]}))
     (other,) = compare_all(read_scorings([base, run]))
     assert (other.a.label, other.main.b["mean"]) == ("eval-base", 1.0)

@@ -20,7 +20,7 @@ from aitrain.ui.server import PageServer
 from aitrain.ui.sweep_page import PAGE, write_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import record, said, write_run
-from tests.ui.made_runs import RENDERED, make_run, sweep_in
+from tests.ui.made_runs import RENDERED, sweep_in
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -206,24 +206,6 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Visit, serve:
     tab.wait("document.querySelector('#rollouts .episode .answer').textContent === 'newest'")
 
 
-@pytest.mark.slow
-def test_nothing_is_cut_off_on_a_phone_and_the_switch_changes_the_colours(
-    kinds: Path, visit: Visit, serve: Serve
-) -> None:
-    server, background = serve(kinds), "getComputedStyle(document.body).backgroundColor"
-    cut = """[...document.querySelectorAll('.scroll, td, th, h1, .hint, nav, .bdi')].filter((one) =>
-        one.clientWidth > 1 && one.scrollWidth > one.clientWidth + 1).map((one) => one.className)"""
-    for address in ("", "&run=better&with=live", "&run=failed", "&run=eval-sums"):
-        tab = visit(server.address + address, viewport={"width": 390, "height": 844}, color_scheme="dark")
-        if address:
-            tab.page.wait_for_selector("table.cases")
-        assert tab.page.evaluate("document.documentElement.scrollWidth") == 390, address
-        assert tab.page.evaluate(cut) == [], address
-    assert tab.page.evaluate(background) == "rgb(18, 20, 24)"
-    tab.page.click("button.theme")
-    assert tab.page.evaluate(background) != "rgb(18, 20, 24)"
-
-
 # -- the table of runs
 
 
@@ -268,17 +250,6 @@ def test_two_runs_are_chosen_and_compared(kinds: Path, visit: Visit, serve: Serv
         tab.page.check(f"[data-run={run}] input")
     tab.page.click("text=Compare case by case")
     tab.page.wait_for_selector("h1:has-text('eval-sums compared with better')")
-
-
-@pytest.mark.slow
-def test_a_run_that_begins_later_joins_the_table(tmp_path: Path, visit: Visit, serve: Serve) -> None:
-    harm = tmp_path / "<img src=x onerror=alert(1)>"
-    make_run(harm, [], "failed", reason="<script>alert(1)</script>\nmore", model="<b>")
-    make_run(tmp_path / "first", [], "finished", step=1)
-    tab = visit(serve(tmp_path).address)
-    make_run(tmp_path / "second", [], "finished", step=1)
-    tab.wait("document.querySelectorAll('.runs tbody tr').length === 3")
-    assert "<script>alert(1)</script>" in " ".join(tab.texts(".runs tbody th"))
 
 
 # -- the pages of comparisons and sweeps
@@ -353,7 +324,6 @@ def test_hostile_output_is_shown_as_text(tmp_path: Path, open_run: Any) -> None:
     (folder / "environment").mkdir()
     (folder / "environment" / "<b>harm<b>.py").write_text("\n".join(HARM))
     tab = open_run(folder)
-    assert tab.texts("#environment summary") == ["<b>harm<b>.py"]
     assert tab.texts("#environment .text") == ["\n".join(HARM)]
     for row in tab.page.locator("#rollouts .episode").all():
         row.click()

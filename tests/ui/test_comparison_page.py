@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from aitrain.ui import comparison_page as pages
 from aitrain.ui.comparison_page import comparison_page
 from tests.runs.scorings import episodes, write_scoring
-from tests.ui.test_page import Tags
+from tests.ui.test_page import data_in
 
 
 def test_a_large_comparison_lists_its_cases_and_holds_some_transcripts(
@@ -22,7 +21,7 @@ def test_a_large_comparison_lists_its_cases_and_holds_some_transcripts(
     base = {f"case {n}": [0.0, float(n % 4 == 0)] for n in range(40)}
     better = {name: [1.0, 1.0] if int(name[5:]) % 5 else [0.0, 0.0] for name in base}
     a, b = write_scoring(tmp_path / "a", episodes(base)), write_scoring(tmp_path / "b", episodes(better))
-    (found,) = json.loads(Tags(comparison_page(a, b)).data)["comparisons"]
+    (found,) = data_in(comparison_page(a, b))["comparisons"]
     assert (len(found["cases"]), found["counts"]["matched"]) == (35, 40)
     held = [case for case in found["cases"] if "sides" in case]
     assert sorted(case["outcome"] for case in held) == ["lost", "won", "won"]

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +13,14 @@ import pytest
 
 import aitrain.ui.report_writer as writing
 from aitrain.events import Event, Step
-from aitrain.runs.comparison import compare_all
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.ui.comparison_page import page_of_comparisons
 from aitrain.ui.page import self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
 from aitrain.ui.summary import POINTS, curves
-from aitrain.ui.sweep_page import sweep_page
-from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import record, said, write_run
-from tests.ui.made_runs import EVIL, sweep_in
-
-
-class Tags(HTMLParser):
-    """The tags of a page, and the text of its data element."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.data = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1][1].get("id") == "data":
-            self.data += data
+from tests.ui.made_runs import EVIL
 
 
 def page_of(folder: Path) -> str:
@@ -53,7 +30,8 @@ def page_of(folder: Path) -> str:
 
 
 def data_in(page: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(Tags(page).data)
+    """What the scripts of a page read."""
+    data: dict[str, Any] = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     return data
 
 
@@ -61,39 +39,12 @@ def data_of(folder: Path) -> dict[str, Any]:
     return data_in((folder / "report.html").read_text())
 
 
-def of_run(folder: Path, text: str) -> str:
-    evil_record = said(text, case_idx=text, stop=text, error={"kind": text, "message": text}, metrics={text: 1.0})
-    (folder / "environment").mkdir(parents=True)
-    (folder / "environment" / "env.py").write_text(text, errors="surrogatepass")
-    (folder / "config.yaml").write_text(f"model: {json.dumps(text)}\n")
-    return page_of(write_run(folder, [evil_record]))
-
-
-def of_comparison(folder: Path, text: str) -> str:
-    each = ("a", 0.0), ("b", 1.0)
-    runs = [write_scoring(folder / name, episodes({text: [score]}, completion=text)) for name, score in each]
-    return page_of_comparisons(compare_all(read_scorings(runs)))
-
-
-def of_sweep(folder: Path, text: str) -> str:
-    return sweep_page(sweep_in(folder, text))
-
-
-@pytest.mark.parametrize("make", [of_run, of_comparison, of_sweep])
-def test_hostile_words_add_no_tag_and_the_page_loads_nothing_and_allows_only_its_own_scripts(
-    tmp_path: Path, make: Any
-) -> None:
-    harmless, evil = (Tags(make(tmp_path / str(number), text)) for number, text in enumerate(("word", EVIL)))
-    assert [tag for tag, _ in evil.tags] == [tag for tag, _ in harmless.tags]
-    assert "alert(1)" in json.dumps(json.loads(evil.data))
-    for tag, attributes in evil.tags:
-        assert "src" not in attributes, tag
-        assert (attributes.get("href") or "data:,").startswith(("data:", "#")), tag
-    (policy,) = (a["content"] or "" for tag, a in evil.tags if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy.startswith("default-src 'none'; ")
-    assert "unsafe" not in policy
-    own = [tag for tag, attributes in evil.tags if tag in ("style", "script") and attributes.get("id") != "data"]
-    assert policy.count("sha256-") == len(own) > 2
+def test_hostile_words_are_data_and_the_page_allows_only_its_own_scripts(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path, [said(EVIL, case_idx=EVIL)]))
+    assert data_in(page)["episodes"][0]["said"][0]["text"].startswith("</script><script>alert(1)")
+    assert page.count("<script") + page.count("<style") == 1 + page.count("sha256-"), "the data, and what is allowed"
+    assert "default-src 'none'; " in page
+    assert "<img" not in page
 
 
 # -- a run's own report
@@ -171,15 +122,9 @@ def test_a_long_run_has_curves_of_means() -> None:
     assert set(drawn["series"]["reward"]) == {0.5}
 
 
-def test_of_very_many_cases_those_that_changed_are_in_the_page_and_a_huge_episode_is_cut(tmp_path: Path) -> None:
-    turns = [{"role": "assistant", "content": str(turn)} for turn in range(10_000)]
-    huge = [record(messages=[{"role": "user", "content": "?"}, *turns]), said("x" * 2_000_000)]
-    many, long = data_in(page_of(write_run(tmp_path / "huge", huge)))["episodes"]
-    assert many["skipped"] == {"after": 120, "count": 9850}
-    assert [message["text"] for message in many["said"][-2:]] == ["9998", "9999"]
-    assert (len(long["said"][0]["text"]), long["said"][0]["length"]) == (20_000, 2_000_000)
+def test_of_very_many_cases_those_that_changed_are_in_the_page(tmp_path: Path) -> None:
     records = [record(step=step, case_idx=case, score=0.0) for step in (1, 2) for case in range(MOST_CASES + 50)]
     records[-1]["score"] = 1.0
-    data = data_in(page_of(write_run(tmp_path / "many", records)))
+    data = data_in(page_of(write_run(tmp_path, records)))
     assert (data["case_count"], len(data["cases"])) == (MOST_CASES + 50, MOST_CASES)
     assert data["cases"][0]["case"] == str(MOST_CASES + 49)

@@ -17,7 +17,7 @@ from aitrain.runs.run_list import look, runs_in
 from aitrain.ui.cases import CaseRow, case_changes, case_rows
 from aitrain.ui.episodes import Query, find
 from aitrain.ui.run_registry import RunRegistry
-from aitrain.ui.run_rows import POINTS, run_row, stamp
+from aitrain.ui.run_rows import stamp
 from aitrain.ui.run_state import DEAD, LOG_LINES, run_state
 from aitrain.ui.summary import scores, summary
 from tests.ui.conftest import record, write_run
@@ -53,17 +53,6 @@ def test_a_run_that_was_killed_is_dead_and_an_eval_is_continued_by_its_own_comma
     stopped = make_eval(tmp_path / "eval")
     stopped.write_status("stopped")
     assert run_state(stopped.path)["next"] == f"aitrain eval --config {stopped.config} --resume"
-
-
-def test_a_row_has_a_short_curve_and_the_newest_score(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [], "running", **sign_of_life(), rewards=[n / 1000 for n in range(1000)])
-    append_lines(run.metrics, [{"step": 500, "eval_score": 0.5}, {"step": 1000, "eval_score": 0.75}])
-    with run.metrics.open("ab") as file:
-        file.write(b'\xff"reward"\n{"reward": 0.9, "half')
-    row = run_row(run.path)
-    assert len(row["rewards"]) in (POINTS - 1, POINTS)
-    assert (row["rewards"][0], row["rewards"] == sorted(row["rewards"])) == (0.0, True)
-    assert (row["after"]["mean"], row["after_step"]) == (0.75, 1000)
 
 
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
