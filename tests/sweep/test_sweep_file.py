@@ -133,11 +133,7 @@ def scripted(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 def test_a_dry_run_shows_the_plan_and_makes_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_file(search={"lr": {"low": 1e-6, "high": 1e-4, "log": True}, "peft": [True, False]})
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--dry-run") == 0
-    shown = capsys.readouterr().out
-    assert "1e-06 to 0.0001, by orders of magnitude" in shown
-
+    write_file(search={"lr": {"low": 1e-6, "high": 1e-4}, "peft": [True, False]})
     assert aitrain_sweep(monkeypatch, "sweep.yaml", "--dry-run", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["folder"], document["combinations"]) == ("runs/lrs", None)
@@ -160,12 +156,10 @@ def test_the_end_of_a_sweep_shows_its_trials_the_best_one_and_what_to_do_next(
     assert aitrain_sweep(monkeypatch, "runs/lrs/sweep.yaml", "--resume", "--quiet") == 0
     assert capsys.readouterr().out == shown
     assert aitrain_sweep(monkeypatch, "sweep.yaml", "--json", "--trials", "3") == 0
-    shown, progress = capsys.readouterr()
-    result = json.loads(shown)
+    result = json.loads(capsys.readouterr().out)
     assert (len(result["trials"]), result["status"]) == (3, "finished")
     assert result["folder"] == "runs/lrs-2", "a second one of the name has a folder of its own"
     assert result["trials"][result["best"]]["score"] == max(trial["score"] for trial in result["trials"])
-    assert "trial-2 (3 of 3)" in progress
 
 
 def test_ctrl_c_stops_after_the_running_trial_and_says_how_to_continue(

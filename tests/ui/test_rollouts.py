@@ -133,15 +133,16 @@ def test_episodes_are_found_by_what_they_are_and_what_was_said(
     assert [rollouts.entries[number].step for number in find(rollouts, Query(**query)).numbers] == steps
 
 
-def test_groups_stay_together_in_every_order_and_on_every_page(tmp_path: Path) -> None:
-    scores = {0: [1.0, 0.0], 1: [0.5, 0.5], 2: [0.25, 0.0], 3: [None, None]}
-    records = [record(group=group, score=score, tokens=group) for group, both in scores.items() for score in both]
+@pytest.mark.parametrize(
+    ("order", "groups"),
+    [("training", "0123"), ("lowest", "2013"), ("highest", "0123"), ("mixed", "0213"), ("longest", "3210")],
+)
+def test_groups_stay_together_in_every_order_and_on_every_page(tmp_path: Path, order: Any, groups: str) -> None:
+    scores = [1.0, 0.0], [0.5, 0.5], [0.25, 0.0], [None, None]
+    records = [record(group=n, score=score, tokens=n) for n, both in enumerate(scores) for score in both]
     rollouts = read(write_run(tmp_path, records))
-    orders = {"training": "0123", "lowest": "2013", "highest": "0123", "mixed": "0213", "longest": "3210"}
-    for order, groups in orders.items():
-        found = [rollouts.entries[number].group for number in find(rollouts, Query(order=order)).numbers]
-        assert found == [int(group) for group in groups for _ in range(2)], order
-    found = find(rollouts, Query())
+    found = find(rollouts, Query(order=order))
+    assert [rollouts.entries[number].group for number in found.numbers] == [int(n) for n in groups for _ in range(2)]
     first = page_of(rollouts, found, 0, size=3)
     assert (len(first["rows"]), first["next"], first["total"]) == (4, 4, 8)
     assert page_of(rollouts, found, 4, size=3)["next"] is None
