@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 
+import aitrain.ui.comparison_page as pages
 import aitrain.ui.report_writer as writing
 from aitrain.events import Event, Step
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.ui.comparison_page import comparison_page
 from aitrain.ui.page import self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
 from aitrain.ui.summary import POINTS, curves
+from aitrain.ui.sweep_page import page_data as sweep_data
+from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import record, said, write_run
-from tests.ui.made_runs import EVIL
+from tests.ui.made_runs import EVIL, sweep_in
 
 
 def page_of(folder: Path) -> str:
@@ -60,7 +64,6 @@ def test_a_run_leaves_a_report_of_all_that_it_did(real_run: Path) -> None:
     rewards = [line["reward"] for line in read_lines(real_run / "metrics.jsonl") if "reward" in line]
     assert shown["curves"]["series"]["reward"] == rewards
     assert shown["episodes"]["all"] == len(data["episodes"]) == 62
-    assert {row["name"]: row["value"] for row in shown["options"]}["max_steps"] == "4"
     assert "tests/finished_runs.py" in {file["name"] for file in data["source"]}
 
 
@@ -128,3 +131,38 @@ def test_of_very_many_cases_those_that_changed_are_in_the_page(tmp_path: Path) -
     data = data_in(page_of(write_run(tmp_path, records)))
     assert (data["case_count"], len(data["cases"])) == (MOST_CASES + 50, MOST_CASES)
     assert data["cases"][0]["case"] == str(MOST_CASES + 49)
+
+
+# -- the pages of comparisons and sweeps
+
+
+def test_a_large_comparison_lists_its_cases_and_holds_some_transcripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "MOST_CASES", {"won": 2, "lost": 1})
+    monkeypatch.setattr(pages, "MOST_ROWS", 7)
+    monkeypatch.setattr(pages, "MOST_SAMPLES", 1)
+    base = {str(n): [0.0, float(n > 5)] for n in range(8)}
+    better = {str(n): [float(n < 6)] * 2 for n in range(8)}
+    a, b = write_scoring(tmp_path / "a", episodes(base)), write_scoring(tmp_path / "b", episodes(better))
+    (found,) = data_in(comparison_page(a, b))["comparisons"]
+    assert (len(found["cases"]), found["counts"]["matched"]) == (7, 8)
+    held = [case for case in found["cases"] if "sides" in case]
+    assert sorted(case["outcome"] for case in held) == ["lost", "won", "won"]
+    told = {case["outcome"]: [[one["score"] for one in side] for side in case["sides"]] for case in held}
+    assert told == {"won": [[0.0], [1.0]], "lost": [[1.0], [0.0]]}, "the samples that differ"
+
+
+def test_the_page_has_the_trials_best_first_with_axes_for_the_searched_options(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path / "lrs")
+    data: Any = sweep_data(sweep)
+    assert [trial["number"] for trial in data["trials"]] == [4, 3, 2, 1, 0, 5]
+    assert data["best"] == 4
+    assert data["axes"] == [
+        {"name": "lr", "low": 1e-7, "high": pytest.approx(1e-2), "log": True},
+        {"name": "rl_loss_type", "choices": ["grpo", "dapo"]},
+    ]
+    assert data["trials"][-1]["scores"] == [(5, 0.2), (10, 0.3)]
+    assert sweep_data(sweep_in(tmp_path / "least", direction="minimize"))["best"] == 1
+    sweep.trials = []
+    assert sweep_data(sweep)["best"] is None

@@ -59,7 +59,6 @@ ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 1
 HARM: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "an endless line": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**40),
-    "a deep value": lambda path: path.write_text("model: " + "[" * 200_000),
     "aliases": lambda path: path.write_text(ALIASES + "model: *a29\nrl_env: *a29\n"),
 }
 
@@ -95,13 +94,18 @@ def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> N
 
 def test_a_case_has_the_mean_of_its_first_and_of_its_last_group(tmp_path: Path) -> None:
     groups = [(1, 3, 0.0), (1, 3, 1.0), (4, 1, 1.0), (4, 1, None)]
-    records = [record(case_idx=7, step=step, group=group, score=score) for step, group, score in groups]
+    records = [record(case_idx=7, row_number=3, step=step, group=group, score=score) for step, group, score in groups]
     records[3]["error"] = {"kind": "raised"}
     records += [
-        record(case_idx=7, eval_phase=f"{when}_sampled", score=score)
+        record(case_idx=7, row_number=3, eval_phase=f"{when}_sampled", score=score)
         for when, score in (("before", 0.0), ("after", 1.0))
     ]
-    training, held_out = case_rows(read(tmp_path, records))
+    records += [record(case_idx=7, row_number=8, score=0.25)]
+    rollouts = read(tmp_path, records)
+    training, held_out, other = case_rows(rollouts)
+    assert (other.case, other.case_idx, other.last) == ("8", "7", 0.25), "rows that share a case_idx are apart"
+    assert find(rollouts, Query(case="8")).numbers == [6], "and found by either"
+    assert len(find(rollouts, Query(case="7")).numbers) == 7
     assert (training.first, training.last, training.episodes, training.failed) == (0.5, 1.0, 4, 1)
     assert training.variance == pytest.approx(2 / 9)
     assert (held_out.first, held_out.last, held_out.is_held_out) == (0.0, 1.0, True)
@@ -114,15 +118,6 @@ def test_cases_are_counted_by_the_direction_of_their_change() -> None:
         "held_out": {"better": 0, "same": 3, "worse": 1, "once": 1},
         "training": {"better": 1, "same": 0, "worse": 0, "once": 0},
     }
-
-
-def test_rows_that_share_a_case_idx_are_cases_of_their_own_and_found_by_either(tmp_path: Path) -> None:
-    rows = ((3, "a", 1.0), (4, "a", 0.0), (5, 3, 0.5))
-    rollouts = read(tmp_path, [record(row_number=row, case_idx=idx, score=score) for row, idx, score in rows])
-    cases = [(row.case, row.case_idx, row.last) for row in case_rows(rollouts)]
-    assert cases == [("3", "a", 1.0), ("4", "a", 0.0), ("5", "3", 0.5)]
-    found = {case: find(rollouts, Query(case=case)).numbers for case in ("3", "a", "b")}
-    assert found == {"3": [0], "a": [0, 1], "b": []}
 
 
 def scored(row: int, when: str, score: float | None, **more: Any) -> dict[str, Any]:
