@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import httpx
@@ -15,13 +14,13 @@ from aitrain import TrainConfig
 from aitrain.engines.chat_endpoint import ATTEMPTS, ChatEndpoint, endpoint_client, served_model
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
-from aitrain.environment.runner import start_runner
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.rollout.engine import Decoding
-from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 from aitrain.training.episode_record import episode_record
+from tests.rollout import scripted
 from tests.rollout.asking import Asks
 from tests.rollout.scripted import cases
 
@@ -47,26 +46,13 @@ class Server:
 
 
 def play(
-    environment: object,
-    server: Any,
-    of: list[Case] | None = None,
-    decoding: Decoding = Decoding.SEEDED,
-    limits: Limits | None = None,
-    **options: Any,
-) -> list[Episode]:
-    config = TrainConfig(**options)
-
-    async def rollout() -> list[Episode]:
-        chat = MessageFormat(NotBehindAPI())
-        engine = ChatEndpoint(
-            URL, "some-model", chat, Sampling.of(config), transport=httpx.MockTransport(server), pause=0.0
-        )
-        chosen = of or cases()
-        rollout = Rollout(runner, engine, chat, limits or Limits(9, 99), EndOfTurn([FILLER]))
-        return await rollout.play(chosen, range(len(chosen)), range(len(chosen)), decoding)
-
-    with closing(start_runner(environment, config)) as runner:
-        return asyncio.run(rollout())
+    environment: object, server: Any, of: Sequence[Case] = (), limits: Limits | None = None,
+    decoding: Decoding = Decoding.SEEDED, **options: Any,
+) -> list[Episode]:  # fmt: skip
+    chat, sampling = MessageFormat(NotBehindAPI()), Sampling.of(TrainConfig(**options))
+    engine = ChatEndpoint(URL, "some-model", chat, sampling, transport=httpx.MockTransport(server), pause=0.0)
+    end = EndOfTurn([FILLER])
+    return scripted.play(environment, engine, limits, of, chat, end=end, decoding=decoding, **options)
 
 
 class Echo(Asks):

@@ -161,15 +161,6 @@ def test_a_gain_that_is_only_format_is_told_apart_and_lengths_have_no_verdict(tm
     assert {(row.verdict, row.p_value) for row in form.metrics} == {(None, None)}
 
 
-def test_the_power_names_the_cases_that_are_needed(tmp_path: Path) -> None:
-    a, b = {str(n): [0.0] for n in range(40)}, {str(n): [float(n % 4 == 0)] for n in range(40)}
-    (comparison,) = compared(tmp_path, episodes(a), episodes(b))
-    assert comparison.power is not None
-    needed = comparison.power.cases_needed(0.25)
-    assert f"for the measured 0.250, {needed} are needed" in comparison.power_sentence()
-    assert f"for 0.010, {comparison.power.cases_needed(0.01):,} are needed" in comparison.power_sentence(0.01)
-
-
 # -- which scoring
 
 

@@ -81,13 +81,6 @@ def test_without_optuna_the_error_says_how_to_install_it(here: Path, monkeypatch
         read_sweep(write_file(), {})
 
 
-def test_options_that_change_how_a_trial_is_scored_get_a_note(here: Path) -> None:
-    search = {"rl_temperature": {"low": 0.5, "high": 1.5}, "seed": [1, 2]}
-    notes = "\n".join(read_sweep(write_file(search=search), {}).notes)
-    assert "rl_temperature" in notes
-    assert "seed: changes which cases are held out" in notes
-
-
 def test_fixed_and_searched_fields_of_trl_go_together(here: Path) -> None:
     search = {"trl": {"num_iterations": [1, 2]}}
     plan = read_sweep(write_file(search=search, options={**OPTIONS, "trl": {"delta": 2.0}}), {})
@@ -182,18 +175,3 @@ def test_ctrl_c_stops_after_the_running_trial_and_says_how_to_continue(
     scripted(play)
     assert aitrain_sweep(monkeypatch, "runs/lrs", "--resume", "--quiet") == 0
     assert {trial.status for trial in SweepRecord.read(Path("runs/lrs")).trials} == {"finished"}
-
-
-def test_a_sweep_without_a_single_score_fails(
-    scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(trial: Trial, _: object) -> TrialStatus:
-        trial.error = "no \x1b[31mspace left"
-        return "failed"
-
-    scripted(fails)
-    write_file()
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet", "--trials", "2") == 1
-    shown = capsys.readouterr().out
-    assert "No trial has a score" in shown
-    assert "\x1b" not in shown

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,9 +12,7 @@ from aitrain.errors import ConfigError
 from aitrain.events import Announce, Ended, Evaluated, Event, Failed
 from aitrain.launch import trial_run
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import Processes
 from aitrain.launch.trial_run import TrialRuns, divide_gpus
-from aitrain.options.train import TrainConfig
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.sweep_record import Trial
@@ -196,20 +191,3 @@ def test_a_trial_trains_on_its_share_of_the_gpus_and_gives_it_back(
     assert [plan.gpus for plan in started.plans] == [("2", "3")]
     assert sorted(runs.gpus) == [("0", "1"), ("2", "3")]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
-
-
-def test_a_stop_while_the_vllm_server_starts_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan: Any = SimpleNamespace(
-        config=TrainConfig(model="tiny"), batch=SimpleNamespace(processes=1), processes=1, gpus=[], checkpoint=None
-    )
-    processes = Processes(plan, RunFolder(tmp_path), lambda event: None)
-
-    @contextmanager
-    def server(*_: object) -> Iterator[dict[str, str]]:
-        processes.stop()
-        yield {}
-
-    monkeypatch.setattr("aitrain.launch.processes.managed_server", server)
-    end = processes.run()
-    assert isinstance(end, Failed)
-    assert end.exit_code == 130
