@@ -58,13 +58,8 @@ def test_the_opening_is_in_the_prompt_and_not_among_the_trained_tokens() -> None
         assert text(trajectory.ids) == "x$u:more$a:x$"
         assert text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own]) == "x$x$"
     assert [episode.result.score for episode in (silent, joined, strings)] == [1.0, 1.0, 1.0]
-    record = episode_record(silent, 1, 0)
-    assert record.prompt == []
-    asked, said = record.transcript()
-    assert [message.text for message in asked] == ["0!"]
-    assert [(message.role, message.text) for message in said] == [
-        ("assistant", "x"), ("user", "more"), ("assistant", "x")
-    ]  # fmt: skip
+    asked, said = episode_record(silent, 1, 0).transcript()
+    assert [message.text for message in (*asked, *said)] == ["0!", "x", "more", "x"]
 
 
 def test_a_prompt_that_leaves_no_room_is_dropped_and_no_failure() -> None:

@@ -165,11 +165,9 @@ def test_a_gain_that_is_only_format_is_told_apart_and_lengths_have_no_verdict(tm
 
 
 def test_a_single_run_compares_its_model_before_training_with_the_one_after(tmp_path: Path) -> None:
-    before, after = episodes({"x": [0.0]}, eval_phase="before_sampled"), episodes({"x": [1.0]})
-    later = [one | {"eval_phase": "after_sampled", "step": 5} for one in after]
-    training = [one | {"eval_phase": "", "step": 3} for one in after]
-    middle = [one | {"eval_phase": "step3_sampled"} for one in before]
-    run = write_scoring(tmp_path / "run", [*before, *training, *middle, *later])
+    phases = ("before_sampled", 0, 0.0), ("", 3, 1.0), ("step3_sampled", 3, 0.0), ("after_sampled", 5, 1.0)
+    records = [episode("x", score, eval_phase=phase, step=step) for phase, step, score in phases]
+    run = write_scoring(tmp_path / "run", records)
     (run / "result.json").write_text(json.dumps({"steps": 5}))
     (comparison,) = compare_all(read_scorings([run]))
     assert (comparison.a.model, comparison.b.model) == ("some/base", "some/base, step 5")

@@ -71,16 +71,11 @@ def test_cases_with_an_equal_prompt_count_as_one_with_their_mean() -> None:
     right = {str(row): [float(row // 3 < 4), 0.0] for row in range(24)}
     wrong = {row: [0.0, 0.0] for row in right}
     table = score_table({"before_sampled": wrong, "after_sampled": right}, (one,), 2)
-    whole = score_table(
-        {when: {case: found[case] for case in list(found)[::3]} for when, found in
-         (("before_sampled", wrong), ("after_sampled", right))}, only(list(right)[::3]), 2
-    )  # fmt: skip
-    assert table == whole
+    thirds = [{case: found[case] for case in list(right)[::3]} for found in (wrong, right)]
+    assert table == score_table({"before_sampled": thirds[0], "after_sampled": thirds[1]}, only(thirds[0]), 2)
     assert table["pass@2"]["after"]["count"] == 8
     alike = ScoredEnv(prompts=dict.fromkeys(right, "guess"))  # what they ask is in their rows
     assert of_means(dict.fromkeys(right, 0.5), (alike,)).count == 24
-    part = {**right, "0": [1.0, 1.0]}
-    assert mean_score(part, (one,)) == pytest.approx((0.5 * 4 + 0.5 / 3) / 8)
 
 
 def test_the_mixture_of_a_run_folder_is_that_of_its_result() -> None:

@@ -122,8 +122,7 @@ def test_cases_are_sorted_and_rollouts_are_filtered(open_run: Any, real_run: Pat
     tab.wait("document.querySelector('.group-title b').textContent === 'step 3'")
     assert tab.texts("#rollouts [role=status]")[0].startswith("8 episodes")
     tab.page.select_option("#rollouts label:has-text('Episodes') select", "before_greedy")
-    tab.wait("document.querySelector('.group-title b').textContent === 'before training, greedy'")
-    assert len(tab.texts("#rollouts .episode")) == 3
+    tab.wait("document.querySelectorAll('#rollouts .episode').length === 3")
     tab.page.click("#rollouts button:has-text('Clear')")
     tab.page.fill("#rollouts label:has-text('Score from') input", "1")
     tab.page.keyboard.press("Enter")
@@ -151,7 +150,6 @@ def test_episodes_are_searched_unfolded_opened_and_put_side_by_side(open_run: An
     assert fold.inner_text() == "3 identical"
     fold.click()
     assert len(tab.texts("#rollouts .others .episode")) == 2
-    fold.click()
     tab.page.locator("#rollouts .folded .episode").first.focus()
     tab.page.keyboard.press("Enter")
     tab.page.click("text=Rendered prompt")
@@ -265,7 +263,7 @@ def test_compared_cases_are_found_opened_and_read_side_by_side(tmp_path: Path, v
     tab = visit((tmp_path / "page.html").as_uri(), viewport={"width": 390, "height": 844})
     page = tab.page
     assert tab.texts(".choice button") == ["Lost (2)", "Won (32)", "Equal (6)"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, "nothing is cut off on a phone"
     page.get_by_role("button", name="Won (32)").click()
     page.get_by_label("Find a case").fill("case 13")
     page.locator(".compared-case").click()
@@ -346,8 +344,6 @@ def test_long_episodes_and_characters_that_hide_or_turn_text_leave_the_page_read
     tab = open_run(write_run(tmp_path / "run", records))
     rows, text = tab.page.locator("#rollouts .episode"), "#rollouts .message.model .text"
     rows.nth(0).click()
-    tab.page.wait_for_selector(text)
-    assert len(tab.texts(text)[0]) == 3000
     tab.page.locator("#rollouts .message.model button").first.click()
     assert len(tab.texts(text)[0]) == 15_000
     rows.nth(1).click()

@@ -92,23 +92,19 @@ def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> N
 # -- cases
 
 
-def test_a_case_has_the_mean_of_its_first_and_of_its_last_group(tmp_path: Path) -> None:
-    groups = [(1, 3, 0.0), (1, 3, 1.0), (4, 1, 1.0), (4, 1, None)]
-    records = [record(case_idx=7, row_number=3, step=step, group=group, score=score) for step, group, score in groups]
+def test_a_case_is_a_row_and_has_the_mean_of_its_first_and_of_its_last_group(tmp_path: Path) -> None:
+    """Of training (step 1 and 4) and of scorings; another row has the same `case_idx`."""
+    found = [(3, 1, "", 0.0), (3, 1, "", 1.0), (3, 4, "", 1.0), (3, 4, "", None), (8, 4, "", 0.25),
+             (3, 0, "before_sampled", 0.0), (3, 4, "after_sampled", 1.0)]  # fmt: skip
+    names = "row_number", "step", "eval_phase", "score"
+    records = [record(case_idx=7, group=0, **dict(zip(names, values, strict=True))) for values in found]
     records[3]["error"] = {"kind": "raised"}
-    records += [
-        record(case_idx=7, row_number=3, eval_phase=f"{when}_sampled", score=score)
-        for when, score in (("before", 0.0), ("after", 1.0))
-    ]
-    records += [record(case_idx=7, row_number=8, score=0.25)]
     rollouts = read(tmp_path, records)
-    training, held_out, other = case_rows(rollouts)
-    assert (other.case, other.case_idx, other.last) == ("8", "7", 0.25), "rows that share a case_idx are apart"
-    assert find(rollouts, Query(case="8")).numbers == [6], "and found by either"
-    assert len(find(rollouts, Query(case="7")).numbers) == 7
+    training, other, held_out = sorted(case_rows(rollouts), key=lambda row: (row.is_held_out, row.case))
     assert (training.first, training.last, training.episodes, training.failed) == (0.5, 1.0, 4, 1)
     assert training.variance == pytest.approx(2 / 9)
-    assert (held_out.first, held_out.last, held_out.is_held_out) == (0.0, 1.0, True)
+    assert (held_out.first, held_out.last, other.case, other.last) == (0.0, 1.0, "8", 0.25)
+    assert [len(find(rollouts, Query(case=case)).numbers) for case in ("8", "7")] == [1, 7], "found by either"
 
 
 def test_cases_are_counted_by_the_direction_of_their_change() -> None:
