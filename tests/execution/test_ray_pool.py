@@ -167,19 +167,6 @@ def test_a_machine_that_does_not_answer_at_the_deadline_fails_the_call(
     assert not outcome.is_running
 
 
-def test_a_file_is_written_on_machines_that_do_not_have_it_and_deleted_at_the_end(
-    pool: RayPool, tmp_path: Path
-) -> None:
-    file = tmp_path / "tokenizer"
-    file.write_text("words")
-    pool.share(str(file))
-    file.unlink()  # as on another machine
-    host = pool._start_host(cluster("three")[0])
-    assert file.read_text() == "words"
-    host.ask("close")
-    assert not file.exists()
-
-
 def test_a_machine_that_cannot_load_the_environment_is_left_out_and_named_once(
     pool: RayPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

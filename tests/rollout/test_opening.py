@@ -103,5 +103,3 @@ def test_episodes_at_once_limits_how_many_are_open() -> None:
     episodes = play(Counted(), Scripted(lambda _: "x$"), of=cases(5), rl_env_episodes=2)
     assert max(most) == 2
     assert [(episode.case.case_idx, episode.result.score) for episode in episodes] == [(n, 1.0) for n in range(5)]
-    play(Counted(), Scripted(lambda _: "x$"), of=cases(5))
-    assert max(most) == 5

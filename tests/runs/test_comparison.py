@@ -137,14 +137,6 @@ def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ
 # -- more than a score
 
 
-def test_scores_without_bounds_that_all_change_alike_have_a_change_without_an_interval(tmp_path: Path) -> None:
-    for cases, verdict in ((6, "worse"), (5, "undetected")):
-        a, b = {str(n): [float(n)] for n in range(cases)}, {str(n): [n - 1.0] for n in range(cases)}
-        (alike,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
-        assert (alike.main.change["low"], alike.verdict) == (None, verdict)
-        assert (alike.is_worse_by(0.9), alike.is_worse_by(1.0)) == (cases == 6, False)
-
-
 def test_a_gain_that_is_only_format_is_told_apart_and_lengths_have_no_verdict(tmp_path: Path) -> None:
     def with_lenient(scores: list[float], **more: Any) -> list[dict[str, Any]]:
         found = [(n % 2 == 0, score) for n, score in enumerate(scores)]

@@ -32,13 +32,8 @@ def run_folder(path: Path, config: str = "model: tiny\nrl_env: env.py:Env\noutpu
     return path
 
 
-def test_a_name_that_is_no_folder_is_a_hub_name() -> None:
-    found = read_model("Qwen/Qwen3-0.6B")
-    assert (found.kind, found.base, found.label) == ("hub", "Qwen/Qwen3-0.6B", "Qwen3-0.6B")
-    assert read_model("tiny").base == "tiny"
-
-
-def test_the_base_of_an_adapter_is_shipped_beside_it_or_named_as_missing() -> None:
+def test_the_base_is_of_the_hub_shipped_beside_its_adapter_or_named_as_missing() -> None:
+    assert (read_model("Qwen/Qwen3-0.6B").kind, read_model("Qwen/Qwen3-0.6B").base) == ("hub", "Qwen/Qwen3-0.6B")
     weights(Path("adapter"), PEFT_TINY)
     assert read_model("adapter").base == "tiny"
     weights(Path("deep/base"))

@@ -47,7 +47,7 @@ def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ({"trials": 0}, "trials: must be at least 1"),
         ({"search": None}, "search: name an option"),
         ({"search": {"lr": 1e-5}}, "search: lr: must be a list of values, or a range"),
-        ({"search": {"lr": []}}, "search: lr: the list is empty"),
+
 
         ({"search": {"lr": {"low": 1e-5}}}, "search: lr: a range needs low and high"),
 
@@ -56,7 +56,7 @@ def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ({"search": {"rl_loss_type": ["grpo", "dapoo"]}}, "Did you mean dapo?"),
         ({"search": {"lr": {"low": 1e-5, "high": 1e-4}}, "sampler": "grid"}, "a grid needs finitely many values"),
         ({"options": {**OPTIONS, "lr": 1e-5}}, "search: lr is also under options"),
-        ({"options": {**OPTIONS, "project_name": "x"}}, "project_name"),
+
         ({"search": {"eval_cases": [8, 16]}}, "search: eval_cases must be the same"),
 
         ({"options": {**OPTIONS, "eval_strategy": "no"}, "pruner": "median"}, "median needs held-out scores"),
@@ -91,7 +91,6 @@ def test_fixed_and_searched_fields_of_trl_go_together(here: Path) -> None:
     ("given", "option"),
     [
         ({"type": "log_uniform", "low": 1e-6, "high": 1e-4}, SearchedOption("lr", (), 1e-6, 1e-4, log=True)),
-        ({"type": "float", "low": 1e-6, "high": 1e-4}, SearchedOption("lr", (), 1e-6, 1e-4)),
         ({"type": "categorical", "values": [1e-6, 1e-4]}, SearchedOption("lr", (1e-6, 1e-4))),
         ([1e-6, 1e-4, "log_uniform"], SearchedOption("lr", (), 1e-6, 1e-4, log=True)),
     ],
@@ -101,10 +100,7 @@ def test_the_forms_of_aitrainings_sweep_params_are_understood(given: object, opt
 
 
 def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: Path) -> None:
-    sizes = [
-        (8, {"sampler": "grid"}), (8, {"trials": 50}), (5, {"trials": 5}),
-        (10, {"search": {"lr": {"low": 1e-6, "high": 1e-4}}}),
-    ]  # fmt: skip
+    sizes = [(8, {}), (8, {"trials": 50}), (10, {"search": {"lr": {"low": 1e-6, "high": 1e-4}}})]
     assert [read_sweep(write_file(**changes), {}).trials for _, changes in sizes] == [size for size, _ in sizes]
     assert read_sweep(write_file(trials=5), {"trials": "3"}).trials == 3
 

@@ -234,22 +234,6 @@ def test_the_table_of_runs_is_sorted_filtered_unfolded_and_found_again_by_its_ad
     page.wait_for_selector("h1:has-text('trial-1')")
 
 
-@pytest.mark.slow
-def test_two_runs_are_chosen_and_compared(kinds: Path, visit: Visit, serve: Serve) -> None:
-    address = serve(kinds).address
-    tab = visit(address)
-    for run in ("better", "live"):
-        tab.page.check(f"[data-run={run}] input")
-    tab.page.click("text=Curves in the same axes")
-    tab.page.wait_for_selector("#comparison")
-    assert tab.texts("#comparison thead th")[1:3] == ["better", "live"]
-    tab.page.goto(address)
-    for run in ("better", "eval-sums"):
-        tab.page.check(f"[data-run={run}] input")
-    tab.page.click("text=Compare case by case")
-    tab.page.wait_for_selector("h1:has-text('eval-sums compared with better')")
-
-
 # -- the pages of comparisons and sweeps
 
 

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import pytest
 from aitrain.errors import ConfigError
 from aitrain.ui.page import SERVED_SCRIPTS, STYLES
 from aitrain.ui.run_registry import RunRegistry, places
-from aitrain.ui.server import MAX_WAITING, PageServer
+from aitrain.ui.server import PageServer
 from tests.execution.waiting import eventually
 from tests.ui.conftest import record, write_run
 from tests.ui.made_runs import make_sweep
@@ -171,14 +170,6 @@ def test_the_command_serves_until_it_is_interrupted(kinds: Path) -> None:
         assert process.wait() == 0
     assert b'"id": "better"' in answer
     assert b"live" not in answer
-
-
-def test_connections_that_say_nothing_keep_nobody_waiting(server: PageServer) -> None:
-    place = ("127.0.0.1", server.server_port)
-    with ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection(place)) for _ in range(MAX_WAITING + 9)]
-        assert ask(server, "/api/runs")[0] == 200
-        assert silent[0].recv(1) == b""
 
 
 def test_what_is_not_there_is_told_with_what_is(here: Path) -> None:
