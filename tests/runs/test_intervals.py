@@ -54,10 +54,8 @@ def test_without_bounds_there_is_students_interval_or_none() -> None:
     scores = [3.0, -2.0, 14.0, 5.0, 1.0, 0.5]
     found, half = of_mean(scores, None), 2.570582 * stdev(scores) / math.sqrt(6)
     assert found is not None
-    assert found.low is not None
-    assert found.high is not None
     assert found.low == pytest.approx(fmean(scores) - half)
-    assert found.high > fmean(scores) + half + 0.5  # moved by the skewness
+    assert (found.high or 0) > fmean(scores) + half + 0.5  # moved by the skewness
     for alike in ([4.0], [4.0] * 5):
         assert of_mean(alike, None) == Interval(4.0, None, None, len(alike))
     assert of_change({"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 3.0}, None) == Interval(1.0, None, None, 2)

@@ -166,17 +166,6 @@ def test_episodes_are_searched_unfolded_opened_and_put_side_by_side(open_run: An
 
 
 @pytest.mark.slow
-def test_regressions_are_one_click_away_and_a_case_is_shown_before_and_after(open_run: Any, kinds: Path) -> None:
-    tab = open_run(kinds / "better")
-    assert tab.texts("#cases .counts button") == ["all", "5 better", "2 the same", "1 worse"]
-    tab.page.click("#cases .counts button:has-text('1 worse')")
-    assert [text.split()[0] for text in tab.texts("table.cases td.case")] == ["107"]
-    tab.page.locator("table.cases tbody button").first.click()
-    tab.page.wait_for_selector("dialog .column:nth-child(2) .message.model")
-    assert tab.texts("dialog h3") == ["First: before training, sampled", "Last: after training, sampled"]
-
-
-@pytest.mark.slow
 def test_the_page_of_a_failed_run_has_the_reason_and_leads_to_its_failures(open_run: Any, kinds: Path) -> None:
     tab = open_run(kinds / "failed")
     assert tab.texts("#reason > div .text") == ["Out of memory in step 4.\nLower --batch-size."]

@@ -150,12 +150,10 @@ def test_groups_stay_together_in_every_order_and_on_every_page(tmp_path: Path, o
 def test_of_a_large_run_whole_groups_are_chosen_that_tell_most(tmp_path: Path) -> None:
     places = [(step, group) for step in range(1, 201) for group in range(4) for _ in range(8)]
     records = [record(step=step, group=group, score=(step % 50) / 100, case_idx=group) for step, group in places]
-    for one in records[3200:3208]:
-        one["score"] = 1.0
+    records[3200]["score"] = 9.0
     records[1600] |= {"score": None, "error": {"kind": "raised"}}
     entries = read(write_run(tmp_path, records)).entries
     chosen = choose(entries)
-    assert len(chosen) <= MOST_EPISODES
     groups = {(entries[number].step, entries[number].group) for number in chosen}
-    assert len(chosen) == 8 * len(groups)
+    assert len(chosen) == 8 * len(groups) <= MOST_EPISODES
     assert {(1, 0), (200, 0), (101, 0), (51, 0)} <= groups  # first, last, best, failed

@@ -18,9 +18,8 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from aitrain.errors import ConfigError
 from aitrain.ui.page import SERVED_SCRIPTS, STYLES
-from aitrain.ui.run_registry import RunRegistry, places
+from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.server import PageServer
 from tests.execution.waiting import eventually
 from tests.ui.conftest import record, write_run
@@ -170,13 +169,6 @@ def test_the_command_serves_until_it_is_interrupted(kinds: Path) -> None:
         assert process.wait() == 0
     assert b'"id": "better"' in answer
     assert b"live" not in answer
-
-
-def test_what_is_not_there_is_told_with_what_is(here: Path) -> None:
-    write_run(here / "runs" / "sums", [])
-    assert places(["sums"]) == [Path("runs/sums")]
-    with pytest.raises(ConfigError, match=r"Did you mean sums\?"):
-        places(["summs"])
 
 
 # -- the pages of comparisons and sweeps
