@@ -147,10 +147,14 @@ def test_tools_are_offered_and_their_results_are_joined_to_the_calls() -> None:
     assert (result["tool_call_id"], result["content"]) == (asked["tool_calls"][0]["id"], "azul means blue")
 
 
-def test_tool_calls_that_the_server_leaves_in_the_text_are_read() -> None:
+def test_tool_calls_that_the_server_leaves_in_the_text_are_read_and_broken_ones_are_answered() -> None:
     texts = iter(['<tool_call>{"name": "look", "arguments": {"word": "rojo"}}</tool_call>', "blue"])
     (episode,) = play(Looks(), Server(lambda body: said(next(texts))))
     assert (episode.tool_calls, episode.result.score) == (1, 1.0)
+    broken = [{"type": "function", "function": {"name": "look", "arguments": "{"}}]
+    answers = iter([said("", tool_calls=broken), said("blue")])
+    (wrong,) = play(Looks(), Server(lambda body: next(answers)))
+    assert (wrong.wrong_tool_calls, wrong.result.score) == (1, 1.0)
 
 
 def test_a_busy_or_failing_server_is_asked_again() -> None:

@@ -124,6 +124,8 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_
     for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):
         row = comparison.row(name)
         assert (row.a, row.b, row.change) == (table[name]["before"], table[name]["after"], table[name]["change"])
+    changes = {row.name: row.change["mean"] for row in comparison.rows}
+    assert changes["sampled"] == pytest.approx(0.75 * changes["sampled, half"] + 0.25 * changes["sampled, game"])
     assert comparison.power.largest >= 0.75 * 0.5 + 0.25 * 2
 
 

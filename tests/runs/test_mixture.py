@@ -10,14 +10,12 @@ import pytest
 
 from aitrain.runs.intervals import Interval
 from aitrain.runs.mixture import (
-    Mixture,
     ScoredEnv,
     combined,
     env_results,
     mean_score,
     of_changes,
     of_means,
-    recorded_mixture,
     score_table,
 )
 from tests.runs.scorings import only
@@ -76,13 +74,3 @@ def test_cases_with_an_equal_prompt_count_as_one_with_their_mean() -> None:
     assert table["pass@2"]["after"]["count"] == 8
     alike = ScoredEnv(prompts=dict.fromkeys(right, "guess"))  # what they ask is in their rows
     assert of_means(dict.fromkeys(right, 0.5), (alike,)).count == 24
-
-
-def test_the_mixture_of_a_run_folder_is_that_of_its_result() -> None:
-    facts = {"environments": {"a": {"share": 0.75, "score_range": "0,1"}, "b": {"share": 0.25, "score_range": "-1,1"}}}
-    found: Mixture = recorded_mixture(
-        facts, {}, {**{c: ("a", p) for c, p in A.prompts.items()}, **{c: ("b", p) for c, p in B.prompts.items()}}
-    )
-    assert found == (A, B)
-    one = recorded_mixture({"class": "Vowels"}, {"rl_score_range": "-1,1"}, {"1": ("", "p")})
-    assert one == (ScoredEnv(bounds=(-1.0, 1.0), prompts={"1": "p"}),)

@@ -12,7 +12,10 @@ import pytest
 import yaml
 
 from aitrain.cli import main
+from aitrain.cli.sweep_screen import SweepScreen
+from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import ConfigError
+from aitrain.events import Note
 from aitrain.launch import sweep_plan
 from aitrain.launch.search_space import SearchedOption, in_our_form, read_space
 from aitrain.launch.sweep_plan import read_sweep
@@ -123,6 +126,8 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(search={"lr": {"low": 1e-6, "high": 1e-4}, "peft": [True, False]})
+    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--dry-run") == 0
+    assert "1e-06 to 0.0001" in capsys.readouterr().out
     assert aitrain_sweep(monkeypatch, "sweep.yaml", "--dry-run", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["folder"], document["combinations"]) == ("runs/lrs", None)
@@ -149,6 +154,15 @@ def test_the_end_of_a_sweep_shows_its_trials_the_best_one_and_what_to_do_next(
     assert (len(result["trials"]), result["status"]) == (3, "finished")
     assert result["folder"] == "runs/lrs-2", "a second one of the name has a folder of its own"
     assert result["trials"][result["best"]]["score"] == max(trial["score"] for trial in result["trials"])
+
+
+def test_notes_of_trials_are_shown_once_with_their_mark_and_escaped(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = SweepScreen(SweepRecord(here, {}, 2), 2, Verbosity())
+    for number in range(2):
+        screen.of_trial(Trial(number, {}))(Note("case 3 \x1b[31mfailed"))
+    assert capsys.readouterr().err == "! trial-0: case 3 \\x1b[31mfailed\n"
 
 
 def test_ctrl_c_stops_after_the_running_trial_and_says_how_to_continue(

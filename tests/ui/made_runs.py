@@ -11,7 +11,6 @@ from aitrain.runs.run_folder import RunFolder, append_lines, write_json
 from aitrain.runs.sweep_record import SweepRecord, Trial
 from tests.ui.conftest import record, write_run
 
-TOOL = {"type": "function", "function": {"name": "find_hotels", "description": "Hotels of a city"}}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
 RENDERED = "<|im_start|>user\n<b>Book</b> me a room<|im_end|>\n<|im_start|>assistant\n"
 
@@ -37,18 +36,11 @@ def make_run(folder: Path, records: list[dict[str, Any]], status: str, **known: 
 
 
 def make_better(folder: Path) -> RunFolder:
-    """A finished run: of eight held-out cases five got better, two stayed and one got worse; 3 of 4 answers of its
-    training group are the same."""
-    scores = dict.fromkeys(range(5), (0.0, 1.0)) | {5: (1.0, 1.0), 6: (0.0, 0.0), 7: (1.0, 0.0)}
-    records = [
-        held_out(100 + case, phase, pair[place])
-        for case, pair in scores.items()
-        for place, phase in enumerate(("before_sampled", "after_sampled"))
-    ]
+    """A finished run whose held-out case got better; 3 of 4 answers of its training group are the same."""
+    records = [held_out(100, "before_sampled", 0.0), held_out(100, "after_sampled", 1.0)]
     messages = [{"role": "user", "content": "Book me a room"}, {"role": "assistant", "content": "Done"}]
-    shared = {"tools": [TOOL], "row": {"city": "Brom"}, "step": 1, "turns": [{"tokens": 2, "weight_version": 0}] * 2}
-    records += [record(**shared, rendered_prompt=RENDERED, messages=[*messages, {"role": "user", "content": "?"}])]
-    records += [record(**shared, messages=messages, advantage=advantage) for advantage in (0.1, 0.1, 0.1)]
+    records += [record(rendered_prompt=RENDERED, messages=[*messages, {"role": "user", "content": "?"}])]
+    records += [record(messages=messages, advantage=0.1)] * 3
     run = make_run(folder, records, "finished", step=9, steps=9, heartbeat=time.time() - 60, rewards=[0.1, 0.5, 0.9])
     table = {"sampled": {"before": interval(0.375), "after": interval(0.75), "change": interval(0.375)}}
     result = {"status": "finished", "steps": 9, "seconds": 90, "base_model": "tiny", "environment": "Arithmetic"}
