@@ -167,18 +167,6 @@ def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_unti
     assert len(ended) == 1, "and what it returns is dropped"
 
 
-def test_a_call_can_have_a_deadline_of_its_own(make_pool: Any, over: threading.Event) -> None:
-    pool = make_pool(2)
-
-    async def both() -> list[Outcome[Any]]:
-        return await asyncio.gather(pool.call(over.wait, SHORT), pool.call(remaining))
-
-    hung, other = asyncio.run(both())
-
-    assert failure(hung).kind == "timed_out"
-    assert SHORT < other.value <= 30.0
-
-
 def test_a_process_with_a_hung_thread_ends_when_its_work_is_done() -> None:
     code = (
         "import asyncio, threading\n"

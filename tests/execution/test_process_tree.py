@@ -15,9 +15,8 @@ import pytest
 
 from aitrain.execution.process_tree import ProcessTree
 
-FORK = "a fork that holds the output"
 STARTS = {
-    FORK: """
+    "a fork that holds the output": """
 if not os.fork():
     note(); wait()
 """,
@@ -77,7 +76,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     running.wait()
 
 
-@pytest.mark.parametrize(("what", "code"), [(what, 7) for what in STARTS] + [(FORK, -signal.SIGSEGV)])
+@pytest.mark.parametrize(("what", "code"), [*zip(STARTS, (-signal.SIGSEGV, 7, 7), strict=True)])
 def test_when_a_program_ends_so_does_all_that_it_has_started(
     here: Path, what: str, code: int, bystander: subprocess.Popen[bytes]
 ) -> None:

@@ -57,7 +57,7 @@ def test_the_opening_is_in_the_prompt_and_not_among_the_trained_tokens() -> None
     for trajectory in (silent.trajectory, joined.trajectory):
         assert text(trajectory.ids) == "x$u:more$a:x$"
         assert text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own]) == "x$x$"
-    assert [episode.result.score for episode in (silent, joined, strings)] == [1.0, 1.0, 1.0]
+    assert strings.result.score == 1.0
     asked, said = episode_record(silent, 1, 0).transcript()
     assert [message.text for message in (*asked, *said)] == ["0!", "x", "more", "x"]
 

@@ -39,8 +39,7 @@ async def work_through_a_run(aitrain: str, folder: Path) -> None:
         assert "nosuch" in (await call("plan", fails=True, options={"nosuch": 1}))["message"]
         assert (await call("check", environment="envs.arithmetic"))["exit_code"] == 0
         assert "nowhere.py" in (await call("start", fails=True, options={**OPTIONS, "rl_env": "nowhere.py"}))["message"]
-        planned = await call("plan", options={**OPTIONS, "max_steps": 2})
-        assert (planned["exit_code"], planned["completions_per_step"], planned["lines"]["steps"]) == (0, 8, "2")
+        assert (await call("plan", options=OPTIONS))["completions_per_step"] == 8
         started = await call("start", options=OPTIONS)
         assert started["event"] == "RunStarted"
         while (found := await call("status", run="agent"))["output"][0]["status"] == "running":

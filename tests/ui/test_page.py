@@ -11,13 +11,11 @@ import pytest
 import aitrain.ui.comparison_page as pages
 import aitrain.ui.report_writer as writing
 from aitrain.events import Event, Step
-from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.comparison_page import comparison_page
 from aitrain.ui.page import self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
-from aitrain.ui.summary import POINTS, curves
 from aitrain.ui.sweep_page import page_data as sweep_data
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import record, said, write_run
@@ -98,13 +96,6 @@ def test_damaged_files_of_a_run_are_shown_as_far_as_they_go(tmp_path: Path) -> N
     shown = data_in(page_of(folder))["summary"]
     assert shown["curves"] == {"step": [1, 2], "series": {"reward": [0.5, None]}}
     assert shown["status"] == "unknown"
-
-
-def test_a_long_run_has_curves_of_means() -> None:
-    drawn = curves([MetricsLine(step=step, reward=step % 2) for step in range(1, 4 * POINTS + 1)])
-    assert len(drawn["step"]) == POINTS
-    assert drawn["step"][-1] == 4 * POINTS
-    assert set(drawn["series"]["reward"]) == {0.5}
 
 
 def test_of_very_many_cases_those_that_changed_are_in_the_page(tmp_path: Path) -> None:
