@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from aitrain.options.sweep import SweepConfig
 from aitrain.runs.run_list import look
 from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial, TrialStatus, sweep_lock
 from aitrain.ui.run_rows import sweep_row
-from tests.sweep.scripted import BAD, GOOD, PLANTED, plan_of, play, sweep_of
+from tests.sweep.scripted import BAD, GOOD, plan_of, play, sweep_of
 
 ROOT = Path(__file__).parents[2]
 IsPruned = Callable[[int, float], bool]
@@ -55,47 +56,15 @@ def test_a_sweep_that_is_killed_and_resumed_ends_as_one_that_was_not_and_finds_t
     assert {"finished", "pruned"} == {trial.status for trial in killed.trials}
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [{"score": "high"}, {"values": [1]}, {"scores": [1]}, {"number": "x"}, {"error": 3}, {"seconds": "1"}, None],
-    ids=str,
-)
-def test_a_damaged_record_is_no_sweep_and_spoils_no_table(damage: dict[str, object] | None, tmp_path: Path) -> None:
-    trials = [Trial(0, {"lr": 1.0}, "finished", 0.5), Trial(1, {"lr": 2.0}, "finished", 0.25)]
-    SweepRecord(tmp_path, {}, 2, "finished", trials).write()
+@pytest.mark.parametrize("damage", [{"score": "high"}, {"values": [1]}, {"scores": [1]}, {"number": "x"}], ids=str)
+def test_a_damaged_record_is_no_sweep_and_spoils_no_table(damage: dict[str, object], tmp_path: Path) -> None:
+    SweepRecord(tmp_path, {}, 2, "finished", [Trial(0, {"lr": 1.0}, "finished", 0.5)]).write()
     values = json.loads((tmp_path / SWEEP_FILE).read_text())
-    values["trials"][0] = damage and {**values["trials"][0], **damage}
+    values["trials"][0] |= damage
     (tmp_path / SWEEP_FILE).write_text(json.dumps(values))
     with pytest.raises(ConfigError, match="is not the folder of a sweep"):
         SweepRecord.read(tmp_path)
     assert (sweep_row(tmp_path)["status"], look(tmp_path).status) == ("unknown", "damaged")
-
-
-def test_a_trial_that_was_to_be_pruned_before_the_kill_is_not_played_again_and_a_stopped_one_is(tmp_path: Path) -> None:
-    def play_once(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-        if trial.number == 2:
-            assert is_pruned(5, 0.0)
-            raise KeyboardInterrupt
-        return play(trial, is_pruned)
-
-    options: dict[str, object] = {"pruner": "median", "prune_after_trials": 2}
-    with pytest.raises(KeyboardInterrupt):
-        sweep_of(tmp_path / "one", play_once, **options).run()
-    stopped = sweep_of(tmp_path / "one", **options)
-    played: list[int] = []
-
-    def stop_at_4(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-        played.append(trial.number)
-        stopped.is_stopping = trial.number == 4
-        return "stopped" if stopped.is_stopping else play(trial, is_pruned)
-
-    stopped.play = stop_at_4
-    stopped.run()
-    assert (played, stopped.record.trials[2].status, stopped.record.status) == ([3, 4], "pruned", "stopped")
-    resumed = sweep_of(tmp_path / "one", **options)
-    resumed.run()
-    assert [trial.has_ended for trial in resumed.record.trials] == [True] * 8
-    assert resumed.record.trials[4].status == "finished"
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -139,38 +108,28 @@ def test_a_finite_space_is_searched_without_trying_a_combination_twice(tmp_path:
         assert tried[:5] == [(BAD, 4), (BAD, 8), (BAD, 16), (BAD, 32), (GOOD, 4)], "the order of the file"
 
 
+def far_from_best(sampler: str, seed: int = 0, **more: object) -> list[Trial]:
+    """Trials of a sampler whose score is the distance of their learning rate from the best one."""
+    search = {"lr": {"low": 1e-7, "high": 1e-1, "log": True}, **more}
+    config, space, trials = SweepConfig(search=search, sampler=sampler, seed=seed), read_space(search), list[Trial]()
+    for number in range(20):
+        values: Any = propose(config, space, trials)
+        trials.append(Trial(number, values, "finished", score=-abs(math.log10(values["lr"] / GOOD))))
+    return trials
+
+
 def test_the_parzen_estimator_comes_closer_to_the_best_learning_rate_than_chance() -> None:
-    search = {"lr": {"low": 1e-7, "high": 1e-1, "log": True}}
-    distance: dict[str, float] = {}
-    for sampler in ("tpe", "random"):
-        late = []
-        for seed in range(5):
-            config, space, trials = SweepConfig(search=search, sampler=sampler, seed=seed), read_space(search), []
-            for number in range(20):
-                values = propose(config, space, trials)
-                assert values is not None
-                off = abs(math.log10(float(str(values["lr"])) / GOOD))
-                trials.append(Trial(number, values, "finished", score=-off))
-            late += [-(trial.score or 0) for trial in trials[10:]]
-        distance[sampler] = sum(late) / len(late)
+    distance = {
+        sampler: fmean(-(trial.score or 0) for seed in range(5) for trial in far_from_best(sampler, seed)[10:])
+        for sampler in ("tpe", "random")
+    }
     assert distance["tpe"] < 0.7 * distance["random"]
 
 
 def test_values_stay_on_their_steps_and_within_their_range() -> None:
-    search = {
-        "rl_temperature": {"low": 0.5, "high": 1.2, "step": 0.1}, "lora_r": {"low": 4, "high": 30, "step": 8},
-        "lr": {"low": 1e-6, "high": 1e-4, "log": True}, "peft": [True, False], "trl": {"num_iterations": [1, 2]},
-    }  # fmt: skip
-    config, space, trials = SweepConfig(search=search, sampler="random"), read_space(search), list[Trial]()
-    for number in range(30):
-        values, score = propose(config, space, trials), random.Random(number).random()
-        trials.append(Trial(number, values or {}, "finished", score=score))
-    assert {trial.values["lora_r"] for trial in trials} == {4, 12, 20, 28}
-    assert {trial.values["rl_temperature"] for trial in trials} <= {0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2}
-    assert {trial.values["peft"] for trial in trials} == {True, False}
-    assert {trial.values["trl.num_iterations"] for trial in trials} == {1, 2}
-    assert all(1e-6 <= float(str(trial.values["lr"])) <= 1e-4 for trial in trials)
-    assert len({trial.values["lr"] for trial in trials}) == 30
+    values: Any = [trial.values for trial in far_from_best("random", lora_r={"low": 4, "high": 30, "step": 8})]
+    assert {one["lora_r"] for one in values} == {4, 12, 20, 28}
+    assert len({one["lr"] for one in values if 1e-7 <= one["lr"] <= 1e-1}) == 20
 
 
 # -- how trials end
@@ -192,8 +151,7 @@ def test_a_pruned_or_failed_trial_has_no_score_and_is_never_the_best(tmp_path: P
         assert [trial.number for trial in sweep.record.trials if trial.score is None] == [1, 2]
         failed = sweep.record.trials[1]
         assert (failed.status, failed.error) == ("failed", "16 prompts x 7 completions cannot be divided")
-        assert sweep.record.best is sweep.record.trials[best]
-        assert sweep.record.ranked[0] is sweep.record.best
+        assert sweep.record.best is sweep.record.ranked[0] is sweep.record.trials[best]
         assert [trial.score for trial in sweep.record.ranked[-2:]] == [None, None]
 
 
@@ -213,14 +171,14 @@ def test_a_pruner_ends_a_trial_that_is_behind_the_others(
 
 def test_a_sweep_ends_when_its_first_three_trials_failed(tmp_path: Path) -> None:
     def fails(trial: Trial, _: object) -> TrialStatus:
-        trial.error = "The environment cannot be loaded: no module named hotel"
+        trial.error = "no module named hotel"
         return "failed"
 
-    with pytest.raises(RunFailed, match=r"The first 3 trials have failed.*\ntrial-0: The environment cannot be loaded"):
+    with pytest.raises(RunFailed, match=r"The first 3 trials have failed.*\ntrial-0: no module named hotel"):
         sweep_of(tmp_path / "one", fails).run()
     assert len(SweepRecord.read(tmp_path / "one").trials) == 3
     row = sweep_row(tmp_path / "one")
-    assert (row["status"], row["reason"]) == ("failed", "The environment cannot be loaded: no module named hotel")
+    assert (row["status"], row["reason"]) == ("failed", "no module named hotel")
 
 
 def test_trials_at_the_same_time_are_all_different_and_recorded_with_their_values(tmp_path: Path) -> None:
@@ -230,11 +188,7 @@ def test_trials_at_the_same_time_are_all_different_and_recorded_with_their_value
         together.wait(60)
         return play(trial, is_pruned)
 
-    search = {"rl_env_config": [{"a": 1}, {"a": [1, 2]}], **PLANTED}
-    sweep = sweep_of(tmp_path / "one", waits, search=search)
-    sweep.run(parallel=4)
+    sweep_of(tmp_path / "one", waits).run(parallel=4)
     record = SweepRecord.read(tmp_path / "one")
-    assert record.trials == sweep.record.trials
-    assert [trial.number for trial in record.trials] == list(range(8))
+    assert [(trial.number, trial.status) for trial in record.trials] == [(number, "finished") for number in range(8)]
     assert len({json.dumps(trial.values) for trial in record.trials}) == 8
-    assert all(trial.status == "finished" for trial in record.trials)
