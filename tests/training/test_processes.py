@@ -177,20 +177,6 @@ def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) 
 
 
 @pytest.mark.slow
-def test_a_run_whose_processes_are_all_killed_is_dead(command: Command) -> None:
-    running = command.start("Slow", "--max-steps=2000")
-    command.wait_for_step(2, running)
-    assert look(command.folder / "run").status == "running"
-    for pid in (running.pid, *workers_in(command.folder)):
-        os.kill(pid, signal.SIGKILL)
-    running.communicate()
-    deadline = time.monotonic() + 240
-    while look(command.folder / "run").status == "running" and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert look(command.folder / "run").status == "dead"
-
-
-@pytest.mark.slow
 def test_two_processes_that_are_killed_twice_end_like_two_that_were_not(preloaded_aitrain: Path) -> None:
     """The small form of the benchmark, which kills a run fifty times."""
     python = str(preloaded_aitrain / "preloaded-python")

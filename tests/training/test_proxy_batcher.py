@@ -104,19 +104,6 @@ def test_answers_that_end_early_are_cut_to_the_longest_of_the_same_caller(watche
     assert any(PAD in ids[:, -1].tolist() for ids in expected)
 
 
-def test_max_length_counts_the_callers_own_prompt(watched: Watched) -> None:
-    watched.assert_as_if_alone([masked(width, max_length=20) for width in (3, 9, 19)], generations=1)
-
-
-def test_a_repetition_penalty_does_not_see_the_padding_of_the_batch(watched: Watched) -> None:
-    calls = [masked(width, max_new_tokens=12, repetition_penalty=3.0) for width in (2, 9, 17)]
-    likes = [int(watched.alone(**call)[0, -1]) for call in calls]
-    vectors = watched.model.get_input_embeddings().weight.data
-    vectors[PAD] = vectors[likes[0]] * 1.1  # what was said first is now the pad token
-    watched.assert_as_if_alone(calls, generations=1)
-    assert any(PAD in watched.alone(**call)[0] for call in calls)
-
-
 # -- who shares a batch
 
 

@@ -109,19 +109,6 @@ def test_a_run_that_was_stopped_and_resumed_ends_like_one_that_was_not(finished:
     assert_same(finished("resumed").folder, finished("plain").folder)
 
 
-@pytest.mark.slow
-def test_a_finished_run_that_goes_on_ends_like_one_that_had_all_steps_from_its_start(train: Train) -> None:
-    """Its last step has an evaluation due, and half of a window."""
-    options = {**LORA, "save_best": True, "save_total_limit": 1, "scheduler": "constant"}
-    whole = train(Vowels(), project_name="whole", **options | {"max_steps": 6})
-    run = train(Vowels(), project_name="run", **options | {"max_steps": 4})
-    assert (run.status, run.steps) == ("finished", 4)
-    again = train(Vowels(), project_name="run", resume_from_checkpoint="auto", **options | {"max_steps": 6})
-
-    assert (again.folder, again.steps) == (run.folder, 6)
-    assert_same(run.folder, whole.folder)
-
-
 def test_a_schedule_goes_on_as_for_the_new_number_of_steps_and_that_is_said(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,28 +30,11 @@ class Talk:
         return sum(letter < "n" for letter in said) / max(1, len(said))
 
 
-class Asks:
-    """Samples with the policy itself."""
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}:"} for number in range(6)]
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: str) -> dict[str, float]:
-        ids = tokenizer(completion + ":", return_tensors="pt")
-        said = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=5)
-        return {"score": 0.5, "own": float(said.sum())}
-
-
 def played(result: Result) -> list[Any]:
     """What was sampled in training, and what came of it."""
     records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
     names = ("step", "group", "case_idx", "completion", "score", "metrics")
     return [[record[name] for name in names] for record in records if "eval_phase" not in record]
-
-
-def sampled(result: Result) -> list[str]:
-    """The completions alone."""
-    return [row[3] for row in played(result)]
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +50,7 @@ def by_server(train: Train, server: SmallServer) -> Train:
 
     def run(environment: Any, **options: Any) -> Result:
         server.restart()
-        short = {
-            "max_steps": 2,
-            "eval_cases": 0,
-            "rl_prompts_per_step": 2,
-            "batch_size": 8,
-            "rl_max_episode_tokens": 60,
-        }
+        short = {"eval_cases": 0, "rl_prompts_per_step": 2, "batch_size": 8, "rl_max_episode_tokens": 60}
         reached = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": server.url, "rl_top_k": 0}
         return train(environment, **{**short, **reached, **options})
 
@@ -90,21 +67,13 @@ def test_a_resumed_run_samples_what_it_would_have_sampled_and_another_seed_somet
 
     assert played(resumed) == played(whole)
     assert difference(resumed.model, whole.model) < 1e-6  # the stand-in's probabilities are rounded differently
-    assert sampled(other) != sampled(whole)[: len(sampled(other))]
+    assert played(other) != played(whole)[: len(played(other))]
     for group in (0, 1):  # the members of a group are not copies of each other
         assert len({row[3] for row in played(whole) if row[:2] == [1, group]}) > 1
 
 
-@pytest.mark.slow
-def test_what_an_environment_samples_itself_follows_from_the_seed_with_generate_too(train: Train) -> None:
-    one, again = (train(Asks(), max_steps=1, eval_cases=0) for _ in range(2))
-    assert played(one) == played(again)
-
-
 def test_seeds_follow_from_names_and_places() -> None:
     assert derived_seed(1, "a", 2) == derived_seed(1, "a", 2) != derived_seed(1, "a", 3)
-    assert 0 <= derived_seed("anything") < 2**62
-    assert SampleSeed(5).request_seed == 5
     assert len({SampleSeed(5, position).request_seed for position in range(100)}) == 100
     assert SampleSeed(5, 3).token_seed(2) == SampleSeed(5, 5).token_seed(0) != SampleSeed(5, 5).request_seed
     seeds = EpisodeSeeds(5)

@@ -303,20 +303,6 @@ def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(f
     assert fake.bodies("/v1/completions")[-1]["seed"] == 40
 
 
-def test_a_call_of_an_environment_is_sampled_as_it_says_and_leaves_the_engine_as_it_was(fake: Fake) -> None:
-    engine = by(fake, sampling=Sampling(temperature=0.7, presence_penalty=0.5))
-
-    async def both() -> list[Any]:
-        call = CompletionBatch([[1], [2]], Sampling(top_k=3), 9, [5, 6])
-        return await asyncio.gather(engine.complete(call), engine.generate(GenerationRequest([3], 4)))
-
-    completed, generated = run(both())
-    assert [*completed, generated.ids] == [[1, END], [2, END], [3, END]]
-    names = ("max_tokens", "temperature", "top_k", "presence_penalty", "seed")
-    said = {tuple(body.get(name) for name in names) for body in fake.bodies("/v1/completions")}
-    assert said == {(9, 1.0, 3, None, 5), (9, 1.0, 3, None, 6), (4, 0.7, 0, 0.5, None)}
-
-
 # -- trouble
 
 
@@ -384,29 +370,6 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: 
     assert ids_of(answers(engine, [[1]])) == [[1, END]]
     assert engine.restarts == 1
     assert len(fake.bodies("/v1/completions")) == 2
-
-
-def test_a_completion_that_is_held_back_looks_for_the_weights_that_are_loaded_meanwhile(fake: Fake, sync: Any) -> None:
-    """On a rank that does not load them. One that looked before would have the server load files that are removed."""
-    loading, engine = by(fake, sync), by(fake, type(sync)(sync.model, sync.folder, writes=False), is_main_process=False)
-    for each in (loading, engine):
-        load(each, 1)
-
-    async def hold_back() -> list[Any]:
-        await engine.gate.close()
-        before = list(fake.asked)
-        waiting = asyncio.create_task(engine.generate(GenerationRequest([1], 16)))
-        for _ in range(9):
-            await asyncio.sleep(0)
-        asked = fake.asked[len(before) :]
-        for each in (loading, engine):
-            await each.load_weights(2)
-        await engine.gate.open()
-        assert (await waiting).weight_version == 2
-        return asked
-
-    assert run(hold_back()) == []
-    assert engine.restarts == 0
 
 
 # -- weights

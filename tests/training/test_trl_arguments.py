@@ -23,16 +23,6 @@ def arguments(**options: object) -> dict[str, object]:
     return grpo_arguments(config, plan_batch(config, 1), CPU)
 
 
-def test_defaults_are_aitrainings(tmp_path: Path) -> None:
-    config = TrainConfig()
-    made = grpo_config(arguments(), config, tmp_path)
-
-    assert (made.num_generations, made.beta, made.epsilon, made.max_completion_length) == (4, 0.1, 0.2, 128)
-    assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (0, 1.0, 1.0, "grpo")
-    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (8, 1)
-    assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-6, [], 7200)
-
-
 @pytest.mark.parametrize(("options", "rate"), [({}, 1e-6), ({"peft": True}, 1e-5), ({"peft": True, "lr": 3e-4}, 3e-4)])
 def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(
     options: dict[str, Any], rate: float
