@@ -15,17 +15,7 @@ Train = Callable[..., Result]
 
 
 class Asks(Vowels):
-    """Sets what it scores on itself, and lets the model speak before it reads it."""
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-        self.case, self.said = case_idx, completion
-        inputs = tokenizer(f"{case_idx}: ", return_tensors="pt")
-        model.generate(**inputs, max_new_tokens=2, do_sample=False)
-        return float(self.case == case_idx and self.said == completion)
-
-
-class AsksAndCounts(Asks):
-    """Also numbers its calls."""
+    """Sets what it scores on itself, lets the model speak before it reads it, and numbers its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,12 +24,15 @@ class AsksAndCounts(Asks):
     def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> Any:
         self.calls += 1
         number = self.calls
-        score = super().score_episode(model, tokenizer, completion, case_idx)
-        return {"score": score if number == self.calls else 0.0, "number": number}
+        self.case, self.said = case_idx, completion
+        inputs = tokenizer(f"{case_idx}: ", return_tensors="pt")
+        model.generate(**inputs, max_new_tokens=2, do_sample=False)
+        is_own = (self.case, self.said, self.calls) == (case_idx, completion, number)
+        return {"score": float(is_own), "number": number}
 
 
 def test_state_on_self_is_right_around_model_generate(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    result = train(AsksAndCounts(), max_steps=2)
+    result = train(Asks(), max_steps=2)
 
     records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
     assert {record["score"] for record in records} == {1.0}

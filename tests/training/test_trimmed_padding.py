@@ -17,7 +17,6 @@ from aitrain.batch import PassLimit
 from aitrain.training.padding import RightAligned
 from aitrain.training.passes import (
     KEPT,
-    PASSES,
     RankRows,
     in_passes,
     micro_batches,
@@ -126,13 +125,11 @@ def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
 
     for rows, _ in micro_batches(step, trims=True):
         assert rows["completion_mask"].any(0).all()
-        assert {value.shape[1] for name, value in rows.items() if "logps" in name} == {rows["completion_ids"].shape[1]}
         parts = (torch.cat([rows[f"prompt_{part}"], rows[f"completion_{part}"]], 1) for part in ("ids", "mask"))
         aligned = RightAligned.of(*parts)
         assert aligned.mask.sum(1).max() == aligned.mask.shape[1]
         tokens, padding = padding_of(rows)
         assert tokens - padding == aligned.mask.sum()
-    assert step[PASSES].sum() == 8
 
 
 # -- in a training
