@@ -96,21 +96,6 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_step_whose_loss_is_not_finite_changes_nothing(train: Train, sick: Any) -> None:
-    """Though its gradient is."""
-
-    class SickLoss(SickTrainer):
-        def _compute_loss(self, *arguments: Any) -> torch.Tensor:
-            loss: torch.Tensor = super()._compute_loss(*arguments)
-            return loss + (math.inf if self.at() in self.steps else 0.0)
-
-    trainer = sick({2}, 1.0, SickLoss)
-    result = train(Vowels(), warmup_ratio=0.0)
-    assert [equal(*pair) for pair in zip(trainer.before, trainer.after[:3], strict=True)] == [False, True, False]
-    assert result.history[-1]["skipped_steps"] == 1
-
-
-@pytest.mark.slow
 def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
     train: Train, sick: Any, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +18,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from aitrain.engines import completion_request, live_servers, server_check, weight_sync, worker_extension
+from aitrain.engines import completion_request, live_servers, weight_sync, worker_extension
 from aitrain.engines import server as server_engine
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import CompletionBatch, Sampling
@@ -401,11 +400,7 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = [(2, None)]
-
-    def gather(own: list[Any]) -> list[Any]:
-        return [*told, *own]
-
-    monkeypatch.setattr(server_engine, "gather_object", gather)
+    monkeypatch.setattr(server_engine, "gather_object", lambda own: [*told, *own])
     sync.writes = False
     engine = by(fake, sync, is_main_process=False)
     load(engine, 1)
@@ -415,9 +410,6 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
     told = [(2, "The vLLM server is gone")]
     with pytest.raises(ServerFailed, match="is gone"):
         load(engine, 2)
-    told = [(2, None)]
-    with pytest.raises(ServerFailed, match="my own"), engine.failing_together(gather):
-        raise RunFailed("my own")
 
 
 def test_two_runs_share_neither_a_server_nor_a_folder(
@@ -462,17 +454,6 @@ def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(op
     assert all(torch.equal(ours[name], merged[name]) for name in ours)
 
 
-def test_tied_weights_travel_once_and_in_the_format_that_is_wanted(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    full, half = DiskSync(model, tmp_path / "full"), DiskSync(model, tmp_path / "half", torch.bfloat16)
-    sizes = [full.write(FIRST), half.write(FIRST)]
-    tensors = load_file(half.path(FIRST) / "model.safetensors")
-    assert "lm_head.weight" not in tensors
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    assert sizes[1] < 0.6 * sizes[0]
-    assert next(model.parameters()).dtype == torch.float32
-
-
 def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that_was_killed_are_removed_there(
     tmp_path: Path,
 ) -> None:
@@ -502,11 +483,8 @@ RANK_8 = {"lora_config": {"max_lora_rank": 8}}
     ("details", "needs", "found"),
     [
         (None, ADAPTER, {}),
-        (None, ALL, {}),
-        (None, ServerNeeds("base", 50, 8), {}),
-        (RANK_8, ADAPTER, {}),
+        (RANK_8, ServerNeeds("base", 50, 8), {}),
         (ON_CPU, ADAPTER, {"is_on_cpu": True}),
-        (EXTENDED, ALL, {"is_on_cpu": True}),
         (EXTENDED | DRAFTS, ADAPTER, {"is_on_cpu": True}),
         (HALF, ADAPTER, {"dtype": torch.bfloat16}),
         (QUANTIZED, ADAPTER, {"is_quantized": True}),
@@ -529,7 +507,6 @@ def test_a_fitting_server_is_found_so(
         (None, "/v1/models", ALL, "does not answer like a vLLM server"),
         (RANK_8, "", ServerNeeds("some/model", 100, 9), "--max-lora-rank 16"),
         (ON_CPU | {"scheduler_config": {"enable_chunked_prefill": True}}, "", ADAPTER, UNCHUNKED),
-        (ON_CPU, "", ALL, "--worker-extension-cls"),
         (ON_CPU | DRAFTS, "", ADAPTER, "--worker-extension-cls"),
     ],
 )
@@ -549,10 +526,8 @@ def test_each_draft_token_is_sampled_with_the_settings_of_its_request() -> None:
     assert (top_k.tolist(), top_k.dtype) == ([3, 3, 5, 5, 5, 6], torch.int64)
 
 
-def test_a_server_that_would_spoil_a_run_is_refused(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A base that another run wrote over, log-probabilities before temperature, silence, and nobody at all."""
+def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, tmp_path: Path) -> None:
+    """A base that another run wrote over, log-probabilities before temperature, and nobody at all."""
     load(by(fake, DiskSync(adapted(), tmp_path / "sync")), 1)
     assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
     with pytest.raises(ConfigError, match="another run"):
@@ -564,10 +539,5 @@ def test_a_server_that_would_spoil_a_run_is_refused(
     fake.stop()
     with pytest.raises(ConfigError, match="--weight-transfer-config"):
         check_for_nccl(fake.url, "some/model")
-    for url in (fake.url, "nonsense", "http://"):
-        with pytest.raises(ConfigError, match="cannot be used"):
-            check_server(url, ADAPTER)
-    fake.start()
-    monkeypatch.setattr(server_check, "CHECK_SECONDS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConfigError, match="did not answer within"):
-        check_server(f"http://127.0.0.1:{silent.getsockname()[1]}", ADAPTER)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_server(fake.url, ADAPTER)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import Trainer
 from transformers.distributed import fsdp as transformers_fsdp
 from trl import GRPOTrainer
-from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
@@ -99,10 +97,3 @@ def test_a_trainer_with_a_rollout_function_only_syncs_the_weights_of_its_vllm() 
     users = [name for name, member in vars(GRPOTrainer).items()
              if inspect.isfunction(member) and "self.vllm_generation" in inspect.getsource(member)]  # fmt: skip
     assert users == ["__init__", "_generate_single_turn", "_tool_call_loop", "_generate"]
-
-
-def test_trls_client_talks_through_a_session_of_requests() -> None:
-    source = Path(str(inspect.getfile(vllm_generation))).with_name("vllm_client.py").read_text(encoding="utf-8")
-    begins = source.partition("def __init__")[2]
-    session, checked = begins.index("self.session = requests.Session()"), begins.index("self.check_server(")
-    assert session < checked < begins.index("self._get(")
