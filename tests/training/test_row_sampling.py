@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from aitrain.engines.row_sampling import RowSampler, seeded_rows
-from aitrain.environment.seeds import SampleSeed
+from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
 
 LENGTH = 12
 
@@ -91,3 +91,11 @@ def test_tokens_of_a_seed_are_those_of_every_version() -> None:
     sampler = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])
     steps = [sampler(torch.empty(0), torch.zeros(4, 100)).argmax(-1).tolist() for _ in range(3)]
     assert steps == [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]
+
+
+def test_seeds_follow_from_names_and_places() -> None:
+    assert derived_seed(1, "a", 2) == derived_seed(1, "a", 2) != derived_seed(1, "a", 3)
+    assert len({SampleSeed(5, position).request_seed for position in range(100)}) == 100
+    assert SampleSeed(5, 3).token_seed(2) == SampleSeed(5, 5).token_seed(0) != SampleSeed(5, 5).request_seed
+    seeds = EpisodeSeeds(5)
+    assert len({seeds.next_call() for _ in range(100)}) == 100

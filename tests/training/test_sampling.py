@@ -163,8 +163,6 @@ def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(train: T
         ended += sum(text.endswith(tuple(STOPS)) for text in said)
         assert record["stop"] == "done" or not said[-1].endswith(tuple(STOPS))
     assert ended > 2 * len(records) / 3
-    cut = sum(record["stop"] == "max_tokens" for record in records) / len(records)
-    assert result.history[0]["completions/clipped_ratio"] == pytest.approx(cut)
 
 
 # -- like with like
