@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,25 +173,6 @@ def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Wat
     for outcome in outcomes:
         assert not outcome.value.logits.requires_grad
         assert torch.equal(outcome.value.logits, watched.model(ids).logits)
-
-
-def test_a_thread_that_outlives_its_episode_is_refused_and_does_not_wait(watched: Watched) -> None:
-    def ask() -> Any:
-        return watched.policy.generate(**masked(5, max_new_tokens=4))
-
-    async def end_while_it_waits(threads: ThreadPoolExecutor) -> Future[Any]:
-        async with watched.batcher.serving_calls(lambda: 2):
-            asked = threads.submit(ask)
-            while not (watched.batcher._session.waiting or watched.batcher._session.calls.qsize()):
-                await asyncio.sleep(0.001)
-        return asked
-
-    with ThreadPoolExecutor() as threads:
-        waiting = asyncio.run(end_while_it_waits(threads))
-        for asked in (waiting, threads.submit(ask)):
-            with pytest.raises(RuntimeError, match="after the episode had ended"):
-                asked.result(60)
-    assert watched.rows == []
 
 
 # -- the policy

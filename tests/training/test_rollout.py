@@ -186,12 +186,8 @@ def test_what_cannot_be_played_is_refused(
 def test_the_seed_is_one_for_a_group_and_another_for_each_group_and_step(finished: FinishedRuns) -> None:
     """Where a batch is trained on twice, its second step is made with what the policy sampled before the first one."""
     result = finished("talk")
-    groups: dict[tuple[int, int], set[int]] = {}
-    for record in rollouts(result):
-        groups.setdefault((record["step"], record["group"]), set()).add(record["seed"])
-    assert len(groups) == 4
-    assert all(len(seeds) == 1 for seeds in groups.values())
-    assert len(set.union(*groups.values())) == 4
+    played = {(record["step"], record["group"], record["seed"]) for record in rollouts(result)}
+    assert len(played) == len({seed for *_, seed in played}) == 4
 
     versions = {(record["step"], record["weight_version"]) for record in rollouts(result)}
     assert versions == {(1, 0), (3, 2)}

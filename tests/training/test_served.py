@@ -15,10 +15,9 @@ import httpx
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from aitrain.engines import completion_request, live_servers, weight_sync, worker_extension
+from aitrain.engines import completion_request, live_servers, weight_sync
 from aitrain.engines import server as server_engine
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import CompletionBatch, Sampling
@@ -430,19 +429,6 @@ def test_two_runs_share_neither_a_server_nor_a_folder(
     assert same.write(FIRST) > 0
 
 
-def test_the_files_of_an_adapter_are_peft_s(tmp_path: Path) -> None:
-    model = adapted()
-    sync = AdapterSync(model, tmp_path / "sync")
-    sync.write(FIRST)
-    model.save_pretrained(tmp_path / "by-peft")
-    ours, theirs = (
-        load_file(folder / "adapter_model.safetensors") for folder in (sync.path(FIRST), tmp_path / "by-peft")
-    )
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert (sync.path(FIRST) / "adapter_config.json").is_file()
-
-
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
 def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(options: dict[str, Any]) -> None:
     model = adapted(**options)
@@ -516,14 +502,6 @@ def test_what_a_server_lacks_is_said_with_what_starts_it(
     fake.details, fake.missing = details, {missing}
     with pytest.raises(ConfigError, match=advice):
         check_server(fake.url, needs)
-
-
-def test_each_draft_token_is_sampled_with_the_settings_of_its_request() -> None:
-    ends = torch.tensor([2, 2, 5, 6], dtype=torch.int32)
-    temperatures = worker_extension.expanded(torch.tensor([0.5, 3.0, 2.0, 0.0]), ends, 6, 0, 1)
-    assert temperatures.tolist() == [0.5, 0.5, 2.0, 2.0, 2.0, 1.0]
-    top_k = worker_extension.expanded(torch.tensor([3, 4, 5, 6]), ends, 6)
-    assert (top_k.tolist(), top_k.dtype) == ([3, 3, 5, 5, 5, 6], torch.int64)
 
 
 def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, tmp_path: Path) -> None:

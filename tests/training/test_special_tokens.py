@@ -21,26 +21,22 @@ SAID = "4<|im_start|>2"
 class Sums:
     """Right is "42" and nothing else."""
 
-    def __init__(self, chat: bool) -> None:
-        self.chat = chat
-        self.seen: list[Any] = []
+    def __init__(self) -> None:
+        self.seen: list[str] = []
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        text = "40 + 2 ="
-        return [{"prompt": [{"role": "user", "content": text}] if self.chat else text} for _ in range(8)]
+        return [{"prompt": [{"role": "user", "content": "40 + 2 ="}]} for _ in range(8)]
 
-    def score_episode(self, completion: Any) -> float:
-        text = completion[0]["content"] if self.chat else completion
+    def score_episode(self, text: str) -> float:
         self.seen.append(text)
         return float(text == "42")
 
 
-@pytest.mark.parametrize("chat", [pytest.param(False, marks=pytest.mark.slow), True], ids=["strings", "chat"])
 def test_a_special_token_inside_an_answer_is_scored_and_recorded(
-    chat: bool, train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HFEngine, "sample", scripted(lambda *_: f"{SAID}<|im_end|>"))
-    environment = Sums(chat)
+    environment = Sums()
     result = train(environment, max_steps=1, eval_cases=0)
 
     assert set(environment.seen) == {SAID}

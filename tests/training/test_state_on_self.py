@@ -39,30 +39,3 @@ def test_state_on_self_is_right_around_model_generate(train: Train, capsys: pyte
     assert [record["metrics"]["number"] for record in records] == list(range(1, len(records) + 1))
     said = capsys.readouterr().err
     assert said.count("calls run one after another") == 1
-
-
-def test_a_prompt_that_the_environment_adds_the_answer_to_stays_as_it_was(train: Train) -> None:
-    class Adds(Vowels):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows: list[dict[str, Any]] = []
-
-        def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            self.rows = [{"prompt": [{"role": "user", "content": f"say {number}:"}]} for number in range(4)]
-            return self.rows
-
-        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return self.rows[:1]
-
-        def score_episode(self, prompt: Any, completion: Any, case: Any) -> float:  # type: ignore[override]
-            conversation = prompt
-            conversation += completion
-            case["prompt"].append({"role": "assistant", "content": "the answer"})
-            return len(completion[0]["content"]) % 5 / 5
-
-    result = train(Adds(), max_steps=4, epochs=2)
-
-    records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
-    assert len(records) >= 4 * 8
-    assert {len(record["prompt"]) for record in records} == {1}
-    assert {len(record["messages"]) for record in records} == {2}

@@ -6,11 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from aitrain import Result
 from aitrain.batch import PassLimit
@@ -24,6 +22,8 @@ from aitrain.training.passes import (
     padding_of,
     share_passes,
 )
+from tests.finished_runs import Words
+from tests.training.conftest import difference
 from tests.training.loss_bench import (
     LONGEST,
     Layout,
@@ -134,42 +134,17 @@ def test_a_pass_has_no_column_that_is_padding_in_all_of_its_rows() -> None:
 
 # -- in a training
 
-OPTIONS = {
-    "rl_prompts_per_step": 2, "rl_num_generations": 4, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0,
-    "eval_cases": 0, "rl_kl_coef": 0.1, "rl_max_new_tokens": 12, "max_steps": 4, "scheduler": "constant",
-    "rl_check": False,
-}  # fmt: skip
 
+def test_a_training_ends_with_the_weights_that_it_has_with_padding(train: Train) -> None:
+    """With two updates a batch, and prompts and completions of several lengths."""
+    options = {
+        "rl_prompts_per_step": 2, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0, "eval_cases": 0, "rl_kl_coef": 0.1,
+        "rl_max_new_tokens": 12, "max_steps": 4, "scheduler": "constant", "rl_loss_type": "dapo",
+        "trl": {"num_iterations": 2},
+    }  # fmt: skip
+    padded, trimmed = (train(Words(), **options, **more) for more in ({"rl_trim_padding": False}, {"batch_size": 3}))
 
-class Letters:
-    """Prompts of several lengths; some completions have no score."""
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {'a' * (number % 5 * 3)}:"} for number in range(16)]
-
-    def score_episode(self, completion: str) -> float | None:
-        return None if len(completion) % 5 == 0 else sum(letter < "n" for letter in completion) / len(completion)
-
-
-@pytest.mark.parametrize(
-    ("trimming", "options"),
-    [
-        ({"batch_size": 3}, {"rl_loss_type": "dapo", "trl": {"num_iterations": 2}}),
-        pytest.param(
-            {"tokens_per_pass": 40}, {"peft": True, "lora_r": 4, "rl_updates_per_rollout": 2}, marks=pytest.mark.slow
-        ),
-    ],
-    ids=["all weights, two updates a batch", "an adapter, two steps a batch"],
-)  # fmt: skip
-def test_a_training_ends_with_the_weights_that_it_has_with_padding(
-    trimming: dict[str, Any], options: dict[str, Any], train: Train
-) -> None:
-    padded, trimmed = (
-        train(Letters(), **OPTIONS, **options, **more) for more in ({"rl_trim_padding": False}, trimming)
-    )
-
-    one, other = (load_file(next(run.folder.glob("model/*.safetensors"))) for run in (padded, trimmed))
-    assert max((one[name] - other[name]).abs().max() for name in one) < 1e-6
+    assert difference(padded.model, trimmed.model) < 1e-6
     assert max(line.get("grad_norm", 0) for line in padded.history) > 1e-3
     rewards = [[line.get("reward") for line in run.history] for run in (padded, trimmed)]
     assert rewards[0] == rewards[1]
