@@ -104,12 +104,6 @@ def test_answers_that_end_early_are_cut_to_the_longest_of_the_same_caller(watche
 # -- who shares a batch
 
 
-def test_different_arguments_make_different_generations(watched: Watched) -> None:
-    calls = [masked(width, max_new_tokens=4 + width % 2) for width in range(1, 9)]
-    watched.assert_as_if_alone(calls, generations=2)
-    assert watched.rows == [4, 4]
-
-
 @pytest.mark.parametrize(
     "special",
     [
@@ -118,11 +112,13 @@ def test_different_arguments_make_different_generations(watched: Watched) -> Non
     ],
     ids=lambda special: next(iter(special)),
 )
-def test_a_call_that_cannot_be_batched_runs_alone_as_it_is(watched: Watched, special: dict[str, Any]) -> None:
+def test_a_call_that_cannot_be_batched_or_has_other_arguments_runs_alone(
+    watched: Watched, special: dict[str, Any]
+) -> None:
     call = masked(5, max_new_tokens=6, **special)
-    calls = [call, masked(9, max_new_tokens=6), call, masked(4, max_new_tokens=6)]
-    watched.assert_as_if_alone(calls, generations=3)
-    assert sorted(watched.rows) == [1, 1, 2]
+    calls = [call, masked(9, max_new_tokens=6), call, masked(4, max_new_tokens=6), masked(4, max_new_tokens=5)]
+    watched.assert_as_if_alone(calls, generations=4)
+    assert sorted(watched.rows) == [1, 1, 1, 2]
 
 
 def test_an_error_reaches_only_who_made_it(watched: Watched) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import shutil
 import signal
 from collections.abc import Callable
@@ -160,30 +159,6 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
     assert records(tmp_path, "metrics.jsonl") == lines[:2]
     (file,) = folder.rollouts.iterdir()
     assert list(read_rollouts(file)) == [rollouts[0], again]
-
-
-@pytest.mark.slow
-def test_a_full_disk_ends_the_run_with_all_that_was_whole_and_says_what_it_needs(train: Train, tmp_path: Path) -> None:
-    """From some score on, no file of more than 2 MB can be written."""
-    folder = RunFolder(tmp_path / "runs" / "run")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    left = [8 * 2 + 1]
-
-    class Fills(Vowels):
-        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-            left[0] -= 1
-            if left[0] == 0:  # in the third step
-                resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
-            return super().score_episode(None, None, completion, case_idx)
-
-    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "eval_cases": 0}
-    try:
-        with pytest.raises(RunFailed, match=r"It takes about 4\.1 MiB"):
-            train(Fills(), project_name="run", **options)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["checkpoint-1", "checkpoint-2"]
-    train(Vowels(), project_name="run", resume_from_checkpoint="auto", resume_anyway=True, **options)
 
 
 class Evil:

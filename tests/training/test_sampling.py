@@ -20,7 +20,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings
-from tests.environments.vowels import Vowels
+from tests.finished_runs import Talk
 from tests.training.conftest import rollouts
 
 Train = Callable[..., Result]
@@ -134,30 +134,18 @@ def test_a_stop_string_is_found_when_its_last_token_comes_and_not_before(tokeniz
     assert not any(stops.ends(accented[:count]) for count in range(len(accented)))
 
 
-class Twice(Vowels):
-    """Two turns; keeps in the records, as metrics, what it was given."""
-
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, case_idx: int) -> Any:
-        first = yield None
-        second = yield "more: "
-        return {"score": len(first) / 1000, "first": float(len(first)), "second": float(len(second))}
-
-
 STOPS = ["e", "a", "t", "0", "#", "i o"]
 
 
-def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(train: Train) -> None:
+def test_an_answer_ends_with_its_stop_string_which_it_keeps(train: Train) -> None:
     """And its episode is done, not cut off."""
     result = train(
-        Twice(), max_steps=1, rl_max_new_tokens=60, rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=0,
+        Talk(), max_steps=1, rl_max_new_tokens=60, rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=0,
         rl_prompts_per_step=8, batch_size=8,
     )  # fmt: skip
     records, ended = rollouts(result), 0
     for record in records:
         said = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
-        assert [len(text) for text in said] == [record["metrics"]["first"], record["metrics"]["second"]]
         for text in (re.sub(r"<\|\w+\|>", "x", text) for text in said):  # a special token is one of the fewest two
             assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
         ended += sum(text.endswith(tuple(STOPS)) for text in said)

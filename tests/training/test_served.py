@@ -387,7 +387,6 @@ def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_count
     assert fake.adapters == {"policy-step-5-load-2": str(folder)}
     assert list((tmp_path / "sync").iterdir()) == [folder]
     assert engine.last_bytes == sum(file.stat().st_size for file in folder.iterdir())
-    assert engine.last_seconds > 0
     engine.weight_version = None  # the policy's have changed within the step
     load(engine, 5)
     assert str(engine.fleet.version) == "step-5-load-3"

@@ -51,7 +51,7 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", "talk", "adapter", "sampled")
     run_group(
         preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter", "one-copy", "shards",
-        "best", "caller", "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
+        "best", "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
         "talk-resumed-from-ddp<../ddp/talk", "adapter-resumed-from-ddp<../ddp/adapter",
     )  # fmt: skip
     run_group(preloaded_aitrain, 4, small_model, out / "fsdp2", "fsdp2", "shards-resumed-by-4<shards")
@@ -113,14 +113,6 @@ def test_the_best_weights_are_restored(runs: Path) -> None:
     step = "2" if "after step 2" in best else "4"
 
     assert difference(run / "model", run / "checkpoints" / f"checkpoint-{step}") == 0.0
-
-
-@pytest.mark.slow
-def test_an_environment_that_calls_a_sharded_model_is_told_what_to_do(runs: Path) -> None:
-    report = reports(runs / "fsdp2" / "caller")[0]
-
-    assert "The environment failed on every episode" in report["failure"]
-    assert any("--use-vllm" in note for note in report["notes"])
 
 
 # -- checkpoints

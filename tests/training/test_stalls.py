@@ -81,14 +81,7 @@ def only_on_training(method: Any, hang: Callable[..., Any]) -> Callable[..., Any
 Plant = Callable[[pytest.MonkeyPatch, Callable[..., Any]], None]
 
 
-def after_another_run(patch: pytest.MonkeyPatch, hang: Callable[..., Any]) -> None:
-    """Hang before the first phase that a run announces, in a process that has scored held-out cases before."""
-    activity.own.enter("scoring 9 held-out cases")
-    patch.setattr(preparation, "training_arguments", hang)
-
-
 PLACES: dict[str, tuple[Plant, str]] = {
-    "second run": (after_another_run, "starting."),
     "build_dataset": (lambda patch, hang: patch.setattr(Words, "build_dataset", hang), "building the dataset"),
     "loading": (lambda patch, hang: patch.setattr(preparation, "load_model", hang), "loading "),
     "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_gather_scores", hang), "scoring 2 held-out cases."),
@@ -108,7 +101,7 @@ PLACES: dict[str, tuple[Plant, str]] = {
 }
 
 
-FAST = ("second run", "build_dataset", "generate")
+FAST = ("build_dataset", "generate")
 PLACED = [pytest.param(place, marks=[pytest.mark.slow] if place not in FAST else []) for place in PLACES]
 
 
