@@ -17,10 +17,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from aitrain import ConfigError, Result, TrainConfig
+from aitrain import Result, TrainConfig
 from aitrain.training.model import load_model
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.trl_arguments import grpo_config
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
@@ -136,9 +135,3 @@ def test_an_adapter_on_a_quantized_base_trains_in_float32(
     train(Vowels(), peft=True, max_steps=1, eval_cases=0, merge_adapter=False)
     adapter = [p for p in trainers[0].model.parameters() if p.requires_grad]
     assert {p.dtype for p in adapter} == {torch.float32}
-
-
-def test_generation_that_rounds_the_trained_weights_is_refused(tmp_path: Path) -> None:
-    config = TrainConfig(trl={"use_transformers_continuous_batching": True})
-    with pytest.raises(ConfigError, match="rounds the trained weights"):
-        grpo_config({"use_cpu": True, "bf16": True}, config, tmp_path)

@@ -84,24 +84,20 @@ class Fake:
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._reply({})
-
             def do_POST(self) -> None:
-                self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-            def _reply(self, body: dict[str, Any]) -> None:
-                answer = fake.answer(self.path, body)
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                answer = fake.answer(self.path, json.loads(body or b"{}"))
                 if answer is None:
                     self.close_connection = True
                     return
-                status, content = answer
-                text = json.dumps(content).encode()
-                self.send_response(status)
+                text = json.dumps(answer[1]).encode()
+                self.send_response(answer[0])
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
+
+            do_GET = do_POST
 
             def log_message(self, *_: Any) -> None:
                 pass

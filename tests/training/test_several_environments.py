@@ -5,29 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 
-from aitrain import EnvironmentFailed, Result, TrainConfig
-from aitrain.environment.dataset import build_cases, number_apart
-from aitrain.environment.failure_count import FailureCount
-from aitrain.jobs.env_loading import load_runner
-from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import limits_of
+from aitrain import EnvironmentFailed, Result
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.training.episode_groups import finish_groups
-from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
-from aitrain.training.policy_rollouts import PolicyRollouts
 from tests.conftest import Run
-from tests.rollout.scripted import END, Letters, Scripted
 from tests.training.test_resume import EVERY_STEP, as_if_killed_after, assert_same
 
 FILE = Path(__file__).parents[1] / "environments" / "several.py"
@@ -86,29 +74,28 @@ def test_a_run_with_several_environments_resumes_exactly_and_has_the_share_and_s
     assert comparison.main.change["mean"] == pytest.approx(written["scores"]["sampled"]["change"]["mean"])
 
 
+class Fails:
+    """Has no score for any episode."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"fail {number}:"} for number in range(12)]
+
+    def score_episode(self) -> float:
+        raise ValueError("no luck")
+
+
+@pytest.mark.parametrize(
+    ("eval_cases", "why"),
+    [
+        (2, r"on all 2 held-out cases \(raised\) \(environment Fails\)"),
+        (0, r"3 batches in a row.* \(environment Fails\)"),
+    ],
+)
 def test_an_environment_that_always_fails_ends_the_run_although_the_others_are_scored(
-    monkeypatch: pytest.MonkeyPatch,
+    eval_cases: int, why: str, train: Callable[..., Result]
 ) -> None:
-    notes: list[str] = []
-    runner = load_runner(TrainConfig(rl_env=MIXED["rl_env"][::2]), lambda _: None)
-    monkeypatch.setattr(type(runner.parts["Ranked"].environment), "score_group", lambda self: 1 / 0)
-    with closing(runner):
-        built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
-        cases = [case for train, _ in built.values() for case in train[:2]]
-        limits = limits_of(runner, None)
-        rollout = Rollout(runner, Scripted(lambda _: "ab$"), ChatFormat(Letters()), limits, END)  # type: ignore[arg-type]
-        failures = FailureCount()
-        rollouts = PolicyRollouts(rollout, Accelerator(cpu=True), 0, notes.append, failures, nullcontext, lambda: 0)
-        with pytest.raises(EnvironmentFailed, match=r"on all 2 held-out cases \(raised\) \(environment Ranked\)\."):
-            evaluate(rollouts, EvalPlan(cases, decodings=("greedy",)), EvalPhase("before", 0, 0), lambda _: None)
-        episodes = rollouts.play(cases, range(4), range(4))
-        finish_groups(rollouts, episodes, [(case.number, 0) for case in cases])
-        for _ in range(2):
-            rollouts.count_failures(episodes)
-            rollouts.count_failures([one for one in episodes if one.case.env == "Early"])
-        with pytest.raises(EnvironmentFailed, match=r"every episode of 3 batches in a row.* \(environment Ranked\)"):
-            rollouts.count_failures(episodes)
-    assert [note.partition(" of case")[0] for note in notes] == ["Ranked: score_group"]
+    with pytest.raises(EnvironmentFailed, match=why):
+        train(None, rl_env=[f"{FILE}:Early", f"{__file__}:Fails"], eval_cases=eval_cases, max_steps=5)
 
 
 @pytest.mark.slow
