@@ -190,9 +190,9 @@ def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoi
 
 def test_the_place_after_a_batch_is_the_one_that_the_training_asks_for() -> None:
     """Of a training that was resumed in step 3 with other settings as well."""
-    for start, first in ((0, 0), (3, 2)):
+    for begin, first in ((0, 0), (3, 2)):
         places = BatchPlaces(CaseSchedule(cases=1000, prompts=2, updates=2, epochs=1), count=4, rank=1)
-        asked = [places.at(start + number * 2) for number in range(40)]
+        asked = [places.at(begin + number * 2) for number in range(40)]
         assert [places.after(place) for place in asked[:-1]] == asked[1:]
         assert [place.index for place in asked] == list(range(first, first + 40))
         assert asked[1].places == range(4, 8)

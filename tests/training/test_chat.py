@@ -93,11 +93,8 @@ def test_a_case_is_played_with_the_environments_turns_and_scores_for_both(sessio
     assert [(name, said[-11:]) for name, said in heard.said_by] == [("tuned", "12 + 12 = ?")]
     roles = [message["role"] for message in session.loaded[1].chat.messages]
     assert roles == ["user", "assistant", "user", "assistant"]
-
-
-def test_a_failing_environment_is_said_with_its_line(session: ChatSession) -> None:
     with pytest.raises(EnvironmentFailed, match=r"thirteen\n.*doubles\.py, line 12"):
-        answers_and_scores(session.play(session.case("3"), Silent()))
+        answers_and_scores(session.play(session.case("3"), heard))
 
 
 def test_an_interrupted_question_is_part_of_no_conversation(session: ChatSession) -> None:

@@ -30,26 +30,22 @@ class Same:
         return 0.0
 
 
-def test_a_run_that_cannot_learn_says_so_while_it_runs(
+def test_a_run_that_cannot_learn_says_so_while_it_runs_and_stops_itself_when_it_may(
     train: Callable[..., Result], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = train(Same(), max_steps=LINES_IN_A_ROW + 1)
+    steps = LINES_IN_A_ROW + 1
+    result = train(Same(), max_steps=50, stop_when_flat=steps)
 
     assert capsys.readouterr().err.count("100% of the groups all completions score the same, at 0") == 1
     assert {"frac_reward_zero_std", "completions/clipped_ratio", "unscored", "entropy"} <= set(result.history[0])
-    assert all(-1.0 <= line["prompt_dependence"] <= 1.0 for line in result.history if "reward" in line)
+    assert "prompt_dependence" in result.history[0]
     assert "zero_variance" in [finding.name for finding in findings_of(RunFolder(result.folder))]
-
-
-def test_a_run_that_cannot_learn_stops_itself_when_it_may_and_says_why(train: Callable[..., Result]) -> None:
-    result = train(Same(), max_steps=50, stop_when_flat=4)
 
     written = json.loads((result.folder / "result.json").read_text())
     assert result.status == written["status"] == "stopped"
-    assert result.steps == 4
-    assert written["stopped_because"].startswith("in 4 steps no group's scores differed, the last ones all near 0.00")
-    assert written["score_after"] == 0.0
-    assert (result.folder / "checkpoints" / "checkpoint-4").exists()
+    assert (result.steps, written["score_after"]) == (steps, 0.0)
+    assert written["stopped_because"].startswith(f"in {steps} steps no group's scores differed")
+    assert (result.folder / "checkpoints" / f"checkpoint-{steps}").exists()
 
 
 # -- notes
@@ -72,7 +68,7 @@ def log(callback: DiagnosticsCallback, folder: RunFolder, steps: range) -> None:
         callback.on_log(None, SimpleNamespace(is_world_process_zero=True, global_step=step), None, logs)
 
 
-@pytest.mark.parametrize("step", [8, 12, 13, 20, 23, 26])
+@pytest.mark.parametrize("step", [8, 13, 23])
 def test_a_finding_is_shown_once_however_often_a_run_is_killed_and_resumed_from_a_step(
     step: int, tmp_path: Path
 ) -> None:

@@ -116,7 +116,6 @@ def test_a_request_goes_to_the_server_with_the_fewest_tokens_in_flight(servers: 
     run(play())
     # with 10 tokens to sample: 110; 50; 40, then 30 more, then the second one has 50 and the third 70, ...
     assert [[len(prompt) for prompt in server.prompts] for server in servers] == [[100], [40, 30], [30, 20, 15]]
-    assert [server.tokens for server in engine.fleet.servers] == [0, 0, 0]
 
 
 def test_an_episode_stays_on_its_server(servers: list[Slow]) -> None:
@@ -129,9 +128,8 @@ def test_an_episode_stays_on_its_server(servers: list[Slow]) -> None:
 
     run(play())
     seen = [{prompt[0] for prompt in server.prompts} for server in servers]
-    assert sorted(len(episodes) for episodes in seen) == [2, 2, 2]
+    assert [len(episodes) for episodes in seen] == [2, 2, 2]
     assert set.union(*seen) == set(range(6))
-    assert [len(server.prompts) for server in servers] == [8, 8, 8]
 
 
 def test_a_batch_for_an_environment_is_divided_over_the_servers(servers: list[Slow]) -> None:
@@ -140,10 +138,6 @@ def test_a_batch_for_an_environment_is_divided_over_the_servers(servers: list[Sl
     completions = run(engine.generate_batch(CompletionBatch(prompts, Sampling(), 8, list(range(0, 90, 10)))))
     assert [completion.ids for completion in completions] == [[number, END] for number in range(9)]
     assert [len(server.prompts) for server in servers] == [3, 3, 3]
-
-    completions = run(engine.generate_batch(CompletionBatch(prompts, Sampling().greedy, 8)))
-    assert [completion.ids for completion in completions] == [[number, END] for number in range(9)]
-    assert [[len(body["prompt"]) for body in server.bodies("/v1/completions")[3:]] for server in servers] == [[3]] * 3
 
 
 # -- one is gone
@@ -168,9 +162,7 @@ def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights
 
     completions = run(engine.settled(play()))
     assert [completion.ids for completion in completions] == [[number, END] for number in range(12)]
-    assert sorted(prompt[0] for server in servers if server is not one for prompt in server.prompts) == list(range(12))
     assert engine.metrics["vllm/servers"] == 2
-    assert len(notes) == 1
     assert f"The vLLM server at {one.url} is gone, 2 of 3 servers left: /v1/completions: " in notes[0]
     assert states == [{server.url: "gone" if server is one else "live" for server in servers}]
 
@@ -220,28 +212,6 @@ def test_when_all_servers_are_gone_for_good_the_run_ends_and_names_them(servers:
     assert all(server.url in str(caught.value) for server in servers)
     with pytest.raises(RunFailed, match=r"are gone: .*\nThe run was asked to stop\."):
         run(ask(fleet_of(servers, give_up_reason=lambda: "The run was asked to stop."), [1]))
-
-
-def test_a_server_that_comes_back_and_takes_no_weights_is_left_out_and_that_is_said(
-    servers: list[Slow], model: Any, tmp_path: Path
-) -> None:
-    notes: list[str] = []
-    engine = fleet_of(servers, AdapterSync(model, tmp_path / "sync"), notify=notes.append)
-    run(engine.load_weights(0))
-    servers[0].stop()
-    run(ask(engine, [1]))
-    servers[0].missing = {"/v1/load_lora_adapter"}
-    servers[0].restart()
-    tries = len(servers[0].bodies("/v1/load_lora_adapter"))
-
-    async def play() -> None:
-        await ask(engine, [1])
-        await until(lambda: len(servers[0].bodies("/v1/load_lora_adapter")) > tries + 2)
-
-    run(engine.settled(play()))
-    assert len(notes) == 2
-    assert "refuses /v1/load_lora_adapter: 404" in notes[1]
-    assert engine.metrics["vllm/servers"] == 2
 
 
 # -- servers that are checked
