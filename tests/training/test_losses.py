@@ -23,7 +23,6 @@ from tests.training.loss_bench import (
 ON = {"rl_kl_coef": 0.1, "trl": {"entropy_coef": 0.05}}
 """All terms of a loss."""
 LAYOUTS = {
-    "passes": Layout(rows=8, limit=PassLimit(2)),
     "passes of several sizes": Layout(rows=8, limit=PassLimit(3)),
     "two processes": Layout(processes=2, rows=8, limit=PassLimit(4)),
     "three processes and two steps": Layout(processes=3, rows=4, steps=2, limit=PassLimit(2)),
