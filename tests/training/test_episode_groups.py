@@ -81,8 +81,6 @@ class Compared:
         self.groups: list[list[str]] = []
 
     def score_episode(self, completion: str) -> float | None:
-        if completion == "bad":
-            raise ValueError("bad")
         return None
 
     def score_group(self, texts: list[str], scores: list[float | None]) -> list[float]:
@@ -108,16 +106,6 @@ def test_the_samples_of_a_held_out_case_are_a_group_and_the_greedy_answer_is_one
     assert found.greedy == {"0": [0.0], "1": [0.0]}
     assert environment.groups == [["0"] * 4, ["1"] * 4, ["0"], ["1"]]
     assert [record.score for record in written[:4]] == [0.0, 0.25, 0.5, 0.75]
-
-
-def test_a_failed_sample_is_a_member_without_a_score() -> None:
-    environment, answers = Compared(), iter(["a$", "bad$", "c$", "a$"])
-    plan = EvalPlan(Cases([{"prompt": "?"}], range(1)), samples=3)
-    found, written = evaluated(environment, ScriptedEngine(lambda _: next(answers)), plan)
-
-    assert environment.groups[0] == ["a", "bad", "c"]
-    assert found.sampled == {"0": [0.0, pytest.approx(2 / 3)]}
-    assert [record.error and record.error.place for record in written[:3]] == [None, "score_episode", None]
 
 
 def test_a_group_of_which_samples_are_missing_on_record_is_played_again() -> None:

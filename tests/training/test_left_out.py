@@ -19,7 +19,6 @@ from aitrain.training.zero_variance import zero_variance_share
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference
 from tests.training.scripted_run import Endless, Scripted, Unscored, scripted_sample
-from tests.training.test_resume import as_if_killed_after
 
 Train = Callable[..., Result]
 
@@ -115,25 +114,3 @@ def test_a_group_is_flat_where_no_episode_in_the_loss_has_an_advantage(
     kept[left_out] = False
 
     assert zero_variance_share(rows, kept, 4) == share
-
-
-class OneOfFour(Vowels):
-    """Only one completion of each group has a score, and the scores differ."""
-
-    def score_episode(self, completion: str, case_idx: int) -> float | None:  # type: ignore[override]
-        self.calls = getattr(self, "calls", 0) + 1
-        return None if self.calls % 4 else self.calls % 7 / 7
-
-
-@pytest.mark.slow
-def test_a_resumed_run_counts_on_and_one_that_was_ended_gets_its_steps_again(train: Train) -> None:
-    options = {
-        "max_steps": 20, "stop_when_flat": 4, "eval_cases": 0, "save_strategy": "steps", "save_steps": 1,
-        "save_total_limit": None,
-    }  # fmt: skip
-    whole = train(OneOfFour(), project_name="whole", **options)
-    killed = as_if_killed_after(whole.folder, 3, "killed")
-    resumed = train(OneOfFour(), project_name=killed.name, resume_from_checkpoint="auto", **options)
-    again = train(OneOfFour(), project_name="whole", resume_from_checkpoint="auto", **options)
-
-    assert [whole.steps, resumed.steps, again.steps] == [4, 4, 8]
