@@ -27,7 +27,7 @@ def load(folder: str, **options: Any) -> Any:
 
 
 class SmallServer(Fake):
-    """Serves a small model, and says the log-probabilities that it has; if it `ignores`, it is handed weights in vain."""
+    """Serves a small model, and says the log-probabilities that it has; weights that it `ignores` change nothing."""
 
     def __init__(self, model: Path, ignores: bool = False) -> None:
         self.model, self.ignores = str(model), ignores

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import AutoTokenizer, ContinuousBatchingConfig
+from transformers import AutoTokenizer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -92,23 +92,6 @@ def test_greedy_turns_are_those_of_generate(model: Any, tokenizer: Any) -> None:
 
 def rows_of(prompts: list[list[int]], seeds: bool = False) -> list[BatchRow]:
     return [BatchRow(ids, seed=SampleSeed(number) if seeds else None) for number, ids in enumerate(prompts)]
-
-
-def test_continuous_batching_is_given_what_generate_is_and_leaves_the_models_mode(tokenizer: Any) -> None:
-    class Model(torch.nn.Module):
-        generation_config = SimpleNamespace(eos_token_id=1, pad_token_id=2, bos_token_id=3)
-
-        def generate_batch(self, inputs: list[list[int]], generation_config: Any, **options: Any) -> dict[str, Any]:
-            self.eval()
-            assert (generation_config.max_new_tokens, generation_config.do_sample) == (6, True)
-            assert options["continuous_batching_config"] is batching
-            return {str(n): SimpleNamespace(generated_tokens=[*ids, 7], error=None) for n, ids in enumerate(inputs)}
-
-    batching, model = ContinuousBatchingConfig(), Model()
-    engine = HFEngine(HFModel(model, tokenizer, continuous_batching=batching), Sampling(), EndOfTurn([1]))
-    completions = engine.sample(rows_of([[4], [5]], seeds=True), 6, Decoding.SEEDED)
-    assert [completion.ids for completion in completions] == [[4, 7], [5, 7]]
-    assert model.training
 
 
 # -- TRL's vLLM

@@ -13,7 +13,6 @@ import pytest
 
 from aitrain import RunFailed
 from aitrain.engines import live_servers
-from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
@@ -130,14 +129,6 @@ def test_an_episode_stays_on_its_server(servers: list[Slow]) -> None:
     seen = [{prompt[0] for prompt in server.prompts} for server in servers]
     assert [len(episodes) for episodes in seen] == [2, 2, 2]
     assert set.union(*seen) == set(range(6))
-
-
-def test_a_batch_for_an_environment_is_divided_over_the_servers(servers: list[Slow]) -> None:
-    engine = fleet_of(servers)
-    prompts = [[number] for number in range(9)]
-    completions = run(engine.generate_batch(CompletionBatch(prompts, Sampling(), 8, list(range(0, 90, 10)))))
-    assert [completion.ids for completion in completions] == [[number, END] for number in range(9)]
-    assert [len(server.prompts) for server in servers] == [3, 3, 3]
 
 
 # -- one is gone
