@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +13,6 @@ from aitrain.rollout.trajectory import Trajectory
 from aitrain.training.batch_diagnostics import batch_diagnostics, prompt_dependence, score_weights
 
 DRAW = random.Random(0)
-
-
-def sampled(*, mark: bool) -> list[list[list[int]]]:
-    """Completions of random tokens; with a mark each of group g also has the token 1000 + g."""
-    marks = [[1000 + group] * 2 if mark else [] for group in range(4)]
-    return [[DRAW.choices(range(30), k=12) + own for _ in range(4)] for own in marks]
-
-
-def test_completions_that_show_their_prompt_are_told_apart_and_others_are_not() -> None:
-    assert fmean(prompt_dependence(sampled(mark=True)) or 0.0 for _ in range(20)) > 0.5
-    assert abs(fmean(prompt_dependence(sampled(mark=False)) or 0.0 for _ in range(200))) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,9 @@ def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> No
 
 def test_a_group_of_several_ranks_is_scored_once_and_by_one_of_them() -> None:
     environment = Compared()
-    played(lambda: UniformOrder(60, 6, 1), limit=0, environment=environment, ranks=4)
+    parts = played(lambda: UniformOrder(60, 6, 1), limit=0, environment=environment, ranks=4)
     assert sorted(map(len, environment.groups)) == [SIZE] * 6
+    assert [score for _, _, score in episodes_of([batch for (batch,) in parts])] == [0.0, 0.25, 0.5, 0.75] * 6
 
 
 # -- difficulty

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-import pytest
 from accelerate import Accelerator
 
 from aitrain import Result, TrainConfig
-from aitrain.engines.hf import HFEngine
 from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
@@ -23,52 +21,9 @@ from aitrain.training.policy_rollouts import PolicyRollouts
 from tests.environments.grouped import Ranked
 from tests.rollout.scripted import END, Letters
 from tests.rollout.scripted import Scripted as ScriptedEngine
-from tests.training.conftest import difference, rollouts
-from tests.training.scripted_run import Scripted, scripted_sample
-from tests.training.test_left_out import PLAIN_STEPS, of_cases
+from tests.training.conftest import rollouts
 
 Train = Callable[..., Result]
-
-
-def steps(result: Result) -> list[dict[str, Any]]:
-    return [line for line in result.history if "reward" in line]
-
-
-# -- dropped cases
-
-
-class NoRoom(Scripted):
-    """In every second case the environment says more than the context holds."""
-
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
-        reply = yield "y" * 5000 if case_idx % 2 else None
-        return sum(letter < "n" for letter in reply) / max(1, len(reply))
-
-
-UNLIKE = ("step_time", "elapsed", "seconds", "tokens_per_second", "num_tokens", "memory", "stopped/no_room", "time/")
-"""Metrics that differ: times, TRL's count of tokens, which has one for each dropped prompt, and the share of those."""
-
-
-def test_a_case_without_room_is_as_if_it_were_not_in_the_batch(
-    train: Train, small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Weights and metrics are those of the other case alone, but for the share of dropped episodes."""
-    monkeypatch.setattr(HFEngine, "sample", scripted_sample)
-    alone = train(of_cases(NoRoom, 1), **PLAIN_STEPS, rl_prompts_per_step=1, project_name="alone")
-    both = train(of_cases(NoRoom, 2), **PLAIN_STEPS, rl_prompts_per_step=2, rl_loss_type="grpo", project_name="both")
-
-    assert difference(alone.model, small_model) > 1e-4
-    assert difference(alone.model, both.model) < 1e-6
-    for one, two in zip(steps(alone), steps(both), strict=True):
-        assert (one["stopped/no_room"], two["stopped/no_room"]) == (0.0, 0.5)
-        names = [name for name in one if not name.startswith(UNLIKE)]
-        assert {"reward", "entropy", "completions/mean_length", "frac_reward_zero_std", "turns"} <= {*names}
-        assert [two[name] for name in names] == pytest.approx([one[name] for name in names], rel=1e-5, abs=1e-6)
-    assert " ".join(capsys.readouterr().err.split()).count("Case 1 is dropped: its prompt has 5006 tokens") == 1
-    dropped = [record for record in rollouts(both) if record["stop"] == "no_room"]
-    assert [(record["score"], record["error"], record["case_idx"]) for record in dropped] == [(None, None, 1)] * 12
 
 
 # -- groups in an evaluation

@@ -85,18 +85,6 @@ def test_a_case_is_sampled_as_often_as_asked_and_every_place_shows_the_same_scor
     assert text in (result.model / "README.md").read_text()
 
 
-@pytest.mark.slow
-def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None:
-    """With more cases and samples, what is missing is played with the initial policy."""
-    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "project_name": "run"}
-    train(Sampled(), **options, eval_cases=2)
-    grown = train(Sampled(), resume_from_checkpoint="auto", **options, eval_cases=5, eval_samples=2)
-    before = played(grown, "before_sampled")
-    assert [(r["row_number"], r["sample"]) for r in before] == [(24 + n, k) for n in range(5) for k in range(2)]
-    assert all(record["weight_version"] == 0 for record in before)
-    assert grown.score_before == pytest.approx(fmean(record["score"] for record in before))
-
-
 class Told(Vowels):
     """Held-out cases whose scores are told beforehand: each scoring gives all of them its sampled and its greedy one,
     `played` of them after the first time."""

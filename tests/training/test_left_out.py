@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,16 @@ PLAIN_STEPS = {
 }  # fmt: skip
 
 
+class NoRoom(Scripted):
+    """In every second case the environment says more than the context holds."""
+
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        reply = yield "y" * 5000 if case_idx % 2 else None
+        return sum(letter < "n" for letter in reply) / max(1, len(reply))
+
+
 @pytest.fixture
 def scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Runs whose completions are written down: the same for a case whatever the batch. Three steps without momentum."""
@@ -42,19 +52,25 @@ def of_cases(kind: type[Scripted], count: int) -> Scripted:
     return environment
 
 
-def test_a_batch_whose_half_is_left_out_trains_like_the_other_half_alone(scripted: Train, small_model: Path) -> None:
+def test_a_batch_whose_half_is_left_out_trains_like_the_other_half_alone(
+    scripted: Train, small_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The KL term as well, from the second step on. Episodes that rl_max_turns ended do have an EOS at their end."""
     alone = scripted(of_cases(Scripted, 1), rl_prompts_per_step=1, project_name="alone").model
     both = {"rl_prompts_per_step": 2, "rl_loss_type": "grpo"}
     unscored = scripted(of_cases(Unscored, 2), **both, project_name="unscored")
     masked = scripted(of_cases(Endless, 2), **both, rl_mask_truncated_completions=True, project_name="masked")
+    dropped = scripted(of_cases(NoRoom, 2), **both, project_name="dropped")
     counted = scripted(of_cases(Endless, 2), **both, project_name="counted")
 
     assert difference(alone, small_model) > 1e-4
     assert difference(alone, unscored.model) < 1e-6
     assert difference(alone, masked.model) < 1e-6
+    assert difference(alone, dropped.model) < 1e-6
     assert difference(alone, counted.model) > 1e-4
     assert [line["unscored"] for line in unscored.history if "reward" in line] == [0.5] * 3
+    assert [line["stopped/no_room"] for line in dropped.history if "reward" in line] == [0.5] * 3
+    assert " ".join(capsys.readouterr().err.split()).count("Case 1 is dropped: its prompt has 5006 tokens") == 1
     assert [line["stopped/max_turns"] for line in masked.history if "reward" in line] == [0.5] * 3
 
 
