@@ -176,11 +176,10 @@ def test_weights_are_synced_once_for_each_version(generation: Any, make_engine: 
     [
         (1, {"mode": "server"}, False),
         (2, {}, False),
-        (2, {"mode": "server"}, True),
         (2, {"tensor_parallel_size": 2}, True),
         (2, {"_dist": SimpleNamespace(is_fsdp=True)}, True),
     ],
-    ids=["one rank", "own vLLM", "server", "tensor parallel", "sharded"],
+    ids=["one rank", "own vLLM", "tensor parallel", "sharded"],
 )
 def test_ranks_generate_together_where_they_share_vllm_or_the_weights(
     generation: Any, make_engine: Make, ranks: int, changes: dict[str, Any], is_shared: bool

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from trl import GRPOConfig
 
-from aitrain import ConfigError, Result, TrainConfig
-from aitrain.batch import BatchPlan, CaseSchedule, schedule_cases
+from aitrain import ConfigError, Result
+from aitrain.batch import CaseSchedule
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.case_order import UniformOrder
-from aitrain.training.trl_arguments import fit_warmup, grpo_arguments, grpo_config
+from aitrain.training.trl_arguments import fit_warmup
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference
 
@@ -41,19 +40,6 @@ def test_an_epoch_ends_with_the_last_step_on_the_batch_that_has_its_last_case() 
     plan = CaseSchedule(cases=10, prompts=4, updates=2, epochs=3)
     assert [step for step in range(1, plan.steps + 1) if plan.ends_epoch(step)] == [6, 10, 16]
     assert plan.epochs_after(plan.steps) == 3
-
-
-def test_what_is_counted_before_trl_is_loaded_is_what_trl_counts(tmp_path: Path) -> None:
-    from aitrain.training.model import Precision
-
-    plan = BatchPlan(processes=1, share=8, generations=4)
-    precision = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
-    for options in ({}, {"rl_updates_per_rollout": 3}, {"trl": {"num_iterations": 3}}):
-        config = TrainConfig(epochs=2, **options)  # type: ignore[arg-type]
-        arguments = grpo_config(grpo_arguments(config, plan, precision), config, tmp_path)
-        schedule = schedule_cases(config, plan, 20)
-        assert schedule.prompts == arguments.generation_batch_size // arguments.num_generations
-        assert schedule.updates == arguments.steps_per_generation * arguments.num_iterations
 
 
 # -- runs

@@ -25,7 +25,6 @@ from aitrain.ui.summary import scores, summary
 from aitrain.ui.terminal import score_table
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
-from tests.training.test_resume import as_if_killed_after, assert_same
 
 Train = Callable[..., Result]
 
@@ -180,24 +179,6 @@ def test_a_run_that_gets_no_better_ends_and_has_the_best_step_where_that_is_kept
     assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 3, 1, 0.3)
     assert "(patience=2)" in str(result.stopped_because)
     assert (result.selection_score, result.selection_scorings) == (0.4, 3)
-
-
-class Length(Told):
-    """Scores held-out cases by the answer's length."""
-
-    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-        return 0.9 + len(completion) % 7 / 70 if case_idx == -1 else len(completion) % 5 / 5
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_ends_after_the_same_step(train: Train) -> None:
-    """Killed in the scoring after the training."""
-    options = EVERY_STEP | {"eval_steps": 2, "until": 0.5}
-    whole = train(Length(cases=20), project_name="whole", **options)
-    killed = as_if_killed_after(whole.folder, whole.steps, "killed")
-    resumed = train(Length(cases=20), project_name=killed.name, resume_from_checkpoint="auto", **options)
-    assert_same(killed, whole.folder)
-    assert resumed.stopped_because == whole.stopped_because is not None
 
 
 @pytest.mark.parametrize(

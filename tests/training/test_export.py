@@ -75,10 +75,17 @@ def digests(folder: Path) -> list[str]:
 # -- the whole model
 
 
-def test_the_export_computes_what_base_plus_adapter_compute_and_leaves_both_alone(here: Path, run: Path) -> None:
-    """In shards, with the run's chat template and the base's generation config."""
+def test_the_export_computes_what_base_plus_adapter_compute_and_leaves_both_alone(
+    here: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In shards, with the run's chat template and the base's generation config; a dry run says beforehand how large."""
     before = digests(here / "base")
-    assert export(run, shard_size="500KB", out="out") == 0
+    facts = []
+    for dry_run in (True, False):
+        assert export(run, shard_size="500KB", out="out", as_json=True, dry_run=dry_run) == 0
+        facts.append(json.loads(capsys.readouterr().out))
+        assert (here / "out").exists() != dry_run
+    assert facts[0]["files"] == pytest.approx(facts[1]["files"], rel=0.1)
 
     whole, beside = load(here / "out"), PeftModel.from_pretrained(load(here / "base"), str(run / "model")).eval()
     assert (logits(whole) - logits(beside)).abs().max() < 1e-4
@@ -89,20 +96,6 @@ def test_the_export_computes_what_base_plus_adapter_compute_and_leaves_both_alon
     generation = json.loads((here / "out" / "generation_config.json").read_text())
     assert generation.items() >= SAMPLING.items()
     assert str(here) not in "".join(path.read_text() for path in (here / "out").glob("*.json"))
-
-
-def test_a_dry_run_shows_the_files_that_are_written_and_writes_none(
-    here: Path, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export(run, dry_run=True, as_json=True, shard_size="500KB") == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert not (here / "exports").exists()
-    assert export(run, as_json=True, shard_size="500KB") == 0
-    written = json.loads(capsys.readouterr().out)
-
-    assert planned["files"] == pytest.approx(written["files"], rel=0.1)
-    assert planned["card"] == (here / "exports" / "mine" / "README.md").read_text()
-    assert written["logit_difference"] < 1e-4 < written["adapter_effect"]
 
 
 def test_a_checkpoint_is_exported_without_the_trainers_files(here: Path, run: Path) -> None:

@@ -14,10 +14,8 @@ import pytest
 from aitrain import RunFailed
 from aitrain.engines import live_servers
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
-from aitrain.errors import ConfigError
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.client import VLLMClient
@@ -201,25 +199,3 @@ def test_when_all_servers_are_gone_for_good_the_run_ends_and_names_them(servers:
     with pytest.raises(RunFailed, match=r"are gone, and none was back within 0 seconds: .*ConnectError") as caught:
         run(ask(fleet_of(servers, restart_timeout=0.05), [1]))
     assert all(server.url in str(caught.value) for server in servers)
-    with pytest.raises(RunFailed, match=r"are gone: .*\nThe run was asked to stop\."):
-        run(ask(fleet_of(servers, give_up_reason=lambda: "The run was asked to stop."), [1]))
-
-
-# -- servers that are checked
-
-
-def test_servers_of_one_run_serve_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = ServerNeeds("some/model", 90, 8)
-    fakes = [Fake(), Fake()]
-    try:
-        urls = [fake.url for fake in fakes]
-        assert check_servers(urls, needs) == ServerModel("base", 100)
-        fakes[1].details = {"device_config": {"device": "cpu"}}
-        with pytest.raises(ConfigError, match="differ: base on GPUs, and base on a CPU"):
-            check_servers(urls, needs)
-        monkeypatch.setattr(fakes[0], "answer", lambda *_: (401, {"error": "Unauthorized"}))
-        with pytest.raises(ConfigError, match="VLLM_API_KEY"):
-            check_servers(urls[:1], needs)
-    finally:
-        for fake in fakes:
-            fake.stop()
