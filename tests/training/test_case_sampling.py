@@ -212,17 +212,6 @@ def test_a_case_becomes_rare_when_its_scores_stop_to_vary_and_common_when_they_v
     assert order.weight(3) == pytest.approx(weight, abs=1e-2)
 
 
-def test_rare_cases_do_not_disappear_and_no_batch_has_a_case_twice() -> None:
-    order = DifficultyOrder(50, 8, 0, (0.0, 1.0))
-    for case in range(40):
-        order.see([PlayedGroup(case, (0, 0, 0, 0))] * 5)
-    batches = [order.batch(index) for index in range(400)]
-    drawn = Counter(case for batch in batches for case in batch)
-    assert all(len(set(batch)) == 8 for batch in batches)
-    assert sum(drawn[case] for case in range(40)) == pytest.approx(684, rel=0.1), "a fifth, drawn equally"
-    assert len(DifficultyOrder(3, 7, 0, (0.0, 1.0)).batch(0)) == 7, "fewer cases than groups"
-
-
 ORDERS: list[Callable[[], CaseOrder]] = [
     lambda: UniformOrder(30, 4, 5),
     lambda: DifficultyOrder(30, 4, 5, (0.0, 1.0)),

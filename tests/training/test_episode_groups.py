@@ -16,7 +16,7 @@ from aitrain.environment.runner import start_runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
-from aitrain.training.evaluation import EvalPhase, EvalPlan, RecordedScores, evaluate
+from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
 from tests.environments.grouped import Ranked
 from tests.rollout.scripted import END, Letters
@@ -61,16 +61,6 @@ def test_the_samples_of_a_held_out_case_are_a_group_and_the_greedy_answer_is_one
     assert found.greedy == {"0": [0.0], "1": [0.0]}
     assert environment.groups == [["0"] * 4, ["1"] * 4, ["0"], ["1"]]
     assert [record.score for record in written[:4]] == [0.0, 0.25, 0.5, 0.75]
-
-
-def test_a_group_of_which_samples_are_missing_on_record_is_played_again() -> None:
-    environment = Compared()
-    recorded: RecordedScores = {"sampled": {(0, 0): 0.9, (1, 0): 0.9, (1, 1): 0.8}}
-    plan = EvalPlan(Cases([{"prompt": f"{n}?"} for n in range(2)], range(2)), samples=2, recorded=recorded)
-    found, _ = evaluated(environment, ScriptedEngine(lambda text: f"{text[0]}$"), plan)
-
-    assert found.sampled == {"1": [0.9, 0.8], "0": [0.0, 0.5]}
-    assert environment.groups[0] == ["0", "0"]
 
 
 # -- real trainings

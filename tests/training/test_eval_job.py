@@ -121,7 +121,6 @@ def test_an_eval_without_a_case_is_refused(evaluate: Callable[..., EvalResult]) 
 @pytest.mark.parametrize(
     ("recorded", "count"),
     [
-        ({"class": "Words", "file": finished_runs.__file__}, 25),  # as a file or as a module
         ({"class": "Words", "file": "/moved.py", "sha256": source_hash([Path(finished_runs.__file__)])}, 25),
         ({"class": "Words", "file": "/other.py", "sha256": "0"}, 0),
     ],

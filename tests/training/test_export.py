@@ -20,9 +20,8 @@ from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import Result
-from aitrain.jobs.export import Export, main
+from aitrain.jobs.export import main
 from aitrain.runs.export_request import ExportRequest
-from aitrain.runs.model_reference import read_model
 from tests.conftest import listing, write
 from tests.environments.vowels import Vowels
 
@@ -135,27 +134,6 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
         assert word in capsys.readouterr().err
     assert listing(here / "full") == ["mine"]
     assert not (here / "exports").exists()
-
-
-# -- the type of the weights
-
-
-@pytest.mark.parametrize(
-    ("options", "saved", "gpus", "dtype"),
-    [
-        ("peft: true", None, [], "float32"),
-        ("peft: true", None, ["a GPU"], "bfloat16"),
-        ("peft: true\ndtype: float16", None, ["a GPU"], "float16"),
-        ("peft: true", "float32", ["a GPU without bfloat16"], "float32"),
-    ],
-)
-def test_the_weights_get_the_type_of_the_training(
-    run: Path, options: str, saved: str | None, gpus: list[str], dtype: str
-) -> None:
-    write(run, {"config.yaml": f"model: base\n{options}\n", "environment.json": json.dumps({"gpus": gpus})})
-    if saved:
-        write(run, {"model/merged/config.json": json.dumps({"dtype": saved})})
-    assert Export(ExportRequest(str(run)), read_model(str(run))).dtype == dtype
 
 
 # -- the Hub

@@ -41,12 +41,6 @@ def test_rows_with_the_same_prompt_stay_on_one_side(repeats: int, asked: int, li
     assert found.overlap == 0
 
 
-def test_rows_without_a_repeat_are_drawn_as_ever(limit: PromptLimit) -> None:
-    """Checkpoints of runs that began before prompts were compared can be resumed."""
-    found = made([{"prompt": f"say {n}"} for n in range(30)], limit, eval_cases=3)
-    assert [case.number for case in found.held_out] == [0, 3, 20]
-
-
 @pytest.mark.parametrize(
     ("rows", "repeats", "prompts_held_out", "rows_held_out"),
     [
@@ -60,21 +54,6 @@ def test_by_default_eight_prompts_are_held_out_where_a_tenth_is_less_and_that_is
     found = made([{"prompt": f"say {n // repeats}", "answer": n} for n in range(rows)], limit)
     assert len(prompts(found.held_out)) == prompts_held_out
     assert len(found.held_out) in range(rows_held_out - 2, rows_held_out + 1)  # the last prompt may have fewer rows
-
-
-def test_the_best_step_is_chosen_by_one_half_of_the_held_out_prompts_and_its_score_is_that_of_the_other(
-    limit: PromptLimit,
-) -> None:
-    rows = [{"prompt": f"say {n // 3}", "answer": n} for n in range(100)]
-    for own_eval in (None, Cases([{"prompt": f"tell {n // 3}"} for n in range(24)], range(24))):
-        whole, halved = (
-            split((Cases(rows, range(100)), own_eval), TrainConfig(eval_cases=24, save_best=best), limit)
-            for best in (False, True)
-        )
-        assert whole.train.numbers == halved.train.numbers
-        assert sorted([*halved.held_out.numbers, *halved.choosing.numbers]) == sorted(whole.held_out.numbers)
-        assert len(halved.held_out) in (12, 13)
-        assert prompts(halved.held_out).isdisjoint(prompts(halved.choosing))
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}
