@@ -39,7 +39,6 @@ class Engine:
 
     step: int = 0
     weight_version: int = 0
-    loads: list[int] = field(default_factory=list)
     gate: CompletionGate = field(default_factory=CompletionGate)
     settled: int = 0
 
@@ -70,18 +69,7 @@ class Rollouts:
     server_version = PolicyRollouts.server_version
 
     def load_weights(self) -> None:
-        if self.server.weight_version != self.server.step:
-            self.server.weight_version = self.server.step
-            self.server.loads.append(self.server.step)
-
-
-class Completion:
-    """Gives each batch its index as cases, and completes nothing."""
-
-    order = SimpleNamespace(batch=lambda index: [index, index], state=dict)
-
-    def complete(self, batch: TrainingBatch) -> None:
-        pass
+        self.server.weight_version = self.server.step
 
 
 class Source(AheadSource):
@@ -120,7 +108,7 @@ class Source(AheadSource):
 def source() -> Iterator[Source]:
     loop = ThreadLoop()
     places = BatchPlaces(CaseSchedule(8, prompts=2, updates=1, epochs=1, max_steps=4), 4, 0)
-    made = Source(Rollouts(Engine(), loop), [], Completion(), 2, places)  # type: ignore[arg-type]
+    made = Source(Rollouts(Engine(), loop), [], None, 2, places)  # type: ignore[arg-type]
     made.started, made.turns, made.is_held = [], [], threading.Event()
     yield made
     made.settle()

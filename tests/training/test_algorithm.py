@@ -1,5 +1,5 @@
-"""What aitrain adds to TRL's algorithm: each formula against numbers worked out by hand, each gradient against that of
-TRL, and each addition on several ranks and with rows that are left out."""
+"""The loss: each formula that aitrain adds against numbers worked out by hand, and each gradient against TRL's, of the
+rows that are in the loss only, however they are divided into passes and over ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerControl
 from trl import GRPOTrainer
 
-from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
+from aitrain import ConfigError, EnvironmentFailed, Result
+from aitrain.batch import PassLimit
+from aitrain.options.loss_types import LOSS_TYPES
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.training.algorithm import Algorithm, CustomLoss, Overlong, estimate_kl, leave_one_out_factor
-from aitrain.training.custom_callbacks import custom_callbacks
-from aitrain.training.passes import KEPT
+from aitrain.training.passes import KEPT, PASSES, RankRows, in_passes
 from aitrain.training.trainer import EpisodeTrainer
 from tests.conftest import write
 from tests.environments.vowels import Vowels
@@ -30,9 +30,9 @@ from tests.training.loss_bench import (
     batch_of,
     gradient_of_plain_trl,
     gradients_of_steps,
+    steps_of_process,
     take,
 )
-from tests.training.test_losses import LAYOUTS
 
 Tensor = torch.Tensor
 NONE = math.nan
@@ -64,7 +64,6 @@ def unknown(logits, mask): ...
     [
         ("k1", [0.4054651081081644, -0.6931471805599453]),
         ("k2", [0.08220097694658271, 0.2402265069591007]),
-        ("k3", [0.07213177477483103, 0.3068528194400547]),
         ("abs", [0.4054651081081644, 0.6931471805599453]),
     ],
 )
@@ -97,6 +96,82 @@ def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_comp
         trajectory.append_env_tokens([2] * 300)
 
     assert Overlong(limit=100, buffer=20, penalty=0.5).of(trajectory) == pytest.approx(penalty)
+
+
+# -- the rows that are in the loss
+
+ON = {"rl_kl_coef": 0.1, "trl": {"entropy_coef": 0.05}}
+"""All terms of a loss."""
+LAYOUTS = {
+    "passes of several sizes": Layout(rows=8, limit=PassLimit(3)),
+    "two processes": Layout(processes=2, rows=8, limit=PassLimit(4)),
+    "three processes and two steps": Layout(processes=3, rows=4, steps=2, limit=PassLimit(2)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("loss", LOSS_TYPES)
+def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: Layout, tmp_path: Path) -> None:
+    """A process may have no kept row at all."""
+    batch = batch_of(layout.batch, are_ragged=False)
+    batch[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(0)) < 0.4
+    batch[KEPT][: layout.rows // (1 if layout.processes > 1 else 2)] = False
+    batch["advantages"] = batch["advantages"] * batch[KEPT]
+    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
+
+    for step, gradient in enumerate(gradients_of_steps(args, layout, batch)):
+        kept = take(batch, layout.rows_of_step(step) & batch[KEPT])
+        torch.testing.assert_close(gradient, gradient_of_plain_trl(args, kept))
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize("loss", LOSS_TYPES)
+def test_with_all_rows_kept_the_gradient_is_trls_and_without_any_it_is_nothing(
+    loss: str, trims: bool, tmp_path: Path
+) -> None:
+    rows, layout = batch_of(8, are_ragged=True), Layout(processes=2, rows=4, limit=PassLimit(2), trims=trims)
+    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
+    (ours,) = gradients_of_steps(args, Layout(), rows)
+    assert torch.equal(ours, gradient_of_plain_trl(args, rows))
+
+    rows[KEPT][:] = False
+    gradients, _, trainer = steps_of_process(args, layout, rows)
+    assert torch.equal(gradients[0], torch.zeros_like(gradients[0]))
+    assert not trainer.has_kept_rows
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_metrics_of_a_step_are_those_of_its_kept_tokens(level: str, trims: bool, tmp_path: Path) -> None:
+    """With one ratio for a completion, the clip ratios are those of its kept completions."""
+    layout = Layout(rows=8, steps=2, limit=PassLimit(3), trims=trims)
+    batch = batch_of(layout.batch, are_ragged=True)
+    batch[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(0)) < 0.6
+    args = arguments(tmp_path, layout, rl_loss_type="grpo", rl_importance_level=level, **ON)
+
+    for step, metrics in enumerate(steps_of_process(args, layout, batch)[1]):
+        whole = take(batch, layout.rows_of_step(step) & batch[KEPT])
+        (wanted,) = steps_of_process(args, Layout(rows=len(whole["advantages"])), whole)[1]
+        assert metrics["passes"] > 1 == wanted["passes"]
+        for key in ("kl", "entropy", "clip_ratio/low_mean", "clip_ratio/region_mean", "clip_ratio/high_max"):
+            assert metrics[key] == pytest.approx(wanted[key], rel=1e-6), (step, key)
+
+
+def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes() -> None:
+    """They would wait for each other forever."""
+
+    def of_both(rows: torch.Tensor, _: bool) -> torch.Tensor:
+        is_wide = rows.dim() == 2 and rows.shape[1] > 1
+        return torch.cat([torch.nn.functional.pad(rows, (0, 10 - rows.shape[1])) if is_wide else rows] * 2)
+
+    passes = []
+    for rank, width in enumerate((4, 10)):
+        ones = torch.ones(4, width, dtype=torch.long)
+        piece = {name: ones.clone() for name in ("completion_ids", "completion_mask", "tool_mask")}
+        piece |= {"prompt_ids": ones[:, :1], "prompt_mask": ones[:, :1].clone(), KEPT: torch.ones(4, dtype=torch.bool)}
+        (step,) = in_passes([piece], PassLimit(4, 24), False, RankRows(2, rank, of_both))
+        passes.append(len(step[PASSES]))
+    assert passes[0] == passes[1] > 1
 
 
 # -- gradients
@@ -243,13 +318,6 @@ def stops():
         def on_step_end(self, args, state, control, **rest):
             control.should_training_stop = state.global_step == 2
     return Stops()
-
-def nothing():
-    return "x"
-
-class Breaks(TrainerCallback):
-    def on_log(self, args, state, control, **rest):
-        1 / 0
 """
 
 
@@ -257,12 +325,3 @@ def test_custom_callbacks_are_called_in_a_run(train: Callable[..., Result], here
     write(here, {"mine.py": CALLBACKS})
     result = train(Vowels(), custom_callbacks="mine.py:stops", max_steps=4, eval_cases=0)
     assert (result.status, result.steps) == ("stopped", 2)
-
-
-def test_a_callback_that_is_none_or_fails_is_named(here: Path) -> None:
-    write(here, {"mine.py": CALLBACKS})
-    with pytest.raises(ConfigError, match=r"mine.py:nothing"):
-        custom_callbacks(TrainConfig(custom_callbacks="mine.py:nothing"), print)
-    (breaks,) = custom_callbacks(TrainConfig(custom_callbacks="mine.py:Breaks"), print)
-    with pytest.raises(EnvironmentFailed, match=r"mine.py:Breaks, on_log raised: ZeroDivisionError"):
-        breaks.on_log(None, None, TrainerControl())

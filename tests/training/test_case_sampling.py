@@ -32,7 +32,6 @@ from aitrain.training.refill import BatchCompletion, Refill
 from aitrain.training.training_batch import TrainingBatch
 from aitrain.training.waiting_batch import read_batch, write_batch
 from tests.rollout.scripted import END, Letters, Scripted
-from tests.training.test_episode_groups import Compared
 
 SIZE = 4
 """Episodes of a group."""
@@ -91,7 +90,7 @@ def dataset(count: int) -> Cases:
 
 
 def played(
-    order: Callable[[], CaseOrder],
+    order: Callable[[], CaseOrder] = lambda: UniformOrder(60, 6, 1),
     *,
     cases: int = 60,
     groups: int = 6,
@@ -137,7 +136,7 @@ def episodes_of(batches: Sequence[TrainingBatch]) -> list[tuple[tuple[int, int],
 
 def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch(tmp_path: Path) -> None:
     """Also in the batch that a checkpoint holds."""
-    first, second = played(lambda: UniformOrder(60, 6, 1), batches=2)[0]
+    first, second = played(batches=2)[0]
     assert all(map(teaches, first.numbers))
     assert first.numbers == [number for number in first.numbers[::SIZE] for _ in range(SIZE)]
     assert [one.case.number for one in first.episodes] == first.numbers == [case.number for case in first.cases]
@@ -162,7 +161,7 @@ def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch(t
 
 
 def test_a_batch_keeps_what_it_has_when_the_limit_is_reached_or_no_other_case_is_left() -> None:
-    (batch,) = played(lambda: UniformOrder(60, 6, 1), limit=1)[0]
+    (batch,) = played(limit=1)[0]
     assert {one.round for one in batch.discarded} == {0}
     assert not all(map(teaches, batch.numbers))
 
@@ -173,8 +172,8 @@ def test_a_batch_keeps_what_it_has_when_the_limit_is_reached_or_no_other_case_is
 
 def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> None:
     """Four ranks, so that groups are on two of them."""
-    alone = played(lambda: UniformOrder(60, 6, 1))[0]
-    together = [batch for (batch,) in played(lambda: UniformOrder(60, 6, 1), ranks=4)]
+    alone = played()[0]
+    together = [batch for (batch,) in played(ranks=4)]
 
     assert episodes_of(together) == episodes_of(alone)
     assert {len(batch.episodes) for batch in together} == {24 // 4}
@@ -183,9 +182,24 @@ def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> No
     assert sorted(discarded) == sorted(one.key for one in alone[0].discarded)
 
 
+class Compared:
+    """Scores an answer by its place in the group."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+
+    def score_episode(self, completion: str) -> float | None:
+        return None
+
+    def score_group(self, texts: list[str], scores: list[float | None]) -> list[float]:
+        assert scores == [None] * len(texts)
+        self.groups.append(texts)
+        return [place / len(texts) for place, _ in enumerate(texts)]
+
+
 def test_a_group_of_several_ranks_is_scored_once_and_by_one_of_them() -> None:
     environment = Compared()
-    parts = played(lambda: UniformOrder(60, 6, 1), limit=0, environment=environment, ranks=4)
+    parts = played(limit=0, environment=environment, ranks=4)
     assert sorted(map(len, environment.groups)) == [SIZE] * 6
     assert [score for _, _, score in episodes_of([batch for (batch,) in parts])] == [0.0, 0.25, 0.5, 0.75] * 6
 

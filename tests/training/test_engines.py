@@ -172,22 +172,21 @@ def test_weights_are_synced_once_for_each_version(generation: Any, make_engine: 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "changes", "is_shared"),
+    ("changes", "is_shared"),
     [
-        (1, {"mode": "server"}, False),
-        (2, {}, False),
-        (2, {"tensor_parallel_size": 2}, True),
-        (2, {"_dist": SimpleNamespace(is_fsdp=True)}, True),
+        ({}, False),
+        ({"tensor_parallel_size": 2}, True),
+        ({"_dist": SimpleNamespace(is_fsdp=True)}, True),
     ],
-    ids=["one rank", "own vLLM", "tensor parallel", "sharded"],
+    ids=["own vLLM", "tensor parallel", "sharded"],
 )
-def test_ranks_generate_together_where_they_share_vllm_or_the_weights(
-    generation: Any, make_engine: Make, ranks: int, changes: dict[str, Any], is_shared: bool
+def test_two_ranks_generate_together_where_they_share_vllm_or_the_weights(
+    generation: Any, make_engine: Make, changes: dict[str, Any], is_shared: bool
 ) -> None:
     """The other rank has 7 rows left, and at most 2 tokens for each."""
     vars(generation).update(changes)
     generation.accelerator = SimpleNamespace(
-        num_processes=ranks, device="cpu", state=SimpleNamespace(deepspeed_plugin=None),
+        num_processes=2, device="cpu", state=SimpleNamespace(deepspeed_plugin=None),
         gather=lambda own: torch.cat([own, torch.tensor([[7, 2]])]),
     )  # fmt: skip
     engine = make_engine()

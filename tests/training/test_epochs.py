@@ -21,10 +21,7 @@ from tests.training.conftest import difference
 Train = Callable[..., Result]
 
 
-SHAPES = [(10, 4, 1), (7, 4, 3), (8, 4, 2), (3, 4, 5), (5, 12, 1), (1, 3, 4), (64, 7, 3)]
-
-
-@pytest.mark.parametrize(("cases", "prompts", "epochs"), SHAPES)
+@pytest.mark.parametrize(("cases", "prompts", "epochs"), [(10, 4, 1), (7, 4, 3), (8, 4, 2), (3, 4, 5), (5, 12, 1)])
 def test_every_epoch_uses_every_case_once(cases: int, prompts: int, epochs: int) -> None:
     plan = CaseSchedule(cases, prompts, 1, epochs)
     stream = UniformOrder(cases, prompts, seed=3)

@@ -20,14 +20,8 @@ from aitrain.training.evaluation import EvalPhase, EvalScores, evaluate
 from tests.environments.ill import Gone
 from tests.training.conftest import rollouts
 from tests.training.scripted_policy import scripted
-from tests.training.test_processes import Command, command
-
-__all__ = ["command"]
 
 Train = Callable[..., Result]
-ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "ill.py"
-
-
 # -- one episode of each group
 
 ANSWERS = ["abcz", "ayzz", "ill", "zzzz"]
@@ -151,19 +145,3 @@ def test_an_evaluation_without_scores_is_skipped_and_the_third_in_a_row_ends_the
     result = train(NoJudge(played, {"after"}), **options, resume_from_checkpoint="auto")
     assert (result.steps, result.status, result.score_after, result.verdict) == (8, "finished", None, None)
     assert played[-3:] == ["step6", "step7", "after"]
-
-
-# -- what it prints
-
-
-def test_what_the_environment_prints_is_in_the_log_and_not_on_the_screen(command: Command) -> None:
-    done = command.run(
-        "Loud", f"--rl-env={ENVIRONMENTS}:Loud", "--max-steps=1", "--rl-max-new-tokens=100", "--eval-strategy=no",
-        "--save-strategy=no",
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    assert "said by" not in done.stdout + done.stderr
-    log = (command.folder / "run" / "train.log").read_text()
-    for place in ("the module", "build_dataset", "the tool", "a program to stderr", "score"):
-        assert f"said by {place}" in log
