@@ -37,18 +37,13 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     [
         (["gr"], ["grpo"]),
         (["env", "re"], ["rescore"]),
-        (["env", "play", "my.py", "--policy", "ref"], ["reference"]),
         (["grpo", "--rl-top"], ["--rl-top-k", "--rl-top-p"]),
         (["grpo", "--no-merge"], ["--no-merge-adapter"]),
         (["grpo", "--lr", "1e-4", "--lr"], []),
-        (["grpo", "--trl", "delta=2", "--trl"], ["--trl"]),
         (["grpo", "--vllm-mode", ""], ["colocate", "server"]),
         (["grpo", "--vllm-mode", "=", "co"], ["colocate"]),
-        (["grpo", "--lr", "=", "1", "--vllm-mode", "=", ""], ["colocate", "server"]),
         (["grpo", "--config", ""], []),  # `complete -o default` then offers files
         (["show", ""], ["demo", "demo-2"]),
-        (["grpo", "--help", "--weight"], ["--weight-decay"]),
-        (["--version", "gr"], ["grpo"]),
     ],
     ids=" ".join,
 )

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from aitrain.cli.eval import AskedEvals, run_evals
 from aitrain.cli.main import app
 from aitrain.environment.locator import find_env
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
@@ -38,7 +38,6 @@ class Evals:
         self.configs, self.plans, self.continued = list[EvalConfig](), list[RunPlan](), list[bool]()
         self.score = 0.5
         self.is_killed = False
-        self.failing = set[str]()
 
     def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder, _: object) -> None:
         self.configs.append(config)
@@ -50,8 +49,6 @@ class Evals:
         source = find_env(config).file
         files = {"files": [str(source)], "sha256": source_hash([source])} if source else {}
         write_json(folder.environment, {"model": {"weights": weights_stamp(reference)}, **files})
-        if reference.label in self.failing:
-            raise RunFailed(f"{reference.label} does not fit")
         if not self.is_killed:
             record = RolloutRecord(
                 row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)

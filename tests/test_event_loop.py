@@ -38,19 +38,6 @@ def test_in_a_notebook_another_thread_runs_and_closes_the_loop() -> None:
     asyncio.run(cell())
 
 
-def test_an_error_comes_out_of_it() -> None:
-    async def fail() -> None:
-        raise ValueError("its own")
-
-    async def cell() -> None:
-        EventLoop().run(fail())
-
-    with pytest.raises(ValueError, match="its own"):
-        EventLoop().run(fail())
-    with pytest.raises(ValueError, match="its own"):
-        asyncio.run(cell())
-
-
 def test_ctrl_c_in_a_notebook_ends_what_runs_in_the_other_thread() -> None:
     """The calling thread gets it, and the coroutine would go on beside whatever comes next."""
     cancelled, main = [], threading.get_ident()
