@@ -8,6 +8,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
-from aitrain.launch import nodes, processes
+from aitrain.launch import node_processes, nodes, processes
 from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
@@ -131,7 +132,11 @@ def test_both_end_when_rank_0_says_so(machines: Machines) -> None:
     assert [(node["rank"], node["address"]) for node in listed] == [(0, "127.0.0.1"), (1, "127.0.0.1")]
 
 
-def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: Machines) -> None:
+def test_ranks_are_consecutive_over_the_machines_which_know_where_to_meet_and_the_server_of_node_0(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = {SERVER_VARIABLE: "http://nodeA:8000", "VLLM_API_KEY": "of the server"}
+    monkeypatch.setattr(node_processes, "managed_server", lambda *_: nullcontext(server))
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
     show = "env > " + shlex.quote(str(machines.folder.path))
     machines.run(f"{show}/env-0; {says(END)}", f"{show}/env-1")
@@ -142,18 +147,8 @@ def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: M
     port = first["MASTER_PORT"]
     assert [first[name] for name in names] == ["0", "0", "2", "1", "127.0.0.1", port, "lo"]
     assert [second[name] for name in names] == ["1", "0", "2", "1", "127.0.0.1", port, "lo"]
-    assert SERVER_VARIABLE not in second
+    assert server.items() <= second.items()
     assert [node["host"] for node in json.loads(first["AITRAIN_NODES"])] == [os.uname().nodename] * 2
-
-
-def test_the_other_machine_gets_the_address_and_the_key_of_node_0s_server(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Leading, "_environment", lambda self: dict(os.environ))
-    server = {SERVER_VARIABLE: "http://nodeA:8000", "VLLM_API_KEY": "of the server"}
-    machines.second._begun.put({"port": 1, "world": 2, "server": server})
-    machines.run(says(END), f"echo ${SERVER_VARIABLE} $VLLM_API_KEY > {shlex.quote(str(machines.folder.path))}/got")
-    assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n"
 
 
 def test_an_error_of_a_rank_elsewhere_ends_the_run_with_the_name_of_its_machine(machines: Machines) -> None:

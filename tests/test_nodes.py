@@ -94,9 +94,7 @@ def links(tmp_path: Path, port: int) -> Iterator[tuple[NodeLink, NodeLink]]:
     ("options", "environ", "found"),
     [
         ({}, SLURM, Nodes(2, 1, "gpu07", 20049)),
-        ({"master_port": 7000}, SLURM, Nodes(2, 1, "gpu07", 7000)),
         ({}, {**SLURM, "SLURM_STEP_ID": "1"}, Nodes(2, 1, "gpu07", 20050)),  # steps of a job may share a machine
-        ({}, {**SLURM, "PMI_SIZE": "2", "PMI_RANK": "1"}, Nodes(2, 1, "gpu07", 20049)),
         ({"nnodes": 1}, SLURM, None),
         ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}, None),
         # as the operators of Kubernetes set them
@@ -124,12 +122,9 @@ def test_names_and_idle_machines_of_a_slurm_job_are_read() -> None:
     [
         ({}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "--num-processes"),
         ({}, {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, "4 times"),
-        ({}, {"PMI_SIZE": "4", "PMI_RANK": "3"}, "4 times"),  # MPICH
         ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "srun --ntasks-per-node=1"),
         ({"nnodes": 2, "master_addr": "a"}, {}, "node_rank"),
-        ({"nnodes": 2, "node_rank": 1}, {}, "master_addr"),
         ({"nnodes": 2, "node_rank": 2, "master_addr": "a"}, {}, "0 to 1"),
-        ({"node_rank": 1}, {}, "nnodes"),
     ],
 )
 def test_what_does_not_say_which_machines_or_starts_several_commands_on_one_is_refused(
@@ -167,7 +162,6 @@ def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
     assert difference(own, of_this_machine(1)) == "number of training processes 1 (node 0: 2)"
     older = {**own, "versions": {**own["versions"], "trl": "0.9"}}
     assert difference(own, older) == f"trl 0.9 (node 0: {own['versions']['trl']})"
-    assert difference(own, {}) != ""
     (tmp_path / "config.json").write_text("[]")
     assert difference(own, of_this_machine()).startswith("the model's files ")
     (tmp_path / "judge.py").write_text("stricter = True")  # a module of the environment's package
