@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.runner import EnvRunner, start_runner
-from aitrain.environment.session import AssistantTurn
-from aitrain.environment.tool_call_parser import ToolCall
+from aitrain.environment.runner import start_runner
+from aitrain.rollout.limits import Limits
 from tests import runner_calls
+from tests.rollout.asking import play
+from tests.rollout.scripted import Scripted, cases
 
 EPISODES = 12
 
@@ -320,41 +321,19 @@ class Basket(Rows):
         return float(self.log == [str(case_idx)])
 
 
-def one_part(runner: EnvRunner, cases: Sequence[Case]) -> list[float | None]:
-    """The scores of episodes that are played at the same time."""
-    plays = runner_calls.open_sessions(runner, cases, range(len(cases)))
-    is_basket = isinstance(runner.environment, Basket)
-    texts = [str(case.case_idx) for case in cases]
-    turns = [AssistantTurn(text, (ToolCall("put", {"item": text}),) * is_basket) for text in texts]
-    runner_calls.respond(runner, plays, turns)
-    completions = [Transcript(case, [{"role": "assistant", "content": str(case.case_idx)}]) for case in cases]
-    results = runner_calls.score(runner, plays, completions)
-    assert [result.failure for result in results] == [None] * len(cases)
-    runner_calls.end(runner, plays)
-    return [result.score for result in results]
-
-
-def played(environment: Any, isolation: str) -> tuple[list[float | None], list[str]]:
-    told: list[str] = []
-    cases = [Case(number, [{"role": "user", "content": "?"}], {"prompt": "?"}) for number in range(EPISODES)]
-    found: list[float | None] = []
-    with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES))) as runner:
-        runner.notify = told.append
-        for _ in range(2):
-            left = cases
-            while left:  # as a rollout does: those that cannot run beside others, then the others
-                part, left = (left[:1], left[1:]) if runner.plays_alone else (left, [])
-                found += one_part(runner, part)
-    return found, told
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("kind", [StartsItself, NeverResets, Basket])
 def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: str) -> None:
     environment = kind()
 
-    found, told = played(environment, isolation)
+    def answer(so_far: str) -> str:
+        number = so_far.removeprefix("u:").partition("?")[0]
+        call = f'<tool_call>{{"name": "put", "arguments": {{"item": "{number}"}}}}</tool_call>'
+        return f"{number if kind is not Basket or 'done' in so_far else call}$"
 
-    assert found == [1.0] * EPISODES * 2
+    settings = {"rl_env_isolation": isolation, "rl_env_workers": EPISODES}
+    episodes, told = play(environment, Scripted(answer), Limits(2, 99), cases(EPISODES), **settings)
+
+    assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * EPISODES
     assert (environment.case, environment.log, environment.count) == (None, [], 0)
     assert len(told) <= 1

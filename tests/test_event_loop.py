@@ -15,15 +15,6 @@ async def where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     return asyncio.get_running_loop(), threading.current_thread()
 
 
-def test_all_coroutines_run_on_one_loop_in_the_calling_thread() -> None:
-    loop = EventLoop()
-    first, second = loop.run(where()), loop.run(where())
-    assert first == second
-    assert first[1] is threading.current_thread()
-    loop.close()
-    assert first[0].is_closed()
-
-
 def test_in_a_notebook_another_thread_runs_and_closes_the_loop() -> None:
     """Its cells run inside of a loop."""
 

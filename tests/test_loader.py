@@ -47,12 +47,6 @@ def refusal(kind: type[AitrainError], files: Mapping[str, str | bytes | None], *
     return str(caught.value)
 
 
-def installed(folder: Path, files: Mapping[str, str]) -> None:
-    """Packages that come from somewhere else than the working directory."""
-    write(folder.parent / "site", files)
-    sys.path.insert(0, str(folder.parent / "site"))
-
-
 # -- finding
 
 
@@ -82,15 +76,9 @@ def test_bundled_environments_and_a_users_own_envs_folder_do_not_hide_each_other
     assert type(made({}, rl_env="envs.guess_number")).__name__ == "Env", "the user's own file wins"
 
 
-@pytest.mark.parametrize("name", ["own", "other"])
-def test_an_installed_package_and_a_users_folder_of_its_name_do_not_hide_each_other(name: str, here: Path) -> None:
-    installed(here, {"hotels/__init__.py": ENV, "hotels/other.py": ENV})
-
-    assert made({f"hotels/{'own.py' if name == 'own' else 'data.csv'}": ENV}, rl_env_module=f"hotels.{name}")
-
-
 def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Path) -> None:
-    installed(here, {"library/__init__.py": "name = 'the real one'"})
+    write(here.parent / "site", {"library/__init__.py": "name = 'the real one'"})
+    sys.path.insert(0, str(here.parent / "site"))
     users = {
         "library/__init__.py": "name = 'not this one'",
         "env.py": "import library\n" + ENV + "    name = library.name",
