@@ -35,11 +35,9 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["gr"], ["grpo"]),
         (["env", "re"], ["rescore"]),
         (["grpo", "--rl-top"], ["--rl-top-k", "--rl-top-p"]),
         (["grpo", "--no-merge"], ["--no-merge-adapter"]),
-        (["grpo", "--lr", "1e-4", "--lr"], []),
         (["grpo", "--vllm-mode", ""], ["colocate", "server"]),
         (["grpo", "--vllm-mode", "=", "co"], ["colocate"]),
         (["grpo", "--config", ""], []),  # `complete -o default` then offers files

@@ -48,8 +48,7 @@ def test_a_completion_has_the_form_of_its_prompt(completion: Transcript, answer:
 class Methods:
     def aitraining(self, model: Any, tokenizer: Any, completion: Any, case_idx: Any) -> None: ...
     def everything(self, **words: Any) -> None: ...
-    def optional(self, text: Any, tolerance: float = 0.1) -> None: ...
-    def keyword_only(self, *, text: Any, answer: Any) -> None: ...
+    def optional(self, *, text: Any, tolerance: float = 0.1) -> None: ...
     def nothing(self) -> None: ...
     async def slowly(self, messages: Any) -> None: ...
 
@@ -60,7 +59,6 @@ class Methods:
         ("aitraining", {"model", "tokenizer", "completion", "case_idx"}),
         ("everything", {*SCORE_ARGUMENTS, "answer"}),
         ("optional", {"text"}),
-        ("keyword_only", {"text", "answer"}),
         ("nothing", set()),
         ("slowly", {"messages"}),
     ],
@@ -84,7 +82,6 @@ def environment(score_episode: Callable[..., Any]) -> Any:
 @pytest.mark.parametrize(
     ("members", "missing"),
     [
-        ({"build_dataset": []}, "build_dataset"),
         ({"build_dataset": print, "score_episode": 0.5}, "score_episode"),
     ],
 )
@@ -114,17 +111,11 @@ def test_a_parameter_that_cannot_be_given_is_refused(score_episode: Callable[...
 
 
 class Builders:
-    def tokenizer(self, tokenizer: Any) -> Any:
-        return tokenizer
-
     def optional(self, tok: Any = None) -> Any:
         return tok
 
     def limit_and_keyword(self, limit: int = 3, *, tokenizer: Any) -> Any:
         return tokenizer
-
-    def by_position(self, tok: Any, /) -> Any:
-        return tok
 
     async def slowly(self, tokenizer: Any) -> Any:
         await asyncio.sleep(0)

@@ -22,7 +22,6 @@ from aitrain.options.in_python import in_python
 from aitrain.runs.run_folder import RunFolder
 from aitrain.workbench.check.before_training import check_quickly
 from tests.conftest import Run, has_ended, listing, write
-from tests.finished_runs import PLAIN, FinishedRuns
 
 ENV = """
 import os
@@ -122,31 +121,12 @@ def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
     assert not (Path.cwd() / "runs").exists()
 
 
-def test_a_run_that_is_resumed_with_other_cases_is_refused(dry: DryRunner, finished: FinishedRuns) -> None:
-    finished.copy("plain", Path.cwd() / "runs" / "mine")
-    again: dict[str, Any] = {**PLAIN, "resume_from_checkpoint": "auto", "project_name": "mine", "max_steps": 5}
-
-    end = dry.check(dry.config(**again)).end
-    assert isinstance(end, Failed)
-    assert "cases" in end.message
-
-
 @pytest.mark.parametrize("value", ["'0.5'", "1 / 0", "input()"])
 def test_an_environment_that_cannot_score_any_answer_is_refused(value: str, dry: DryRunner) -> None:
     end = dry.check(dry.config(replaced("return 0.5", f"return {value}"))).end
     assert isinstance(end, Failed)
     assert end.exit_code == 3
     assert "aitrain env play" in end.message
-
-
-def test_of_a_model_that_is_not_here_the_dataset_is_checked_alone(dry: DryRunner) -> None:
-    found = dry.check(dry.config(model="no-such/model"))
-    assert not isinstance(found.end, Failed)
-    assert found.unchecked[0].startswith("no-such/model")
-
-    end = dry.check(dry.config(replaced("list(ROWS)", "[]"), model="no-such/model")).end
-    assert isinstance(end, Failed)
-    assert end.exit_code == 3
 
 
 # -- its process

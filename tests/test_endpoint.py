@@ -51,20 +51,6 @@ class ByHttp(Asks):
             return self.body(endpoint, ask)
 
 
-def in_episode(body: Callable[[Any, Ask], Any], engine: Scripted = ECHO, **options: Any) -> Any:
-    """What the function returns when it is called in a rollout, after one answer of the policy."""
-    found: list[Any] = []
-
-    def then(endpoint: Any, ask: Ask) -> float:
-        said(ask([user("first")]))
-        found.append(body(endpoint, ask))
-        return 1.0
-
-    episode = play_one(ByHttp(then), engine, **options)
-    assert episode.result.score == 1.0, episode.failure_message
-    return found[0]
-
-
 def test_an_answer_has_openais_format_with_the_true_numbers_of_tokens() -> None:
     def body(endpoint: Any, ask: Ask) -> float:
         answer = ask([user("one")]).json()
@@ -108,40 +94,6 @@ def refused(response: httpx.Response) -> tuple[int, str | None, str | None]:
     return response.status_code, error["code"], error["param"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"model": "gpt-5"}, (404, "model_not_found", "model")),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, (400, None, "messages")),
-    ],
-)
-def test_a_wrong_request_is_refused_and_the_episode_goes_on(fields: dict[str, Any], expected: Any) -> None:
-    def body(endpoint: Any, ask: Ask) -> Any:
-        found = refused(ask(**{"messages": [user("second")], **fields}))
-        said(ask([user("first"), {"role": "assistant", "content": "1"}, user("second")]))
-        return found
-
-    assert in_episode(body) == expected
-
-
-@pytest.mark.parametrize(
-    ("send", "status"),
-    [
-        (lambda client: client.post("/chat/completions", content=b"{"), 400),
-        (lambda client: client.post("/chat/completions", content=bytes(MAX_BODY + 1)), 413),
-        (lambda client: client.get("/models", headers={"Authorization": "Bearer no"}), 401),
-    ],
-)
-def test_what_is_no_request_for_an_answer_is_refused_in_openais_format_and_the_connection_stays(
-    send: Any, status: int
-) -> None:
-    def body(endpoint: Any, ask: Ask) -> tuple[int, int]:
-        with client_of(endpoint) as client:
-            return refused(send(client))[0], client.get("/models").status_code
-
-    assert in_episode(body) == (status, 200)
-
-
 def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_caught() -> None:
     caught: list[Any] = []
 
@@ -156,6 +108,37 @@ def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_cau
     episode = play_one(ByHttp(body), ECHO, Limits(2, 9))
     assert caught == [(400, "context_length_exceeded", "messages")]
     assert (episode.stop, episode.result.score, episode.failure_message) == ("max_turns", 0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({"json": {"model": "gpt-5", "messages": [user("x")]}}, (404, "model_not_found", "model")),
+        (
+            {"json": {"model": "policy", "messages": [{**user(""), "content": [{"type": "image_url"}]}]}},
+            (400, None, "messages"),
+        ),
+        ({"content": b"{"}, (400, None, None)),
+        ({"content": bytes(MAX_BODY + 1)}, (413, None, None)),
+        ({"json": {}, "headers": {"Authorization": "Bearer no"}}, (401, "invalid_api_key", None)),
+    ],
+    ids=range(5),
+)
+def test_a_wrong_request_is_refused_in_openais_format_and_the_episode_goes_on_until_its_end(
+    request_: dict[str, Any], expected: Any
+) -> None:
+    used: list[Any] = []
+
+    def body(endpoint: Any, ask: Ask) -> float:
+        used.append(endpoint)
+        with client_of(endpoint) as client:
+            assert refused(client.post("/chat/completions", **request_)) == expected
+        return float(said(ask([user("first")]))["content"])
+
+    episode = play_one(ByHttp(body), ECHO)
+    assert (episode.result.score, episode.failure_message) == (1.0, "")
+    with client_of(used[0]) as client:
+        assert refused(client.get("/models")) == (404, "episode_over", None)
 
 
 # -- many at once

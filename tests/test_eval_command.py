@@ -112,7 +112,6 @@ def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) 
     assert evals.continued == [False, True]
     assert "0.500" in run(*run_killed, "--resume")  # finished: shown, not played
     assert len(evals.configs) == 2
-    assert "0.500" in run("--config", "runs/eval-tiny/config.yaml", "--resume")
     with pytest.raises(ConfigError, match="rl_temperature"):
         run(*run_killed, "--rl-temperature", "0.5", "--resume")
     assert "runs/eval-tiny-2" in run(*run_killed)
@@ -150,7 +149,6 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
         (["tiny"], "no environment"),
         (["tiny", *ARITHMETIC, "--cases", "0"], "0 cases"),
         (["nowhere/at/all", *ARITHMETIC], "does not exist"),
-        (["http://127.0.0.1:1/v1", *ARITHMETIC, "--use-vllm"], "address"),
         (["http://key@127.0.0.1:1/v1", *ARITHMETIC], "OPENAI_API_KEY"),
     ],
 )
