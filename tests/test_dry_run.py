@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,9 @@ import pytest
 
 import aitrain
 from aitrain import AitrainError, TrainConfig
-from aitrain.events import Failed
-from aitrain.jobs import dry_run as job
-from aitrain.jobs import environment_check
-from aitrain.jobs.worker import EventChannel
-from aitrain.launch.dry_run import DryRun, dry_run
+from aitrain.launch.dry_run import dry_run
 from aitrain.launch.preflight import check
 from aitrain.options.in_python import in_python
-from aitrain.runs.run_folder import RunFolder
-from aitrain.workbench.check.before_training import check_quickly
 from tests.conftest import Run, has_ended, listing, write
 
 ENV = """
@@ -36,40 +28,22 @@ class Env:
 """
 
 
-@dataclass
-class DryRunner:
-    """Dry runs in this process, which imports torch once; `small` is a model folder."""
-
-    small: Path
-    folder: Path
-
-    def config(self, env: str = ENV, **options: Any) -> TrainConfig:
-        write(Path.cwd(), {"env.py": env})
-        quick = {"max_steps": 1, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "save_strategy": "no", "eval_cases": 0}
-        return TrainConfig(**{"model": str(self.small), "rl_env": "env.py", **quick, **options})
-
-    def check(self, config: TrainConfig) -> DryRun:
-        """What the process of a dry run sends."""
-        plan, folder = check(config), RunFolder(self.folder / "dry")
-        shutil.rmtree(folder.path, ignore_errors=True)
-        folder.path.mkdir()
-        folder.write_config(plan.config)
-        found = DryRun()
-        arguments = [str(folder.path), str(plan.batch.processes), *([str(plan.checkpoint)] if plan.checkpoint else [])]
-        with (self.folder / "events").open("w+") as stream:
-            code = job.main(arguments, EventChannel(stream, 0))
-            stream.seek(0)
-            for line in stream:
-                found.hear(line)
-        assert found.end is not None
-        assert code == (found.end.exit_code if isinstance(found.end, Failed) else 0)
-        return found
+@pytest.fixture
+def preloaded(preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dry runs are forked from a process that has imported torch already."""
+    monkeypatch.setattr("aitrain.launch.dry_run.PYTHON", [str(preloaded_aitrain / "preloaded-python"), "-P"])
 
 
 @pytest.fixture
-def dry(here: Path, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DryRunner:
-    monkeypatch.setattr(environment_check, "check_quickly", partial(check_quickly, seconds=60.0))  # on any machine
-    return DryRunner(small_model, tmp_path)
+def config(here: Path, small_model: Path) -> Callable[..., TrainConfig]:
+    """`config(env, **options)`: of a short run."""
+
+    def make(env: str = ENV, **options: Any) -> TrainConfig:
+        write(here, {"env.py": env})
+        quick = {"max_steps": 1, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "save_strategy": "no", "eval_cases": 0}
+        return TrainConfig(**{"model": str(small_model), "rl_env": "env.py", **quick, **options})
+
+    return make
 
 
 def replaced(old: str, new: str, text: str = ENV) -> str:
@@ -101,32 +75,30 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
 REWRITES = "{{ messages | length }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
+@pytest.mark.usefixtures("preloaded")
 @pytest.mark.parametrize(("env", "options", "code", "word"), REFUSED.values(), ids=REFUSED)
 def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
-    env: str, options: dict[str, Any], code: int, word: str, dry: DryRunner
+    env: str, options: dict[str, Any], code: int, word: str, config: Callable[..., TrainConfig]
 ) -> None:
     write(Path.cwd(), {"rewrites.jinja": REWRITES})
-    try:
-        end = dry.check(dry.config(env, **options)).end
-        assert isinstance(end, Failed)
-        message, found = end.message, end.exit_code
-    except AitrainError as error:  # before any process is started
-        message, found = str(error), error.exit_code
+    with pytest.raises(AitrainError) as refused:
+        dry_run(check(config(env, **options)))
+    message = str(refused.value)
+    assert (refused.value.exit_code, word in message) == (code, True), message
 
-    assert (found, word in message) == (code, True), message
     with pytest.raises(AitrainError) as of_the_run:
-        aitrain.train(dry.config(env, **options))
+        aitrain.train(config(env, **options))
     assert str(of_the_run.value) == in_python(message, TrainConfig.model_fields)
     assert of_the_run.value.exit_code == code
     assert not (Path.cwd() / "runs").exists()
 
 
+@pytest.mark.usefixtures("preloaded")
 @pytest.mark.parametrize("value", ["'0.5'", "1 / 0", "input()"])
-def test_an_environment_that_cannot_score_any_answer_is_refused(value: str, dry: DryRunner) -> None:
-    end = dry.check(dry.config(replaced("return 0.5", f"return {value}"))).end
-    assert isinstance(end, Failed)
-    assert end.exit_code == 3
-    assert "aitrain env play" in end.message
+def test_an_environment_that_cannot_score_any_answer_is_refused(value: str, config: Callable[..., TrainConfig]) -> None:
+    with pytest.raises(AitrainError, match="aitrain env play") as caught:
+        dry_run(check(config(replaced("return 0.5", f"return {value}"))))
+    assert caught.value.exit_code == 3
 
 
 # -- its process
@@ -151,20 +123,20 @@ def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo
     assert listing(here) == ["env.py"]
 
 
-def test_what_the_environment_started_ends_with_the_dry_run(dry: DryRunner) -> None:
+def test_what_the_environment_started_ends_with_the_dry_run(config: Callable[..., TrainConfig]) -> None:
     started = "import subprocess\n" + replaced(
         "self.city = city",
         "open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); os.kill(os.getpid(), 9)",
     )
     with pytest.raises(AitrainError, match="SIGKILL") as caught:
-        dry_run(check(dry.config(started)))
+        dry_run(check(config(started)))
     assert caught.value.exit_code == 1
     assert has_ended(int(Path("pid").read_text()))
 
 
 @pytest.mark.slow
-def test_an_environment_that_hangs_is_refused_at_its_deadline(dry: DryRunner) -> None:
+def test_an_environment_that_hangs_is_refused_at_its_deadline(config: Callable[..., TrainConfig]) -> None:
     hangs = replaced("self.city = city", "import time; time.sleep(600)")
     with pytest.raises(AitrainError, match="--stall-timeout") as caught:
-        dry_run(check(dry.config(hangs, stall_timeout=5.0)))
+        dry_run(check(config(hangs, stall_timeout=5.0)))
     assert caught.value.exit_code == 3
