@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
 import time
@@ -13,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
@@ -208,25 +206,6 @@ def test_environments_that_change_nothing_or_say_that_they_may_run_at_the_same_t
 
 
 # -- what is seen late, or hidden
-
-
-def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:
-    over = threading.Event()
-
-    def seeds() -> None:  # as an engine in this process does
-        for number in itertools.count():
-            if over.wait(0.001):
-                return
-            torch.manual_seed(number)
-
-    engine = threading.Thread(target=seeds)
-    engine.start()
-    try:
-        _, notices = scored(NoState(), batches=3)
-    finally:
-        over.set()
-        engine.join()
-    assert notices == []
 
 
 class ChangesInARareBranch(Rows):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,17 +22,13 @@ def runs(here: Path) -> Path:
     low, high = {f"case {n}": [float(n % 4 == 0)] for n in range(40)}, {f"case {n}": [1.0] for n in range(40)}
     write_scoring(here / "runs" / "low", episodes(low))
     write_scoring(here / "runs" / "high", episodes(high))
-    evil = [one | {"completion": EVIL, "messages": [*one["prompt"], said(EVIL)]} for one in episodes(low)]
+    evil = [one | {"messages": [*one["prompt"], {"role": "assistant", "content": EVIL}]} for one in episodes(low)]
     write_scoring(here / "runs" / "evil", evil)
     phases = ("before_sampled", low), ("after_sampled", high)
     trained = [one for phase, scores in phases for one in episodes(scores, eval_phase=phase)]
     (write_scoring(here / "runs" / "trained", trained) / "status.json").write_text('{"status": "finished"}')
     (here / "runs" / "trained" / "result.json").write_text('{"score_after": 1.0}')
     return here / "runs"
-
-
-def said(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:

@@ -148,30 +148,6 @@ def test_wrong_calls_are_told_to_the_model_and_counted() -> None:
 # -- score_episode with tools
 
 
-class Shop(Rows):
-    def get_tools(self) -> list[Any]:
-        return [self.price]
-
-    def price(self, fruit: str) -> int:
-        """What a fruit costs.
-
-        Args:
-            fruit: Its name.
-        """
-        return {"fig": 3, "kiwi": 2}[fruit]
-
-    def score_episode(self, text: str, messages: list[dict[str, Any]]) -> Score:
-        return Score(float("2" in text), {"messages": len(messages)})
-
-
-def test_tools_go_on_until_an_answer_without_a_call() -> None:
-    played = rehearse(Shop(), [call("price", fruit="kiwi"), "it is 2", "never read"])
-
-    assert [move.is_over for move in played.moves] == [False, True]
-    assert played.scored.score == 1.0
-    assert played.scored.metrics["messages"] == 4
-
-
 # -- which of them
 
 

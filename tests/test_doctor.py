@@ -89,14 +89,6 @@ def told(name: str) -> tuple[str, str, str]:
     return finding.state, finding.found, finding.advice
 
 
-def test_a_machine_on_which_all_is_well(machine: Machine) -> None:
-    found = findings()
-
-    assert {finding.state for finding in found.values()} == {"ok"}
-    assert {"NVIDIA driver", "GPUs", "torch", "vLLM", "disk", "Hub token"} <= set(found)
-    assert found["GPUs"].found == "no GPU: training on the CPU"
-
-
 def test_of_several_gpus_a_busy_one_is_noted_and_a_hidden_one_is_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

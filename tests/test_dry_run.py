@@ -59,20 +59,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     ),
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "32 prompts"),
     "no room for a prompt": (ENV, {"rl_max_new_tokens": 4096}, 2, "rl_max_new_tokens"),
-    "template that rewrites earlier turns": (
-        replaced('f"say {number}"', '[{"role": "user", "content": "a"}]').replace(
-            "def score_episode(self, completion, answer):\n        return 0.5",
-            "def episode(self, case_idx):\n        yield\n        yield 'again'\n        return 1.0",
-        ),
-        {"chat_template": "rewrites.jinja"}, 2, "prefix-preserving",
-    ),
     "layers that are not there": (ENV, {"peft": True, "target_modules": "foo"}, 2, "foo"),
     "output below a file": (ENV, {"output_dir": "env.py/runs"}, 2, "env.py/runs"),
     "fields of TRL that exclude each other": (
         ENV, {"trl": {"log_completions_hub_repo": "a/b"}}, 2, "log_completions",
     ),
 }  # fmt: skip
-REWRITES = "{{ messages | length }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 @pytest.mark.usefixtures("preloaded")
@@ -80,7 +72,6 @@ REWRITES = "{{ messages | length }}{% for message in messages %}{{ message.conte
 def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
     env: str, options: dict[str, Any], code: int, word: str, config: Callable[..., TrainConfig]
 ) -> None:
-    write(Path.cwd(), {"rewrites.jinja": REWRITES})
     with pytest.raises(AitrainError) as refused:
         dry_run(check(config(env, **options)))
     message = str(refused.value)

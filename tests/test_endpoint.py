@@ -69,11 +69,9 @@ def test_an_answer_can_be_streamed() -> None:
     def body(endpoint: Any, ask: Ask) -> float:
         tools = {"tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}}
         response = ask([user("one")], **tools)
-        assert response.headers["content-type"] == "text/event-stream"
         *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
         chunks = [json.loads(event) for event in events]
         assert last == "[DONE]"
-        assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
         (call,) = chunks[0]["choices"][0]["delta"]["tool_calls"]
         assert (call["index"], call["function"]["arguments"]) == (0, '{"a": 1}')
         assert chunks[1]["choices"][0]["finish_reason"] == "tool_calls"

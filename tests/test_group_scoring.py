@@ -105,12 +105,6 @@ def test_any_other_result_is_a_failure_of_its_episodes_and_of_no_other_group(
     assert [result.score for result in fine] == [0.5, 0.25, None]
 
 
-@pytest.mark.parametrize(("retries", "score"), [(0, None), (1, 0.5)])
-def test_a_failed_call_is_tried_again_as_often_as_the_option_says(retries: int, score: float | None) -> None:
-    (results,) = scored(Returns(ValueError("no judge"), [0.5] * 3), rl_env_retries=retries)
-    assert results[0].score == score
-
-
 def test_its_parameters_are_checked_before_training() -> None:
     class Misspelt(Plain):
         def score_group(self, text: list[str]) -> Any:

@@ -57,14 +57,12 @@ def module(tmp_path: Path) -> ModuleType:
     ("text", "truth", "exact", "lenient"),
     [
         ("#### 72", "72", True, True),
-        ("#### 1,000", "1000", True, True),
-        ("#### 10\n#### 72", "72", True, True),
+        ("#### 10\n#### 1,000", "1000", True, True),
         ("#### 72" + "x" * 293, "72", True, True),
         ("#### 72" + "x" * 294, "72", False, True),
         ("#### **$72.00**", "72", False, True),
         ("#### **2.** Adding up\n30 + 42 = 72", "72", False, True),
         ("\\[ \\boxed{\\$72 \\text{ in 3 days}} \\]", "72", False, True),
-        ("\\boxed{1{,}000}", "1000", False, True),
         ("It is 1\u202f000 rolls.", "1000", False, True),
         ("72 cm^2", "72", False, True),
         ("It is $.50", "0.5", False, True),
@@ -76,7 +74,7 @@ def module(tmp_path: Path) -> ModuleType:
         ),
         ("boxed{" * 10_000, "72", False, False),
     ],
-    ids=range(22),
+    ids=range(20),
 )
 def test_the_exact_judge_accepts_what_xtuner_accepts_and_the_lenient_one_the_right_number_in_other_forms(
     module: ModuleType, text: str, truth: str, exact: bool, lenient: bool
@@ -87,13 +85,13 @@ def test_the_exact_judge_accepts_what_xtuner_accepts_and_the_lenient_one_the_rig
 # -- the environment
 
 
-@pytest.mark.parametrize("judge", ["exact", "lenient"])
-def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(judge: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("judge", "expected"), [("exact", 0.0), ("lenient", 1.0)])
+def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(
+    judge: str, expected: float, tmp_path: Path
+) -> None:
     environment = load(data_path=str(write_rows(tmp_path / "rows.jsonl", row())), judge=judge)
-    for text, exact in (("#### 72", 1.0), ("It is 72.", 0.0), ("#### 71", 0.0)):
-        scored = score(environment, text)
-        lenient = float("72" in text)
-        assert (scored.score, scored.metrics) == (exact if judge == "exact" else lenient, {"lenient": lenient})
+    scored = score(environment, "It is 72.")
+    assert (scored.score, scored.metrics) == (expected, {"lenient": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,6 @@ def test_original_rows_become_rows_of_xtuner_to_which_the_reference_is_a_right_a
     ("file", "text", "said"),
     [
         ("test.jsonl", '{"question": "a", "answer": "#### 2"}\n{"question": "a", "answer": "2"}\n', "line 2: needs"),
-        ("train-00000-of-00001.parquet", "version https://git-lfs.github.com/spec/v1\n", "git-lfs"),
         ("other.jsonl", "", "train-*.parquet"),
     ],
 )

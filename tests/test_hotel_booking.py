@@ -125,26 +125,6 @@ def test_only_what_was_told_before_the_first_booking_counts(environment: Any) ->
 # -- the conversation
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"hotel_id": None}, "no such hotel"),
-        ({"check_in": "2030-02-30"}, "check_in is a date"),
-        ({"nights": 0}, "nights is a number"),
-        ({"nights": 2.5}, "nights is a number"),
-        ({"check_in": "2029-01-01"}, "is not free"),
-        ({"nights": 30}, "is not free"),
-    ],
-)
-def test_what_cannot_be_booked_is_refused_in_words_and_takes_nothing_away(
-    environment: Any, change: dict[str, Any], said: str
-) -> None:
-    booking, case = environment.start(0, 0), environment.cases[0]
-    stay = {"hotel_id": case.right, "check_in": str(case.wish.check_in), "nights": case.wish.nights}
-    assert said in booking.book_hotel(**(stay | change))
-    assert booking.book_hotel(**stay).startswith("Booked: ")
-
-
 def test_after_its_turns_the_tools_say_no_more_and_each_call_is_a_turn() -> None:
     short = load(cases=1, held_out=1, max_turns=4)
     booking = short.start(0, 0)

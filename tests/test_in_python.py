@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-
 import pytest
 
 import aitrain
-from aitrain import ConfigError, Result, TrainConfig
+from aitrain import ConfigError, TrainConfig
 from aitrain.options.in_python import in_python
 from aitrain.options.reading import resolve
 
@@ -36,12 +33,6 @@ def test_options_are_given_by_name_or_as_one_train_config() -> None:
     for config, options in (({"model": "tiny"}, {}), ("tiny", {}), (TrainConfig(), {"lr": 1})):
         with pytest.raises(ConfigError, match="config"):
             aitrain.train(config, **options)  # type: ignore[arg-type]
-
-
-def test_a_question_that_comes_before_the_model_is_loaded_is_told_where_it_belongs() -> None:
-    for ask in (Result(Path(), "finished", 1, 1.0, None, None, None, None).chat, partial(aitrain.chat, "tiny")):
-        with pytest.raises(ConfigError, match="2 \\+ 2"):
-            ask("2 + 2")
 
 
 def test_options_in_python_are_refused_by_their_names_and_options_of_a_command_by_their_flags() -> None:

@@ -56,7 +56,6 @@ def test_what_is_given_wins_over_the_loss_type(options: dict[str, Any], expected
     ("options", "word"),
     [
         ({"rl_loss_type": "ppo"}, "rl_loss_type"),
-        ({"rl_loss_type": "luspo", "trl": {"importance_sampling_level": "token"}}, "rl_importance_level"),
         ({"rl_loss_type": "cispo", "rl_clip_range_high": 0.28}, "rl_clip_range_high"),
         ({"rl_scale_rewards": "none", "trl": {"scale_rewards": "none"}}, "--trl scale_rewards"),
         ({"rl_dual_clip": 1.1}, "1.2"),
@@ -75,7 +74,6 @@ def test_what_contradicts_itself_is_refused(options: dict[str, Any], word: str) 
     [
         ({"rl_loss_type": "dapo", "rl_importance_level": "sequence"}, "length"),
         ({"rl_loss_type": "sapo", "rl_clip_range": 0.1}, "rl_clip_range"),
-        ({"rl_loss_type": "cispo", "rl_dual_clip": 3.0}, "rl_dual_clip"),
         ({"rl_kl_coef": 0.0, "rl_kl_estimator": "k1"}, "rl_kl_estimator"),
         ({"rl_kl_estimator": "k1", "trl": {"use_bias_correction_kl": False}}, "no gradient"),
         ({"rl_loss_type": "dapo", "rl_clip_range": 0.1, "rl_clip_range_high": 0.3}, None),

@@ -131,17 +131,6 @@ def test_what_does_not_say_which_machines_or_starts_several_commands_on_one_is_r
         find_nodes(TrainConfig(**options), environ)
 
 
-def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoint(here: Path) -> None:
-    options: dict[str, Any] = {"model": "tiny", "rl_env": "envs.arithmetic", "num_processes": 2, "nnodes": 3}
-    first, second = (
-        TrainConfig(**options, node_rank=rank, master_addr="a", resume_from_checkpoint="auto") for rank in (0, 1)
-    )
-    plan = check(second)
-    assert plan.folder is None
-    assert check(first).folder is not None
-    assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
-
-
 # -- what must be equal
 
 
