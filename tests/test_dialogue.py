@@ -117,21 +117,15 @@ class Counting(Rows):
         return Counter(goal=seed)
 
 
-def test_an_object_steps_until_it_says_nothing_and_is_asked_for_the_score() -> None:
-    played = rehearse(Counting(), ["a", "b", "c"], seed=2)
-
-    assert [move.messages for move in played.moves] == [({"role": "user", "content": "1 of 2"},), ()]
-    assert played.scored.score == 1.0
-
-
-def test_tools_of_an_object_change_its_state_and_answer_as_tool_messages() -> None:
-    played = rehearse(Counting(), [call("skip", steps=2) + call("skip", steps=1), "a"], seed=4)
+def test_an_object_steps_until_it_says_nothing_and_its_tools_change_its_state() -> None:
+    played = rehearse(Counting(), [call("skip", steps=2) + call("skip", steps=1), "a", "b", "c"], seed=5)
 
     assert played.moves[0].messages == (
         {"role": "tool", "name": "skip", "content": '{"count": 2}'},
         {"role": "tool", "name": "skip", "content": '{"count": 3}'},
     )
     assert (played.moves[0].calls, played.moves[0].wrong_calls) == (2, 0)
+    assert [move.messages for move in played.moves[1:]] == [({"role": "user", "content": "4 of 5"},), ()]
     assert played.scored.score == 1.0
 
 

@@ -93,11 +93,11 @@ def test_of_several_gpus_a_busy_one_is_noted_and_a_hidden_one_is_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.install_torch("2.13.0+cu130", "13.0")
-    machine.gpus(H200, "1, NVIDIA H200, 143771, 900", "2, Odd, Name, 143771, 10", "3, NVIDIA GB10, [N/A], [N/A]")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
+    machine.gpus(H200, "1, NVIDIA H200, 143771, 900", "2, Odd, Name, 143771, 10")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     found = findings()
 
-    assert [found[f"GPU {index}"].state for index in range(4)] == ["ok", "note", "ok", "ok"]
+    assert [found[f"GPU {index}"].state for index in range(3)] == ["ok", "note", "ok"]
     assert found["GPU 0"].found == "NVIDIA H200, 139.8 of 140.4 GiB free"
     assert found["GPU 2"].found.endswith("hidden by CUDA_VISIBLE_DEVICES")
     assert (found["NVIDIA driver"].state, found["torch"].state) == ("ok", "ok")

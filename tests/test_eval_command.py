@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,7 +126,6 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     of_run = AskedEvals(["sums"], flags, existing="reuse")
     (first,) = run_evals(of_run)
     assert run_evals(of_run) == [first]
-    assert run_evals(replace(of_run, flags={**flags, "seed": 9})) != [first]
     if changes == "package":
         played = read_object(RunFolder(first).environment)
         write_json(RunFolder(first).environment, {**played, "package": "torch 1.0"})
@@ -138,7 +136,7 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     with pytest.raises(ConfigError, match="has changed"):
         run("sums", "--rl-env", str(environment), "--resume")
     (second,) = run_evals(of_run)
-    assert second.name == "eval-sums-3"
+    assert second.name == "eval-sums-2"
     assert run_evals(of_run) == [second]
 
 

@@ -90,7 +90,6 @@ def test_its_scores_take_the_place_of_the_episodes_own_metrics_are_added_and_a_f
     ("returned", "kinds"),
     [
         ([1.0], ["wrong_type", "wrong_type"]),
-        (None, ["wrong_type", "wrong_type"]),
         ([0.5, 2.0, 0.5], [None, "out_of_range"]),
         (ValueError("no judge"), ["raised", "raised"]),
     ],

@@ -32,6 +32,7 @@ from aitrain.launch.nodes import (
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import process_variables
 from aitrain.launch.slurm import Nodes, expand, find_nodes, idle_nodes
+from tests.conftest import write
 
 FACTS = {"versions": {"trl": "1.0"}, "options": {"lr": 1.0}}
 SLURM = {
@@ -135,8 +136,7 @@ def test_what_does_not_say_which_machines_or_starts_several_commands_on_one_is_r
 
 
 def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
-    for name in ("__init__.py", "env.py", "judge.py", "config.json"):
-        (tmp_path / name).write_text("")
+    write(tmp_path, dict.fromkeys(["__init__.py", "env.py", "judge.py", "config.json"], ""))
     given: dict[str, Any] = {"lr": 1e-5, "model": str(tmp_path)}
 
     def of_this_machine(**options: Any) -> dict[str, Any]:
