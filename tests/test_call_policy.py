@@ -176,11 +176,8 @@ class HoldsClients(NoState):
     def __init__(self) -> None:
         super().__init__()
         self.client, self.async_client = httpx.Client(), httpx.AsyncClient()
-        self.made: httpx.Client | None = None
 
     def score_episode(self, completion: str, case_idx: int) -> float:
-        if self.made is None:
-            self.made = httpx.Client()
         self.client.headers["x"] = completion
         return super().score_episode(completion, case_idx)
 

@@ -67,15 +67,13 @@ def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_giv
     for (chat, _, _), name in zip(chats, ("base", "tuned"), strict=True):
         chat.name = name
     loaded = [LoadedChat(chat, cast(LoadedPolicy, None)) for chat, _, _ in chats]
-    requests = [engine.requests for _, engine, _ in chats]
     with closing(ChatSession(loaded, TrainConfig(), system="add")) as session:
         assert session.ask("2+2?", Silent()) == {"base": "5$", "tuned": "4$"}
         assert session.ask("+1?", Silent()) == {"base": "6$", "tuned": "5$"}
-        asked = ["".join(map(chr, of_one[1].prompt_ids)) for of_one in requests]
-        assert asked == ["s:add$u:2+2?$a:5$u:+1?$a:", "s:add$u:2+2?$a:4$u:+1?$a:"]
-        base, tuned = ([request.seed for request in of_one] for of_one in requests)
-        assert base == tuned
-        assert base[0] != base[1]
+        (_, base), (first, tuned) = (engine.requests for _, engine, _ in chats)
+        assert "".join(map(chr, base.prompt_ids)) == "s:add$u:2+2?$a:5$u:+1?$a:"
+        assert "".join(map(chr, tuned.prompt_ids)) == "s:add$u:2+2?$a:4$u:+1?$a:"
+        assert base.seed == tuned.seed != first.seed
 
         before = [list(one.chat.messages) for one in loaded]
         loaded[1].chat.limits = Limits(1, 50, context=20)

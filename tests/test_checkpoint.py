@@ -108,7 +108,5 @@ def test_the_newest_is_that_of_the_highest_step_the_oldest_go_and_the_best_is_ke
 
     rotate(folder, 2, Best(8, 0.5, None))
     assert steps(folder) == [100, 10, 8]
-    rotate(folder, None, None)
-    assert steps(folder) == [100, 10, 8]
     rotate(folder, 1, None)
     assert steps(folder) == [100]

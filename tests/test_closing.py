@@ -33,15 +33,11 @@ class Closes:
             file.write(f"{os.getpid()}\n")
 
 
-def closed_in(notes: Path) -> list[int]:
-    return [int(line) for line in notes.read_text().splitlines()] if notes.exists() else []
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_each_process_that_called_it_closes_it_once(isolation: str, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     play(Closes(notes), Scripted(lambda _: "x$"), of=cases(4), rl_env_isolation=isolation)
-    closed = closed_in(notes)
+    closed = [int(line) for line in notes.read_text().splitlines()]
     assert closed.count(os.getpid()) == 1
     assert len(closed) == len(set(closed))
     assert (len(closed) > 1) == (isolation == "process")

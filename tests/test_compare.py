@@ -69,7 +69,6 @@ def test_what_a_model_said_is_no_command_to_the_terminal(runs: Path) -> None:
     ("arguments", "word"),
     [
         ([], "Name what is compared"),
-        (["low", "high", "--html", "no/such/folder.html"], "--html"),
         (["high", "low", "--detect", "nan"], "--detect nan"),
     ],
 )

@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from aitrain.cli import main
 from tests.conftest import write
-
-Answer = Callable[..., str]
-
-
-@pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Answer:
-    """`answer("grpo", "--vllm-mode", "")`: what is printed with the cursor in the last word."""
-
-    def ask(*words: str) -> str:
-        line = ["aitrain", *words]
-        asked = {"COMP_WORDS": "\n".join(line), "COMP_CWORD": str(len(words))}
-        for name, value in {"_AITRAIN_COMPLETE": "complete_bash", **asked}.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["aitrain"])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        assert not ended.value.code
-        return capsys.readouterr().out
-
-    return ask
 
 
 @pytest.mark.parametrize(
@@ -46,7 +24,17 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     ids=" ".join,
 )
 def test_commands_options_values_and_runs_are_completed(
-    answer: Answer, here: Path, words: list[str], offered: list[str]
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    offered: list[str],
 ) -> None:
     write(here, {"runs/demo/status.json": "{}", "runs/demo-2/status.json": "{}", "runs/other": None})
-    assert answer(*words).split() == offered
+    monkeypatch.setenv("_AITRAIN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(["aitrain", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    monkeypatch.setattr("sys.argv", ["aitrain"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert capsys.readouterr().out.split() == offered

@@ -132,7 +132,6 @@ def test_a_driver_that_hangs_is_a_problem_and_keeps_nobody_waiting(
         (["regex"], "transformers", "note", "regex"),
         (["tokenizers", "0.24.1"], "transformers", "problem", 'pip install "tokenizers>=0.22,<0.24"'),
         (["vllm", "0.30.0"], "vLLM", "problem", 'pip install "aitrain[vllm]"'),
-        (["vllm", "0.31.0", "torch==2.13.1"], "vLLM", "problem", "torch==2.13.1"),
         (["vllm", "0.31.0+cu130", "torch==2.13.0"], "vLLM", "ok", ""),
     ],
 )

@@ -58,7 +58,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
         {}, 3, "kind of prompt",
     ),
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "32 prompts"),
-    "no room for a prompt": (ENV, {"rl_max_new_tokens": 4096}, 2, "rl_max_new_tokens"),
     "layers that are not there": (ENV, {"peft": True, "target_modules": "foo"}, 2, "foo"),
     "output below a file": (ENV, {"output_dir": "env.py/runs"}, 2, "env.py/runs"),
     "fields of TRL that exclude each other": (

@@ -66,7 +66,6 @@ def module(tmp_path: Path) -> ModuleType:
         ("It is 1\u202f000 rolls.", "1000", False, True),
         ("72 cm^2", "72", False, True),
         ("It is $.50", "0.5", False, True),
-        ("#### \u22125", "-5", False, True),
         ("the result of 10-5", "5", False, True),
         *(
             (text, "72", False, False)
@@ -74,7 +73,7 @@ def module(tmp_path: Path) -> ModuleType:
         ),
         ("boxed{" * 10_000, "72", False, False),
     ],
-    ids=range(20),
+    ids=range(19),
 )
 def test_the_exact_judge_accepts_what_xtuner_accepts_and_the_lenient_one_the_right_number_in_other_forms(
     module: ModuleType, text: str, truth: str, exact: bool, lenient: bool

@@ -57,7 +57,6 @@ def test_what_is_given_wins_over_the_loss_type(options: dict[str, Any], expected
         ({"rl_loss_type": "cispo", "rl_clip_range_high": 0.28}, "rl_clip_range_high"),
         ({"rl_scale_rewards": "none", "trl": {"scale_rewards": "none"}}, "--trl scale_rewards"),
         ({"rl_dual_clip": 1.1}, "1.2"),
-        ({"rl_dual_clip": 3.0, "trl": {"delta": 2.0}}, "--trl delta"),
         ({"rl_overlong_penalty": 0.5}, "--rl-overlong-buffer"),
         ({"custom_loss": "a:b", "trl": {"top_entropy_quantile": 0.2}}, "custom_loss"),
     ],

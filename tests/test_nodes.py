@@ -100,7 +100,6 @@ def links(tmp_path: Path, port: int) -> Iterator[tuple[NodeLink, NodeLink]]:
         # as the operators of Kubernetes set them
         ({}, {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0", "MASTER_PORT": "234"}, Nodes(3, 2, "job-0", 234)),
         ({"nnodes": 3, "node_rank": 2, "master_addr": "a"}, {}, Nodes(3, 2, "a", 29400)),
-        ({}, {}, None),
     ],
 )
 def test_the_machines_are_those_of_the_flags_or_of_the_launcher(
@@ -122,7 +121,6 @@ def test_names_and_idle_machines_of_a_slurm_job_are_read() -> None:
         ({}, {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, "4 times"),
         ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "srun --ntasks-per-node=1"),
         ({"nnodes": 2, "master_addr": "a"}, {}, "node_rank"),
-        ({"nnodes": 2, "node_rank": 2, "master_addr": "a"}, {}, "0 to 1"),
     ],
 )
 def test_what_does_not_say_which_machines_or_starts_several_commands_on_one_is_refused(
