@@ -7,7 +7,8 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,15 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
-from aitrain.launch import nodes, processes
-from aitrain.launch.local_processes import reserved_port
+from aitrain.launch import node_processes, processes
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
-from aitrain.launch.nodes import SharedFolder, gather_nodes, join_node_0
+from aitrain.launch.nodes import SharedFolder
 from aitrain.launch.slurm import Nodes
 from aitrain.runs.run_folder import RunFolder, read_object
+from tests import test_nodes
 
+links, port, soon = test_nodes.links, test_nodes.port, test_nodes.soon  # fixtures
 READY = "touch $0/ready-$RANK"
 WAIT = f"trap 'exit 0' TERM; {READY}; while :; do sleep 0.05; done"
 END = Ended("finished", 3)
@@ -42,8 +44,8 @@ def wait_until(is_so: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-class Leading(LeadingProcesses):
-    """Node 0 with a script as its rank 0."""
+class WithScript:
+    """A machine with a script in place of its training process."""
 
     script = WAIT
 
@@ -51,13 +53,12 @@ class Leading(LeadingProcesses):
         return ["bash", "-c", self.script, str(self.folder.path)]
 
 
-class Following(FollowingProcesses):
-    """The other machine, with a script as its rank 1."""
+class Leading(WithScript, LeadingProcesses):
+    """Node 0, with rank 0."""
 
-    script = WAIT
 
-    def _command(self) -> list[str]:
-        return ["bash", "-c", self.script, str(self.folder.path)]
+class Following(WithScript, FollowingProcesses):
+    """The other machine, with rank 1."""
 
 
 class Machines:
@@ -104,37 +105,24 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    monkeypatch.setattr(nodes, "TRY_EVERY", 0.01)
+def machines(tmp_path: Path, links: tuple[NodeLink, NodeLink], monkeypatch: pytest.MonkeyPatch) -> Machines:
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
-    with reserved_port() as port:
-        joined: list[NodeLink] = []
-        join = threading.Thread(
-            target=lambda: joined.append(join_node_0(Nodes(2, 1, "127.0.0.1", port), {}, tmp_path, 20))
-        )
-        join.start()
-        leading = gather_nodes(Nodes(2, 0, "127.0.0.1", port), {}, tmp_path, 20)
-        join.join()
     folder = tmp_path / "run"
     folder.mkdir()
-    made = Machines(folder, (leading, joined[0]))
-    yield made
-    for link in made.links:
-        link.close()
+    return Machines(folder, links)
 
 
-def test_both_end_when_rank_0_says_so(machines: Machines) -> None:
-    machines.run(says(Started(0, 1), Note("hello"), END), says(Started(1, 1)))
-    assert machines.ends == [END, END]
-    assert Note("hello") in machines.heard
-    listed = read_object(machines.folder.status)["nodes"]
-    assert [(node["rank"], node["address"]) for node in listed] == [(0, "127.0.0.1"), (1, "127.0.0.1")]
-
-
-def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: Machines) -> None:
+def test_ranks_of_both_machines_are_consecutive_meet_know_node_0s_server_and_end_with_rank_0(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = {SERVER_VARIABLE: "http://nodeA:8000", "VLLM_API_KEY": "of the server"}
+    monkeypatch.setattr(node_processes, "managed_server", lambda *_: nullcontext(server))
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
     show = "env > " + shlex.quote(str(machines.folder.path))
-    machines.run(f"{show}/env-0; {says(END)}", f"{show}/env-1")
+    machines.run(f"{show}/env-0; {says(Started(0, 1), Note('hello'), END)}", f"{show}/env-1; {says(Started(1, 1))}")
+    assert machines.ends == [END, END]
+    assert Note("hello") in machines.heard
+    assert [node["rank"] for node in read_object(machines.folder.status)["nodes"]] == [0, 1]
     first, second = (
         dict(line.split("=", 1) for line in (machines.folder.path / f"env-{n}").read_text().splitlines() if "=" in line)
         for n in (0, 1)
@@ -142,18 +130,8 @@ def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: M
     port = first["MASTER_PORT"]
     assert [first[name] for name in names] == ["0", "0", "2", "1", "127.0.0.1", port, "lo"]
     assert [second[name] for name in names] == ["1", "0", "2", "1", "127.0.0.1", port, "lo"]
-    assert SERVER_VARIABLE not in second
+    assert server.items() <= second.items()
     assert [node["host"] for node in json.loads(first["AITRAIN_NODES"])] == [os.uname().nodename] * 2
-
-
-def test_the_other_machine_gets_the_address_and_the_key_of_node_0s_server(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Leading, "_environment", lambda self: dict(os.environ))
-    server = {SERVER_VARIABLE: "http://nodeA:8000", "VLLM_API_KEY": "of the server"}
-    machines.second._begun.put({"port": 1, "world": 2, "server": server})
-    machines.run(says(END), f"echo ${SERVER_VARIABLE} $VLLM_API_KEY > {shlex.quote(str(machines.folder.path))}/got")
-    assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n"
 
 
 def test_an_error_of_a_rank_elsewhere_ends_the_run_with_the_name_of_its_machine(machines: Machines) -> None:
