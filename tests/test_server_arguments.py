@@ -139,3 +139,11 @@ def test_weights_that_do_not_fit_into_a_servers_share_are_refused_before_it_star
         check()
     check(vllm_quantization="fp8")
     check(vllm_tensor_parallel_size=2)
+
+
+def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log() -> None:
+    config = TrainConfig(**OURS, vllm_servers=2, vllm_server_gpus=2, vllm_gpu_memory_utilization=0.4)
+    plan = RunPlan(config, {}, BatchPlan(1, 1, 1), (), None, ("4", "5", "6", "7"))
+    first, second = server_plans(plan, RunFolder(Path("run")))
+    assert (first.gpus, second.gpus, first.memory) == (("4", "5"), ("6", "7"), 0.4)
+    assert [first.log.name, second.log.name] == ["vllm-server-0.log", "vllm-server-1.log"]

@@ -222,7 +222,7 @@ RUNS = {
     "test_failures.py": ["eval_steps"], "test_grpo.py": ["eval_cases", "eval_strategy"],
     "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_rl_check.py": ["rl_check"],
     "test_rollout.py": ["chat_template"], "test_tracking.py": ["log"], "test_warm_up.py": ["warm_up"],
-    "../rollout/test_opening.py": ["rl_env_episodes"], "../test_group_scoring.py": ["rl_env_retries"],
+    "../rollout/test_opening.py": ["rl_env_episodes"], "../test_scoring.py": ["rl_env_retries"],
     "../test_call_policy.py": ["rl_env_isolation", "rl_env_timeout", "rl_env_workers"],
     "../test_loader.py": ["rl_env", "rl_env_class", "rl_env_config", "rl_env_module"],
     "../test_nodes.py": ["master_addr", "master_port", "nnodes", "node_rank"],
@@ -230,9 +230,9 @@ RUNS = {
     "../test_ray_run.py": ["launcher", "max_failures", "num_processes", "ray_address"],
     "../test_run_folder.py": ["output_dir", "project_name"], "../test_watchdog.py": ["stall_timeout"],
     "../test_server_arguments.py": [
-        "vllm_args", "vllm_data_parallel_size", "vllm_quantization", "vllm_speculative",
+        "vllm_args", "vllm_data_parallel_size", "vllm_quantization", "vllm_server_gpus", "vllm_speculative",
     ],
-    "../test_vllm_server.py": ["vllm_max_restarts", "vllm_server_gpus", "vllm_servers"],
+    "../test_vllm_server.py": ["vllm_max_restarts", "vllm_servers"],
 }  # fmt: skip
 """Options whose effect the tests of a file show, by a run or by what is started."""
 
