@@ -25,6 +25,7 @@ def test_each_guess_that_misses_or_is_no_number_costs_a_quarter(
     number: int, replies: list[str], said: list[str], score: float
 ) -> None:
     environment: Any = loader.load_env(locator.find_env(TrainConfig(rl_env="envs.guess_number")), {})
+    assert number in [row["case_idx"] for row in environment.build_dataset(None)]
     episode = environment.episode(number, seed=0)
     assert next(episode) is None
     assert [episode.send(reply) for reply in replies[:-1]] == said
