@@ -37,12 +37,13 @@ def names(kind: type) -> list[str]:
 
 def test_the_files_beside_it_that_it_imports_are_kept_and_belong_to_its_hash(imported: Path) -> None:
     helpers = {
-        "scored_env.py": f"import points_of_env\n{CLASS}",
+        "scored_env.py": f"import points_of_env, secret_of_env\n{CLASS}",
         "points_of_env.py": "def points():\n    from more_of_env import x\n",
         "more_of_env.py": "import scored_env\n",
         "neighbour.py": "",
     }
     write(imported, helpers)
+    (imported / "secret_of_env.py").symlink_to(imported / "neighbour.py")
     module = type(sys)("scored_env")
     module.__file__ = str(imported / "scored_env.py")
     sys.modules["scored_env"] = module

@@ -59,6 +59,7 @@ def test_a_run_leaves_a_report_of_all_that_it_did(real_run: Path) -> None:
     rewards = [line["reward"] for line in read_lines(real_run / "metrics.jsonl") if "reward" in line]
     assert shown["curves"]["series"]["reward"] == rewards
     assert shown["episodes"]["all"] == len(data["episodes"]) == 62
+    assert {row["name"]: row["value"] for row in shown["options"]}["max_steps"] == "4"
     assert "tests/finished_runs.py" in {file["name"] for file in data["source"]}
 
 
