@@ -17,7 +17,7 @@ from aitrain.runs.run_list import look, runs_in
 from aitrain.ui.cases import CaseRow, case_changes, case_rows
 from aitrain.ui.episodes import Query, find
 from aitrain.ui.run_registry import RunRegistry
-from aitrain.ui.run_rows import POINTS, run_row, stamp, sweep_row
+from aitrain.ui.run_rows import POINTS, run_row, stamp
 from aitrain.ui.run_state import DEAD, LOG_LINES, run_state
 from aitrain.ui.summary import held_out_curve, scores, summary
 from tests.ui.conftest import record, write_run
@@ -95,8 +95,8 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
 
 
 def test_the_row_of_a_sweep_is_its_best_trial(tmp_path: Path) -> None:
-    row = sweep_row(make_sweep(tmp_path / "sweep"))
-    assert (row["job"], row["status"], row["step"], row["steps"]) == ("sweep", "finished", 2, 2)
+    row = run_row(make_sweep(tmp_path / "sweep"))
+    assert (row["job"], row["status"], row["step"], row["steps"]) == ("sweep", "finished", 4, 4)
     assert (row["model"], row["seconds"]) == ("tiny", 30.0)
     assert (row["before"] and row["before"]["mean"], row["after"] and row["after"]["mean"]) == (0.2, 0.8)
 

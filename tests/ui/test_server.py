@@ -261,4 +261,4 @@ def test_trials_are_known_by_their_sweep_and_its_page_links_to_them(tmp_path: Pa
     assert ready(server, "lr (2)/trial-1")["name"] == "trial-1"
     status, _, page = ask(server, "/sweep?sweep=lr%20%282%29")
     assert status == 200
-    assert b"/?run=lr%20%282%29%2F{name}" in page
+    assert b'href="/?run=lr%20%282%29%2Ftrial-1"' in page
