@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,29 +54,20 @@ def sweep(
     from aitrain.launch.sweep_plan import check_sweep  # here, because help needs none of it
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
+    from aitrain.options.yaml_text import write_yaml
     from aitrain.ui.sweep_page import open_study
 
     flags: dict[str, object] = {} if trials is None else {"trials": trials}
     if resume:
-        plan = check_sweep(SweepConfig.read({**open_study(file).user_attrs["config"], **flags}))
+        plan = check_sweep(SweepConfig.read({**open_study(file).user_attrs.get("config", {}), **flags}))
     else:
         plan = check_sweep(resolve(SweepConfig, file, flags))
     if dry_run:
-        derived = {"trials": plan.trials, "folder": str(plan.folder), "notes": plan.notes}
+        derived = {"trials": plan.trials, "folder": str(plan.folder), "notes": [*plan.notes]}
         document = {**plan.config.written(), **derived}
-        typer.echo(json.dumps(document, indent=2) if as_json else "\n".join(_plan_lines(plan)))
+        typer.echo(json.dumps(document, indent=2) if as_json else write_yaml(document).rstrip())
         return 0
     return _play(plan, file if resume else None, parallel, Verbosity(quiet, verbose, debug), as_json)
-
-
-def _plan_lines(plan: SweepPlan) -> Iterator[str]:
-    of = "" if math.isinf(plan.size) else f" of {plan.size} combinations"
-    yield f"trials       {plan.trials}{of}, sampler {plan.config.sampler}, pruner {plan.config.pruner}"
-    yield f"objective    {plan.config.direction} the held-out score after training ({plan.config.objective})"
-    for name, given in plan.config.searched.items():
-        yield f"  {name:18} {json.dumps(given)}"
-    yield f"folder       {plan.folder}"
-    yield from (f"! {note}" for note in plan.notes)
 
 
 def _play(plan: SweepPlan, folder: Path | None, parallel: int, verbosity: Verbosity, as_json: bool) -> int:
@@ -100,6 +89,8 @@ def _play(plan: SweepPlan, folder: Path | None, parallel: int, verbosity: Verbos
         study.set_user_attr("config", to_json_object(plan.config.written()))
         study.pruner = pruner_of(plan.config)
         shown = SweepScreen(screen.start(), study, folder, plan.trials, parallel, verbosity.verbose)
+        for note in plan.notes:
+            shown.show(Note(note))
         played = Sweep(plan, folder, study, shown.begin, shown.end)
         try:
             with on_stop_signals(lambda *_: played.stop()):
@@ -166,7 +157,7 @@ class SweepScreen:
             self.screen.dashboard = Dashboard()
             if self.is_verbose:
                 self.screen.new_lines = LogTail(RunFolder(self.folder / trial_name(trial)).log)
-        return partial(self._show, trial)
+        return partial(self._show, trial) if self.parallel > 1 else self.show
 
     def end(self, trial: FrozenTrial) -> None:
         """Show how a trial ended, and which is the best so far."""
@@ -177,16 +168,18 @@ class SweepScreen:
         self._say(trial, f"{outcome(trial)}{ahead}")
         write_page(self.study, self.folder)
 
-    def _show(self, trial: FrozenTrial, event: Event) -> None:
+    def show(self, event: Event) -> None:
         """Show an event, but each note only once: all trials have the same ones on the environment."""
         if isinstance(event, Note):
             if event.text in self.notes:
                 return
             self.notes.add(event.text)
-        if self.parallel == 1:
-            self.screen(event)
-        elif isinstance(event, Note):
-            self.screen(Note(f"trial-{trial.number}: {event.text}", event.level))
+        self.screen(event)
+
+    def _show(self, trial: FrozenTrial, event: Event) -> None:
+        """Show the notes and the scores of one of several trials at a time."""
+        if isinstance(event, Note):
+            self.show(event)
         elif isinstance(event, Evaluated) and event.sampled is not None:
             self._say(trial, evaluated_line(event))
 
