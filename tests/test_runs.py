@@ -15,7 +15,6 @@ from aitrain.cli.runs import runs
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import runs_in
-from aitrain.runs.sweep_record import SweepRecord, Trial
 from tests.conftest import write
 
 RUNNING = {"status": "running", "step": 3, "steps": 50}
@@ -111,9 +110,8 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 5}
     append_lines(make(tmp_path, "run" + "-on" * 20, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
     make(tmp_path, "greedy", status | {"job": "eval"}, scores={"greedy": {"mean": 0.5}})
-    (tmp_path / "lrs").mkdir()
-    trials = [Trial(number, {}, "finished", score, before=0.75) for number, score in enumerate((0.5, 0.25))]
-    SweepRecord(tmp_path / "lrs", {"direction": "minimize"}, 4, "stopped", trials).write()
+    swept = {"job": "sweep", "step": 2, "steps": 4}
+    make(tmp_path, "lrs", status | swept, score_before=0.75, score_after=0.25)
 
     assert runs(tmp_path) == 0
     out = capsys.readouterr().out

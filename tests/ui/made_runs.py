@@ -6,9 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import TrialState, create_trial
+
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json
-from aitrain.runs.sweep_record import SweepRecord, Trial
+from aitrain.ui.sweep_page import open_study
 from tests.ui.conftest import record, write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
@@ -84,22 +87,25 @@ def make_eval(folder: Path) -> RunFolder:
     return run
 
 
-def make_sweep(folder: Path) -> Path:
-    """A finished sweep with the runs of two of its trials."""
-    for number in range(2):
+def make_sweep(folder: Path, text: str = "dapo") -> Path:
+    """A sweep with two trials that finished, a pruned one and one that failed, with this text in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    study, space = open_study(folder, is_new=True), {"lr": FloatDistribution(1e-7, 1e-3, log=True)}
+    more: dict[str, Any] = {"distributions": {**space, "rl_loss_type": CategoricalDistribution(["grpo", text])}}
+    for number, score in enumerate((0.8, 0.4)):
         make_run(folder / f"trial-{number}", [record()], "finished", step=4, heartbeat=time.time() - 20)
-    sweep_in(folder).write()
+        known = {"before": 0.2, "interval": None, "seconds": 15.0, "steps": 4}
+        study.add_trial(create_trial(params=values(number, text), value=score, user_attrs=known, **more))
+    reports = {5: 0.2, 10: 0.3}
+    more |= {"params": values(2, text)}
+    study.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values=reports, **more))
+    study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={"error": text}, **more))
+    life = {"heartbeat": time.time() - 20}
+    write_json(folder / "status.json", {"status": "finished", "job": "sweep", "step": 4, "steps": 4, **life})
+    result = {"job": "sweep", "status": "finished", "seconds": 30.0, "score_before": 0.2, "score_after": 0.8}
+    write_json(folder / "result.json", {**result, "base_model": "tiny", "environment": "envs.arithmetic"})
     return folder
 
 
-def sweep_in(folder: Path, text: str = "dapo", **config: object) -> SweepRecord:
-    """The record of a sweep of four finished trials, a pruned one and a failed one, with this text in it."""
-    folder.mkdir(exist_ok=True)
-    search = {"lr": {"low": 1e-7, "high": 1e-3, "log": True}, "rl_loss_type": ["grpo", text]}
-    options = {"options": {"model": text}, "search": search, "objective": "sampled", "direction": "maximize"}
-    record = SweepRecord(folder, {**options, "sampler": "tpe", "pruner": "median", **config}, 8, "finished")
-    values = [{"lr": 10.0 ** (n - 7), "rl_loss_type": ("grpo", text)[n % 2]} for n in range(6)]
-    record.trials = [Trial(n, values[n], "finished", n / 5, seconds=60.0 + n) for n in range(1, 5)]
-    record.trials.append(Trial(0, values[0], "failed", error=text))
-    record.trials.append(Trial(5, values[5], "pruned", before=0.25, scores={5: 0.2, 10: 0.3}))
-    return record
+def values(number: int, text: str) -> dict[str, object]:
+    return {"lr": 10.0 ** (number - 7), "rl_loss_type": ("grpo", text)[number % 2]}

@@ -17,10 +17,10 @@ from aitrain.runs.run_folder import RunFolder, append_lines
 from aitrain.ui.comparison_page import page_of_comparisons
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.server import PageServer
-from aitrain.ui.sweep_page import PAGE, write_page
+from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import record, said, write_run
-from tests.ui.made_runs import RENDERED, sweep_in
+from tests.ui.made_runs import RENDERED, make_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -244,17 +244,15 @@ def test_compared_cases_are_found_opened_and_read_side_by_side(tmp_path: Path, v
 
 
 @pytest.mark.slow
-def test_the_trials_of_a_sweep_are_lines_and_sorted_rows(tmp_path: Path, visit: Visit) -> None:
-    write_page(sweep_in(tmp_path / "lrs"))
-    tab = visit((tmp_path / "lrs" / PAGE).as_uri())
-    page = tab.page
-    page.wait_for_selector(".parallel svg")
-    lines = [page.locator(f".trial-line{kind}").count() for kind in ("", ".unscored", ".best")]
-    assert lines == [6, 2, 1]
-    assert tab.texts(".trials tbody tr:first-child td:first-child") == ["trial-4"]
-    page.click(".trials th:nth-child(2) button")  # by learning rate, the highest first; again: the lowest first
-    page.click(".trials th:nth-child(2) button")
-    assert tab.texts(".trials tbody tr:first-child td:first-child") == ["trial-0"]
+def test_the_page_of_a_sweep_draws_its_plots_from_its_own_file(tmp_path: Path, visit: Visit) -> None:
+    folder = make_sweep(tmp_path / "lrs")
+    (folder / "sweep.html").write_text(sweep_page(open_study(folder), folder))
+    tab = visit((folder / "sweep.html").as_uri(), viewport={"width": 390, "height": 844})
+    tab.page.wait_for_selector(".figure:nth-of-type(4) .plot-container svg")
+    assert tab.page.locator(".figure .plot-container").count() == 3
+    assert tab.page.locator(".figure .main-svg").first.bounding_box()["height"] > 300
+    assert tab.texts("tbody tr td:first-child") == ["0", "1", "2", "3"]
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 # -- output that means harm

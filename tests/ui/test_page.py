@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,27 @@ from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.comparison_page import comparison_page
 from aitrain.ui.page import self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
-from aitrain.ui.sweep_page import page_data as sweep_data
+from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import record, said, write_run
-from tests.ui.made_runs import EVIL, sweep_in
+from tests.ui.made_runs import EVIL, make_sweep
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and the text of its data element."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.data = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][1].get("id") == "data":
+            self.data += data
 
 
 def page_of(folder: Path) -> str:
@@ -44,6 +62,22 @@ def test_hostile_words_are_data_and_the_page_allows_only_its_own_scripts(tmp_pat
     assert page.count("<script") + page.count("<style") == 1 + page.count("sha256-"), "the data, and what is allowed"
     assert "default-src 'none'; " in page
     assert "<img" not in page
+
+
+def test_the_page_of_a_sweep_shows_hostile_words_as_text_and_loads_nothing(tmp_path: Path) -> None:
+    folders = [make_sweep(tmp_path / str(number), text) for number, text in enumerate(("word", EVIL))]
+    harmless, evil = (Tags(sweep_page(open_study(folder), folder)) for folder in folders)
+    assert [tag for tag, _ in evil.tags] == [tag for tag, _ in harmless.tags]
+    assert "alert(1)" in evil.data
+    (policy,) = (a["content"] or "" for tag, a in evil.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    assert policy.count("unsafe") == 1
+    links = [attributes["href"] for tag, attributes in evil.tags if tag == "a"]
+    assert links == [f"trial-{number}/report.html" for number in range(4)]
+
+
+def test_a_sweep_without_trials_has_a_page(tmp_path: Path) -> None:
+    assert "there is no best one" in sweep_page(open_study(tmp_path, is_new=True), tmp_path)
 
 
 # -- a run's own report
@@ -125,18 +159,3 @@ def test_a_large_comparison_lists_its_cases_and_holds_some_transcripts(
     assert sorted(case["outcome"] for case in held) == ["lost", "won", "won"]
     told = {case["outcome"]: [[one["score"] for one in side] for side in case["sides"]] for case in held}
     assert told == {"won": [[0.0], [1.0]], "lost": [[1.0], [0.0]]}, "the samples that differ"
-
-
-def test_the_page_has_the_trials_best_first_with_axes_for_the_searched_options(tmp_path: Path) -> None:
-    sweep = sweep_in(tmp_path / "lrs")
-    data: Any = sweep_data(sweep)
-    assert [trial["number"] for trial in data["trials"]] == [4, 3, 2, 1, 0, 5]
-    assert data["best"] == 4
-    assert data["axes"] == [
-        {"name": "lr", "low": 1e-7, "high": pytest.approx(1e-2), "log": True},
-        {"name": "rl_loss_type", "choices": ["grpo", "dapo"]},
-    ]
-    assert data["trials"][-1]["scores"] == [(5, 0.2), (10, 0.3)]
-    assert sweep_data(sweep_in(tmp_path / "least", direction="minimize"))["best"] == 1
-    sweep.trials = []
-    assert sweep_data(sweep)["best"] is None

@@ -17,11 +17,11 @@ from aitrain.runs.run_list import look, runs_in
 from aitrain.ui.cases import CaseRow, case_changes, case_rows
 from aitrain.ui.episodes import Query, find
 from aitrain.ui.run_registry import RunRegistry
-from aitrain.ui.run_rows import stamp
+from aitrain.ui.run_rows import run_row, stamp
 from aitrain.ui.run_state import DEAD, LOG_LINES, run_state
 from aitrain.ui.summary import scores, summary
 from tests.ui.conftest import record, write_run
-from tests.ui.made_runs import make_eval, make_failed, make_live, make_run
+from tests.ui.made_runs import make_eval, make_failed, make_live, make_run, make_sweep
 
 
 def read(folder: Path, records: list[dict[str, Any]]) -> RolloutIndex:
@@ -78,6 +78,13 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
     rows = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
     assert rows == {"good": "failed", "bad": "unknown"}
     json.dumps(summary(tmp_path / "bad", None), allow_nan=False)
+
+
+def test_the_row_of_a_sweep_is_its_best_trial(tmp_path: Path) -> None:
+    row = run_row(make_sweep(tmp_path / "sweep"))
+    assert (row["job"], row["status"], row["step"], row["steps"]) == ("sweep", "finished", 4, 4)
+    assert (row["model"], row["seconds"]) == ("tiny", 30.0)
+    assert (row["before"] and row["before"]["mean"], row["after"] and row["after"]["mean"]) == (0.2, 0.8)
 
 
 def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> None:

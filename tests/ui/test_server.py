@@ -199,4 +199,6 @@ def test_trials_are_known_by_their_sweep_and_its_page_links_to_them(tmp_path: Pa
     trials = {f"{sweep}/trial-{number}": sweep for sweep in ("lr", "lr (2)") for number in range(2)}
     assert rows == {"lr": None, "lr (2)": None, **trials}
     assert ready(server, "lr (2)/trial-1")["name"] == "trial-1"
-    assert b"/?run=lr%20%282%29%2F{name}" in ask(server, "/sweep?sweep=lr%20%282%29")[2]
+    status, _, page = ask(server, "/sweep?sweep=lr%20%282%29")
+    assert status == 200
+    assert b'href="/?run=lr%20%282%29%2Ftrial-1"' in page
