@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
@@ -313,3 +315,22 @@ def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: 
     assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * EPISODES
     assert (environment.case, environment.log, environment.count) == (None, [], 0)
     assert len(told) <= 1
+
+
+def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:
+    over = threading.Event()
+
+    def seeds() -> None:  # as an engine in this process does
+        for number in itertools.count():
+            if over.wait(0.001):
+                return
+            torch.manual_seed(number)
+
+    engine = threading.Thread(target=seeds)
+    engine.start()
+    try:
+        _, notices = scored(NoState(), batches=3)
+    finally:
+        over.set()
+        engine.join()
+    assert notices == []

@@ -1,9 +1,16 @@
-"""The command line itself: help, and options that are searched."""
+"""The command line itself: help, options that are searched, and runs that may not be read."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from tests.properties import run_in_process
 
@@ -24,3 +31,31 @@ def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_to
         one["name"]: one["flag"] for one in json.loads(found("max-steps", "--json"))
     }.items()
     assert run_in_process("options", "zzz")[0] == 2
+
+
+@pytest.fixture
+def as_other_user(tmp_path: Path) -> list[str]:
+    """Start of a command that may not enter tmp_path/runs/closed, also if the tests run as root."""
+    for name in ("closed", "open"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").write_text("{}")
+    (tmp_path / "runs" / "closed").chmod(0)
+    setpriv = shutil.which("setpriv")
+    if os.geteuid() == 0 and setpriv is None:
+        pytest.skip("root may read everything")
+    drop = ["--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+    return [setpriv, *drop, sys.executable] if setpriv and os.geteuid() == 0 else [sys.executable]
+
+
+def test_a_run_that_may_not_be_read_is_said_in_one_line_and_leaves_the_others_on_the_page(
+    as_other_user: list[str], tmp_path: Path
+) -> None:
+    def said(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*as_other_user, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    for command in ("show", "eval --rl-env envs.arithmetic"):
+        done = said("-m", "aitrain", *command.split(), "runs/closed")
+        assert done.returncode == 2
+        assert re.fullmatch(r"aitrain: runs/closed\S*: Permission denied\n", done.stderr)
+    done = said("-c", "from aitrain.ui.run_registry import *; print(*RunRegistry(places(['runs'])).runs())")
+    assert done.stdout == "open\n", done.stderr
