@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -47,12 +46,11 @@ def test_each_environment_has_epochs_of_its_own() -> None:
 
 
 def test_a_group_is_replaced_by_one_of_its_environment_where_that_has_another_case() -> None:
-    everything_of_b = set(range(10, 17))
     mixed = order([2, 1])
-    in_use = {*everything_of_b, *mixed.batch(0)}
-    others = mixed.others([10, 0, 11, 1], in_use)
-    assert [None if case is None else env_of(case) for case in others] == [None, "a", None, "a"]
-    assert not set(others) & in_use
+    for in_use, expected in ([mixed.batch(0), ["b", "a", "b", "a"]], [range(10, 17), [None, "a", None, "a"]]):
+        others = mixed.others([10, 0, 11, 1], in_use)
+        assert [None if case is None else env_of(case) for case in others] == expected
+        assert not set(others) & set(in_use)
 
 
 @pytest.mark.parametrize("difficulty", [False, True])
@@ -68,12 +66,4 @@ def test_the_state_in_a_checkpoint_continues_the_order(difficulty: bool) -> None
     later.restore(json.loads(json.dumps(mixed.state())))
     assert later.batch(3) == mixed.batch(3)
     assert later.metrics() == mixed.metrics()
-
-
-def test_what_is_learned_about_a_case_stays_in_its_environment() -> None:
-    mixed = order([1, 1], difficulty=True)
-    mixed.batch(0)
-    mixed.see([PlayedGroup(12, (1.0, 1.0)), PlayedGroup(3, (0.0, 1.0))])
-    learned: list[Any] = [each.state()["moments"] for each in mixed.orders.values()]
-    assert list(map(set, learned)) == [{"3"}, {"2"}]
-    assert {"env/a/cases/played", "env/b/cases/played"} <= mixed.metrics().keys()
+    assert ("env/b/cases/played" in mixed.metrics()) == difficulty

@@ -148,6 +148,7 @@ def test_an_answer_ends_with_its_stop_string_which_it_keeps(train: Train) -> Non
         said = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
         for text in (re.sub(r"<\|\w+\|>", "x", text) for text in said):  # a special token is one of the fewest two
             assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
+        assert min(turn["tokens"] for turn in record["turns"]) > 2
         ended += sum(text.endswith(tuple(STOPS)) for text in said)
         assert record["stop"] == "done" or not said[-1].endswith(tuple(STOPS))
     assert ended > 2 * len(records) / 3
