@@ -121,11 +121,11 @@ class LossTrainer(EpisodeTrainer):
         return *policy_logps(model, ids[:, -keep - 1 : -keep], ids[:, -keep:]), None
 
 
-def gradient_of_plain_trl(args: GRPOConfig, rows: Rows) -> torch.Tensor:
+def gradient_of_plain_trl(args: GRPOConfig, rows: Rows, items: float | None = None) -> torch.Tensor:
     """TRL's own loss of one micro-batch that is the whole step."""
     trainer = LossTrainer(args, Layout(rows=len(rows["advantages"])))
     before, args.steps_per_generation = args.steps_per_generation, 1
-    tokens = (rows["completion_mask"] * rows["tool_mask"]).sum()
+    tokens = (rows["completion_mask"] * rows["tool_mask"]).sum() if items is None else torch.tensor(items)
     model = policy()
     GRPOTrainer._compute_loss(trainer, model, rows | {"num_items_in_batch": tokens}).backward()
     args.steps_per_generation = before

@@ -226,6 +226,15 @@ def test_a_case_becomes_rare_when_its_scores_stop_to_vary_and_common_when_they_v
     assert order.weight(3) == pytest.approx(weight, abs=1e-2)
 
 
+def test_a_case_that_is_always_solved_is_drawn_now_and_then_and_no_batch_has_a_case_twice() -> None:
+    order = DifficultyOrder(50, 8, 0, (0.0, 1.0))
+    for case in range(40):
+        order.see([PlayedGroup(case, (1, 1, 1, 1))] * 5)
+    batches = [order.batch(index) for index in range(400)]
+    assert all(len(set(batch)) == 8 for batch in batches)
+    assert {*range(40)} < set.union(*map(set, batches))
+
+
 ORDERS: list[Callable[[], CaseOrder]] = [
     lambda: UniformOrder(30, 4, 5),
     lambda: DifficultyOrder(30, 4, 5, (0.0, 1.0)),

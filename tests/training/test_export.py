@@ -31,7 +31,7 @@ TOKEN = "not-a-real-token"
 
 @pytest.fixture
 def run(here: Path, small_model: Path) -> Path:
-    """A run folder with an adapter of random weights, and a checkpoint with the same one."""
+    """A run folder with an adapter of random weights."""
     base = here / "base"
     shutil.copytree(small_model, base)
     (base / "generation_config.json").write_text(json.dumps(SAMPLING))
@@ -41,13 +41,12 @@ def run(here: Path, small_model: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = TEMPLATE
     folder = here / "runs" / "mine"
-    for place in (folder / "model", folder / "checkpoints" / "checkpoint-2"):
-        adapter.save_pretrained(place)
-        tokenizer.save_pretrained(place)
+    adapter.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
     result = {"status": "finished", "steps": 4, "seconds": 1.0, "environment": "Vowels", "scores": {}}
     options = "model: base\npeft: true\nproject_name: mine\nrl_env: envs.arithmetic\n"
     write(folder, {"config.yaml": options, "result.json": json.dumps(result), "status.json": "{}",
-                   "environment.json": "{}", "checkpoints/checkpoint-2/optimizer.pt": "x"})  # fmt: skip
+                   "environment.json": "{}"})  # fmt: skip
     return folder
 
 
@@ -90,15 +89,6 @@ def test_the_export_computes_what_base_plus_adapter_compute_and_leaves_both_alon
     generation = json.loads((here / "out" / "generation_config.json").read_text())
     assert generation.items() >= SAMPLING.items()
     assert str(here) not in "".join(path.read_text() for path in (here / "out").glob("*.json"))
-
-
-def test_a_checkpoint_is_exported_without_the_trainers_files(here: Path, run: Path) -> None:
-    assert export(run / "checkpoints" / "checkpoint-2", adapter_only=True) == 0
-
-    copied, adapter = here / "exports" / "mine-step2", "adapter_model.safetensors"
-    assert "after step 2" in (copied / "README.md").read_text()
-    assert not (copied / "optimizer.pt").exists()
-    assert (copied / adapter).read_bytes() == (run / "model" / adapter).read_bytes()
 
 
 def test_a_merge_that_computes_something_else_leaves_nothing(

@@ -89,14 +89,6 @@ def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
         train(Vowels(), num_processes=2)
 
 
-def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(finished: FinishedRuns) -> None:
-    result = finished("stopped")
-
-    assert (result.status, result.steps) == ("stopped", 2)
-    assert (result.model / "model.safetensors").exists()
-    assert (result.folder / "checkpoints" / "checkpoint-2").is_dir()
-
-
 class Asks(Vowels):
     """As AITraining's environments do it: the rest of the dialogue happens inside score_episode."""
 

@@ -32,9 +32,10 @@ def test_rows_with_the_same_prompt_stay_on_one_side(repeats: int, asked: int, li
     """The same prompt is what the model is shown the same, whatever else the messages hold."""
     contents = [f"say {n % (100 // repeats)}" for n in range(100)]
     rows = [{"prompt": [{"role": "user", "content": text, "id": n}]} for n, text in enumerate(contents)]
-    found = made(rows, limit, eval_cases=asked)
+    found, halved = (made(rows, limit, eval_cases=asked, save_best=best) for best in (False, True))
 
     assert prompts(found.train).isdisjoint(prompts(found.held_out))
+    assert repeats > asked or prompts(halved.choosing).isdisjoint(prompts(halved.held_out))
     assert asked - repeats < len(found.held_out) <= asked
     assert len(found.train) + len(found.held_out) + found.left_out == 100
     assert found.left_out < repeats
