@@ -53,8 +53,7 @@ class Server:
     def __init__(self, handler: type[Handler]) -> None:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
-        self.lives_for: int | None = None
-        """Requests that it answers before it is as good as dead."""
+
         self._http = _Http(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
@@ -96,9 +95,7 @@ class OrsHandler(Handler):
                 return self.answer({"detail": "Environment still starting."}, 503, {"Retry-After": "0.01"})
             first = self.session["index"]
             return self.answer([{"type": "text", "text": f"What is {first} + 1?"}, {"type": "image", "data": ""}])
-        if self.path == "/sums/task_tools":
-            return self.answer({"detail": "Not Found"}, 404)
-        if self.path == "/sums/messages":
+        if self.path in ("/sums/task_tools", "/sums/messages"):
             return self.answer({"detail": "Not Found"}, 404)
         return self.answer({"tools": self.TOOLS, "terminal_tool": {"name": "submit", "arg": "value"}})
 
@@ -146,9 +143,7 @@ class NemoHandler(Handler):
     def do_POST(self) -> None:
         self.owner.asked.append(self.path)
         body = self.body()
-        if self.owner.lives_for is not None and len(self.owner.asked) > self.owner.lives_for:
-            self.close_connection = True  # without an answer
-            return None
+
         sid = (self.headers.get("Cookie") or "session=").partition("session=")[2].partition(";")[0]
         if self.path == "/seed_session":
             sid = uuid.uuid4().hex

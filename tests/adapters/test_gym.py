@@ -1,4 +1,4 @@
-"""Gymnasium's and GEM's environments, on stand-ins with their functions; `real/` has the packages themselves."""
+"""Gymnasium's environments, on a stand-in with its functions; `real/` has the package itself, and GEM."""
 
 from __future__ import annotations
 
@@ -80,18 +80,14 @@ class Arm(Echo):
 
 
 @pytest.fixture(autouse=True)
-def packages(install: Callable[..., None]) -> None:
-    for distribution, name in (("gymnasium", "gymnasium"), ("gem-llm", "gem")):
-        files = {"__init__": f"from {name}.registration import make\nimport {name}.envs\n", "registration": MAKE}
-        files |= {"envs/__init__": REGISTERED, "envs/walk": WALK}
-        version = "1.2.0" if name == "gymnasium" else "0.1.0"
-        texts = {f"{name}/{file}.py": text.replace("gymnasium", name) for file, text in files.items()}
-        if name == "gem":
-            texts["gem/envs/__init__.py"] = (
-                'from gem.registration import register\nregister("game:Echo-v0", "gem.envs.walk:Echo")\n'
-                'for word in ("sums", "words"):\n    register(f"rg:{word}", "gem.envs.walk:Echo")\n'
-            )
-        install(distribution, version, texts)
+def package(install: Callable[..., None]) -> None:
+    files = {
+        "__init__": "from gymnasium.registration import make\nimport gymnasium.envs\n",
+        "registration": MAKE,
+        "envs/__init__": REGISTERED,
+        "envs/walk": WALK,
+    }
+    install("gymnasium", "1.2.0", {f"gymnasium/{file}.py": text for file, text in files.items()})
 
 
 def walk(**settings: Any) -> Any:
@@ -102,19 +98,10 @@ def walk(**settings: Any) -> Any:
     ("settings", "case", "replies", "said", "score", "invalid"),
     [
         ({}, 0, ["forth", "forth"], ["[X] . .\n\nAnswer with one of: back, forth.", ". [X] ."], 0.75, 0.0),
-        ({}, 1, ["back", "forth", "I go FORTH!"], [], 0.5, 0.0),
         ({}, 0, ["forward", "forth", "forth"], ["", "That is no action. Answer with one of: back, forth."], 0.75, 1.0),
         ({"actions": []}, 0, ["not 0 but 1"], ["[X] . .\n\nAnswer with a number from 0 to 1.", ". [X] ."], -0.25, 0.0),
         ({"actions": []}, 0, ["1", "1.0", "0.5", "-1", "1"], [], -0.25, 3.0),
-        ({"actions": ["go", "go forth"]}, 0, ["I go forth."], ["", ". [X] ."], -0.25, 0.0),
-        (
-            {"length": 2, "price": 0.5, "seed": 1},
-            1,
-            ["back", "forth"],
-            ["[X] .\n\nAnswer with one of: back, forth."],
-            0.5,
-            0.0,
-        ),
+        ({"length": 2, "price": 0.5, "seed": 1}, 1, ["back", "forth"], [], 0.5, 0.0),
     ],
 )
 def test_answers_are_read_as_actions_and_the_score_is_the_sum_of_the_rewards(
@@ -132,35 +119,18 @@ def test_an_episode_that_a_limit_ends_keeps_its_rewards_and_the_environment_is_c
     closed.clear()
     assert play(env, cases_of(env)[0], ["forth"])[1].score == -0.25
     assert closed == [1]
-    play(env, cases_of(env)[0], ["forth", "forth"])
-    assert closed == [1, 2]
 
 
 def test_an_environment_that_reads_text_gets_the_whole_answer() -> None:
-    for rl_env in ("gym:Echo-v1", "gem:game:Echo-v0", "gem:rg:words"):
-        env = made(rl_env, size=1, score_range="0,2")
-        said, result = play(env, cases_of(env)[0], ["Hello 1", "stop"])
-        assert said == ["Say 0.\nNow.", "You said Hello 1."]
-        assert result.score == 1.0
+    env = made("gym:Echo-v1", size=1, score_range="0,2")
+    said, result = play(env, cases_of(env)[0], ["Hello 1", "stop"])
+    assert said == ["Say 0.\nNow.", "You said Hello 1."]
+    assert result.score == 1.0
 
 
-@pytest.mark.parametrize(
-    ("rl_env", "settings", "word"),
-    [
-        ("gym:Wakl-v1", {}, "Did you mean Walk-v1?"),
-        ("gym:Walk-v1", {"lenght": 3}, "Did you mean length?"),
-        ("gem:game:Ecko-v0", {}, "Did you mean game:Echo-v0?"),
-    ],
-)
-def test_ids_and_settings_are_checked_without_importing_the_package(
-    rl_env: str, settings: dict[str, Any], word: str
-) -> None:
-    assert word in refusal(rl_env, **settings)
-    assert {"gymnasium", "gem"}.isdisjoint(sys.modules)
-
-
-def test_what_only_the_environment_can_tell_is_refused_when_it_is_made() -> None:
-    with pytest.raises(ConfigError, match="set score_range"):
-        made("gym:Walk-v1")
+def test_ids_and_settings_are_checked_without_importing_the_package_and_actions_when_it_is_made() -> None:
+    assert "Did you mean Walk-v1?" in refusal("gym:Wakl-v1")
+    assert "Did you mean length?" in refusal("gym:Walk-v1", lenght=3)
+    assert "gymnasium" not in sys.modules
     with pytest.raises(ConfigError, match="has 2 actions"):
         walk(actions=["go"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -113,17 +112,9 @@ def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solv
         assert play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0
 
 
-@pytest.mark.parametrize(
-    ("id", "settings", "word"),
-    [
-        ("sum", {}, "Did you mean sums?"),
-        ("shouts", {"max_nunber": 3}, "Did you mean max_number?"),
-        ("composite", {}, '{"datasets": [{"name"'),
-        ("composite", {"datasets": [{"name": "sums", "config": {"maximum": 3}}]}, "does not take maximum"),
-    ],
-)
-def test_tasks_and_their_settings_are_checked_without_importing_the_package(
-    id: str, settings: dict[str, Any], word: str
-) -> None:
-    assert word in refusal(f"reasoning-gym:{id}", **settings)
+def test_tasks_and_their_settings_are_checked_without_importing_the_package() -> None:
+    assert "Did you mean sums?" in refusal("reasoning-gym:sum")
+    assert "Did you mean max_number?" in refusal("reasoning-gym:shouts", max_nunber=3)
+    parts = [{"name": "sums", "config": {"maximum": 3}}]
+    assert "does not take maximum" in refusal("reasoning-gym:composite", datasets=parts)
     assert "reasoning_gym" not in sys.modules

@@ -31,8 +31,6 @@ def longest(prompts, completions, log_metric=None, **kwargs):
     if log_metric: log_metric("mean_length", sum(lengths) / len(lengths))
     return [float(length == max(lengths) and length > min(lengths)) for length in lengths]
 
-def unique(completions, **kwargs):
-    return [float(completions.count(one) == 1) for one in completions]
 
 def standard(completions, **kwargs):
     lengths = [len(one) for one in completions]
@@ -71,30 +69,31 @@ def environment(id: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("functions", "settings", "reply", "score", "metrics"),
+    ("functions", "settings", "score", "metrics"),
     [
-        ("exact", {}, "yes", 1.0, {"exact": 1.0}),
-        ("exact", {}, "no", 0.0, {"exact": 0.0}),
-        ("exact,short", {"weights": [2, 0.5]}, "yes", 2.125, {"exact": 1.0, "short": 0.25}),
-        ("exact,other/my_rewards.py:exact", {}, "yes", 11.0, {"exact": 1.0, "exact_1": 10.0}),
-        ("exact,never", {}, "yes", 1.0, {"exact": 1.0}),
-        ("never", {}, "yes", None, {}),
+        ("exact,short", {"weights": [2, 0.5]}, 2.125, {"exact": 1.0, "short": 0.25}),
+        ("exact,other/my_rewards.py:exact", {}, 11.0, {"exact": 1.0, "exact_1": 10.0}),
+        ("exact,never", {}, 1.0, {"exact": 1.0}),
+        ("never", {}, None, {}),
     ],
 )
 def test_the_score_is_the_weighted_sum_and_each_function_is_a_metric(
-    functions: str, settings: dict[str, Any], reply: str, score: float | None, metrics: dict[str, float]
+    functions: str, settings: dict[str, Any], score: float | None, metrics: dict[str, float]
 ) -> None:
     env = environment(f"my_rewards.py:{functions}", **settings)
-    result = play(env, cases_of(env)[0], [reply])[1]
+    result = play(env, cases_of(env)[0], ["yes"])[1]
     assert (result.score, result.metrics, result.failure) == (score, metrics, None)
 
 
-def test_a_function_of_trl_gets_messages_for_a_chat_prompt() -> None:
+def test_a_function_of_trl_gets_messages_for_a_chat_prompt_and_one_reward_for_each_is_needed() -> None:
     write(Path.cwd(), {"chat.jsonl": json.dumps({"question": "Say yes.", "answer": "yes"})})
     env = environment("trl.rewards:think_format_reward", data="chat.jsonl")
     case = cases_of(env)[0]
     assert play(env, case, ["yes"])[1].score == 0.0
     assert play(env, case, ["<think>yes?</think>\nyes"])[1].score == 1.0
+    wrong = environment("my_rewards.py:too_few")
+    with pytest.raises(Exception, match="too_few returned 2 rewards for 1 completions"):
+        play(wrong, cases_of(wrong)[0], ["yes"])
 
 
 # -- functions that compare the answers of a group
@@ -118,7 +117,6 @@ def test_a_function_that_compares_answers_gets_the_whole_group() -> None:
     ("name", "settings", "comparing"),
     [
         ("exact,short", {}, []),
-        ("exact,unique", {}, ["unique"]),
         ("exact,standard", {}, ["standard"]),  # which fails with one answer
         ("exact,boxed,letter", {}, ["boxed", "letter"]),  # which compare only what is in a form
         ("shortest_right", {"data": "solutions.jsonl"}, ["shortest_right"]),  # which compares only right answers
@@ -136,25 +134,8 @@ def test_functions_that_compare_are_named_or_found_by_a_trial(
     assert "number" not in name or "not known, as the trial failed: number" in dataset_note(env)
 
 
-def test_a_wrong_number_of_rewards_is_a_failure_with_the_functions_name() -> None:
-    env = environment("my_rewards.py:too_few")
-    with pytest.raises(Exception, match="too_few returned 2 rewards for 1 completions"):
-        play(env, cases_of(env)[0], ["yes"])
-
-
-# -- what is refused
-
-
-@pytest.mark.parametrize(
-    ("id", "settings", "word"),
-    [
-        ("my_rewards.py:exat", {}, "Did you mean exact?"),
-        ("exact", {}, "reward:my_rewards.py:exact,short"),
-        ("my_rewards.py:exact", {"data": "row.jsonl"}, "Did you mean rows.jsonl?"),
-        ("my_rewards.py:exact", {"wieghts": [1]}, "Did you mean weights?"),
-    ],
-)
-def test_what_is_wrong_is_refused_without_running_the_file(id: str, settings: dict[str, Any], word: str) -> None:
+def test_what_is_wrong_is_refused_without_running_the_file() -> None:
     write(Path.cwd(), {"my_rewards.py": REWARDS + "open('somebody_ran_this', 'w').close()\n"})
-    assert word in refusal(f"reward:{id}", **{"data": "rows.jsonl", **settings})
+    assert "Did you mean exact?" in refusal("reward:my_rewards.py:exat", data="rows.jsonl")
+    assert "Did you mean rows.jsonl?" in refusal("reward:my_rewards.py:exact", data="row.jsonl")
     assert not Path("somebody_ran_this").exists()

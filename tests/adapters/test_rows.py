@@ -15,7 +15,6 @@ from tests.conftest import write
 pytestmark = pytest.mark.usefixtures("here")
 MESSAGES = [{"role": "user", "content": "1 + 1?"}]
 OWN_SYSTEM = {"role": "system", "content": "Own."}
-SHORT = {"role": "system", "content": "Be short."}
 
 
 def lines(*rows: Any) -> str:
@@ -30,26 +29,23 @@ def cases(*rows: Any, **settings: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"prompt": "1 + 1?"}, {"prompt": "1 + 1?"}),
-        ({"prompt": MESSAGES, "solution": "2"}, {"prompt": MESSAGES, "solution": "2"}),
         (
             {"data_source": "sums", "prompt": MESSAGES, "reward_model": {"style": "rule", "ground_truth": "2"}},
             {"prompt": MESSAGES, "ground_truth": "2", "data_source": "sums"},
         ),
         ({"messages": [*MESSAGES, {"role": "assistant", "content": "2"}]}, {"prompt": MESSAGES, "answer": "2"}),
-        ({"messages": MESSAGES}, {"prompt": MESSAGES, "answer": None}),
-        ({"question": "1 + 1?", "answer": "2"}, {"prompt": MESSAGES, "answer": "2"}),
         ({"problem": "1 + 1?", "solution": "2"}, {"prompt": MESSAGES, "solution": "2"}),
         (
             {"prompt": json.dumps(MESSAGES), "reward_model": '{"ground_truth": "2"}'},
             {"prompt": MESSAGES, "ground_truth": "2"},
         ),
-        ({"prompt": '[{"a": 1}]'}, {"prompt": '[{"a": 1}]'}),
     ],
 )
 def test_rows_in_each_form_become_cases(row: dict[str, Any], expected: dict[str, Any]) -> None:
     (case,) = cases(row)
     assert {name: case.get(name) for name in expected} == expected
+    (short,) = cases(row, system="Be short.")
+    assert short["prompt"] == [{"role": "system", "content": "Be short."}, *MESSAGES]  # in place of its own
 
 
 def test_columns_are_copied_under_the_names_that_functions_expect() -> None:
@@ -86,12 +82,6 @@ def test_size_takes_the_first_rows_and_a_seed_shuffles_them_before() -> None:
     assert first != seeded[0] != seeded[2]
 
 
-@pytest.mark.parametrize("prompt", [[OWN_SYSTEM, *MESSAGES], MESSAGES, "1 + 1?"])
-def test_a_system_prompt_replaces_the_rows_own(prompt: Any) -> None:
-    (case,) = cases({"prompt": prompt}, system="Be short.")
-    assert case["prompt"] == [SHORT, *MESSAGES]
-
-
 def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
     talk = [OWN_SYSTEM, *MESSAGES, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 1?"}]
     rows = [{"question": "0 + 1?", "answer": "1"}, {"prompt": talk}, {"question": "5?"}, {"question": "6?"}]
@@ -107,9 +97,7 @@ def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
     ("text", "words"),
     [
         ('{"prompt": "a"}\n\n{"prompt": \n', "rows.jsonl, line 3: not JSON"),
-        ('{"prompt": "a"}\n[1]\n', "rows.jsonl, line 2: a row must be an object"),
         ('{"prompt": "a"}\n{"text": "b", "label": 1}\n', "rows.jsonl, line 2: no prompt (it has: text, label)"),
-        ('{"prompt": []}\n', "rows.jsonl, line 1: no prompt"),
         ("", "no rows in rows.jsonl"),
     ],
 )

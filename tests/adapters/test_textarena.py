@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.adapters.conftest import cases_of, made, play, refusal, source_of
+from tests.adapters.conftest import cases_of, made, play, source_of
 from tests.conftest import write
 
 REGISTRATION = """
@@ -120,7 +119,6 @@ def guesses(*numbers: int) -> list[str]:
     [
         ({"max_turns": 9}, guesses(*range(1, 10)), 1.0, {"invalid_move": 0.0, "opponent_erred": 0.0}),
         ({}, ["nothing"], -1.0, {"invalid_move": 1.0, "opponent_erred": 0.0}),
-        ({"max_turns": 2}, guesses(10, 11), 0.25, {"invalid_move": 0.0, "opponent_erred": 0.0}),
         ({}, guesses(10), 0.0, {"unfinished": 1.0}),
     ],
 )
@@ -147,7 +145,7 @@ def test_games_do_not_disturb_each_others_random_numbers_nor_the_runs() -> None:
 
 @pytest.mark.parametrize(
     ("seat", "replies", "score"),
-    [(0, (1, 2), 1.0), (0, (1, 1), -1.0), (1, (1, 1), 1.0), (1, (2,), -1.0), (0, (1,), -1.0)],
+    [(0, (1, 2), 1.0), (0, (1, 1), -1.0), (1, (1, 1), 1.0)],
 )
 def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tuple[int, ...], score: float) -> None:
     env = made("textarena:Last-v0", size=2, seat=seat, opponent="first_legal")
@@ -164,18 +162,3 @@ def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
     result = play(env, cases_of(env)[0], guesses(1))[1]
     assert (result.score, result.failure) == (None, None)
     assert result.metrics["opponent_erred"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("id", "settings", "word"),
-    [
-        ("Guess-v0", {"hihgest": 3}, "Did you mean highest?"),
-        ("Last-v0", {"opponent": "any_leagl"}, "any_legal, first_legal"),
-        ("Last-v0", {"opponent": "players.py:wild"}, "no file players.py"),
-    ],
-)
-def test_games_settings_and_opponents_are_checked_without_importing_the_package(
-    id: str, settings: dict[str, Any], word: str
-) -> None:
-    assert word in refusal(f"textarena:{id}", **settings)
-    assert "textarena" not in sys.modules

@@ -14,8 +14,6 @@ from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
 
 CLASSES = '''
-import random
-
 class Counter:
     def reset(self, target, **row):
         self.value, self.target = 0, target
@@ -59,13 +57,6 @@ class Riddle:
 def rolled(completions, environments, **kwargs):
     return [float(len(one.rolls)) for one in environments]
 
-class Drawn(Riddle):
-    def reset(self, **row):
-        return str(random.random())
-
-
-def prompts_end(prompts, completions, **kwargs):
-    return [float(one[-1]["content"].endswith("Count to 4.")) for one in prompts]
 
 def polite(completions, **kwargs):
     return [float("please" in one[-1]["content"]) for one in completions]
@@ -92,6 +83,7 @@ def test_public_methods_are_the_tools_of_one_episode_and_get_reward_is_the_score
     assert said == ["Use the tool.Count to 4.", "1", "3", '{"error": "only upwards"}']
     assert (result.score, result.metrics) == (0.75, {"Counter": 0.75})
     assert play(env, case, [add[0], "done"])[1].score == 0.25  # another instance
+    assert "Did you mean Counter?" in refusal("trl:my_envs.py:Countr")
 
 
 def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> None:
@@ -102,17 +94,6 @@ def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> No
     _, result = play(env, cases_of(env)[0], [ToolCall("roll", {}), ToolCall("roll", {"sides": 2}), "please"])
     assert result.score == 2.5
     assert result.metrics == {"rolled": 2.0, "polite": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("id", "settings", "word"),
-    [
-        ("my_envs.py:Countr", {}, "Did you mean Counter?"),
-        ("my_envs.py:Counter", {"rewards": "my_envs.py:rolld"}, "Did you mean rolled?"),
-    ],
-)
-def test_what_is_wrong_is_refused_before_it_is_imported(id: str, settings: dict[str, Any], word: str) -> None:
-    assert word in refusal(f"trl:{id}", **settings)
 
 
 def test_without_data_reset_says_what_is_asked_and_reward_functions_are_added_to_the_classs_own() -> None:

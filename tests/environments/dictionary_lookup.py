@@ -1,4 +1,4 @@
-"""Two turns with a tool, metrics, and a case whose score raises."""
+"""Two turns with a tool, and metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ WORDS = {"apple": "fruit", "birch": "tree", "robin": "bird", "trout": "fish", "m
 class DictionaryLookup:
     """Asks for the kind of a word; a tool knows it."""
 
-    def __init__(self, hint: str = "") -> None:
-        self.hint = hint
-
     def build_dataset(self) -> list[dict[str, Any]]:
         """One case a word."""
         return [
-            {"prompt": [{"role": "user", "content": f"What is a {word}?{self.hint}"}], "word": word, "kind": kind}
+            {"prompt": [{"role": "user", "content": f"What is a {word}?"}], "word": word, "kind": kind}
             for word, kind in WORDS.items()
         ]
 
@@ -47,7 +44,4 @@ class DictionaryLookup:
         if kind in answer:
             return Score(1.0, metrics={"tries": 1})
         answer = yield "Try again."
-        if word == "birch":
-            raise ValueError("no tree today")
-        ones = answer.count("1")
-        return Score(ones / max(1, len(answer)), metrics={"tries": 2, "ones": ones})
+        return Score(answer.count("1") / max(1, len(answer)), metrics={"tries": 2})

@@ -10,14 +10,9 @@ SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "MY_OWN_SECRET")
 
 
 class Leaky:
-    """Raises, prints, logs and returns them; `early`: already while the dataset is built."""
-
-    def __init__(self, early: bool = False) -> None:
-        self.early = early
+    """Raises, prints, logs and returns them."""
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        if self.early:
-            raise RuntimeError(f"the board refused {os.environ['HF_TOKEN']}")
         note = {"note": os.environ["LEAKED_TEXT"]}
         return [{"prompt": f"say {number} {os.environ['MY_OWN_SECRET']}:", **note} for number in range(24)]
 

@@ -1,6 +1,5 @@
 """Environments that tell on which process they run, for the tests of processes and signals."""
 
-import ctypes
 import os
 import random
 import time
@@ -39,17 +38,6 @@ class Slow:
         return sum(letter < "n" for letter in completion) / max(1, len(completion))
 
 
-class Still(Slow):
-    """Says nothing for a long time."""
-
-    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
-        time.sleep(600 if case_idx < 64 else 0)
-        return 0.5
-
-    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [{"prompt": "say it", "case_idx": 64}]
-
-
 class Unkind(Slow):
     """Ends its own process in the middle, as the system does when memory is out."""
 
@@ -57,24 +45,6 @@ class Unkind(Slow):
         if case_idx == 5:
             os.kill(os.getpid(), 9)
         return 0.5
-
-
-class Hungry(Slow):
-    """Uses up the memory of the second process, in its second optimizer step."""
-
-    def __init__(self) -> None:
-        import torch
-
-        first, steps = torch.optim.AdamW.step, []
-
-        def step(*arguments: Any, **keywords: Any) -> Any:
-            steps.append(1)
-            if len(steps) > 1:
-                raise torch.OutOfMemoryError("tried to allocate more than there is")
-            return first(*arguments, **keywords)
-
-        if os.environ.get("RANK") == "1":
-            torch.optim.AdamW.step = step  # type: ignore[method-assign]
 
 
 class OddLoss(Slow):
@@ -92,18 +62,3 @@ class OddLoss(Slow):
             return loss
 
         EpisodeTrainer.training_step = training_step  # type: ignore[method-assign]
-
-
-class Level(Slow):
-    """Scores everything the same."""
-
-    def score_episode(self, completion: str) -> float:
-        return 0.25
-
-
-class Stuck(Slow):
-    """Calls C code that keeps Python's lock and never returns."""
-
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        while True:
-            ctypes.PyDLL(None).poll(0, 0, 1_000_000)

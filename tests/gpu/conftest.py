@@ -89,21 +89,13 @@ class Trained:
     """Those of its steps."""
 
     @property
-    def step_seconds(self) -> float:
-        """Mean seconds of a step, without the first one."""
-        return fmean(line["time/step"] for line in self.lines[1:])
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Sampled tokens by the seconds of whole steps."""
-        completions = self.config.rl_prompts_per_step or PROMPTS
-        tokens = fmean(line["completions/mean_length"] for line in self.lines[1:])
-        return completions * self.config.rl_num_generations * tokens / self.step_seconds
-
-    @property
-    def logprob_difference(self) -> float:
-        """Mean difference between vLLM's log-probabilities and the trainer's, in the worst step."""
-        return max(float(line["sampling/sampling_logp_difference/mean"]) for line in self.lines)
+    def figures(self) -> dict[str, float]:
+        """Those of its speed: means of all steps but the first one."""
+        completions = (self.config.rl_prompts_per_step or PROMPTS) * self.config.rl_num_generations
+        seconds, tokens = (
+            fmean(line[name] for line in self.lines[1:]) for name in ("time/step", "completions/mean_length")
+        )
+        return {"seconds per step": seconds, "tokens per second": completions * tokens / seconds}
 
 
 Train = Callable[..., Trained]
@@ -111,7 +103,7 @@ Record = Callable[[str, object], None]
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Iterator[Train]:
+def train(tmp_path: Path, record_property: Record) -> Iterator[Train]:
     """`train(peft=True, gpus=1)`: `aitrain grpo` with SETTINGS and these options on the first GPUs."""
 
     def run(gpus: int = 1, **options: Any) -> Trained:
@@ -121,13 +113,16 @@ def train(tmp_path: Path) -> Iterator[Train]:
         visible = "" if IS_REHEARSAL else ",".join(visible_gpus()[:gpus])
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, FILE: str(probe)}
         command = [sys.executable, "-m", "aitrain", "grpo", "--config", str(settings), "--debug"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
-        assert done.returncode == 0, (done.stderr or done.stdout).strip()[-2000:]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
+        assert ended.returncode == 0, (ended.stderr or ended.stdout).strip()[-2000:]
         folder = Path(config.output_dir) / config.project_name
         lines = [line for line in read_lines(folder / "metrics.jsonl") if "reward" in line]
         assert [line["step"] for line in lines] == list(range(1, (config.max_steps or 0) + 1))
         assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
-        return Trained(folder, config, json.loads(probe.read_text(encoding="utf-8")), lines)
+        done = Trained(folder, config, json.loads(probe.read_text(encoding="utf-8")), lines)
+        for name, value in done.figures.items():
+            record_property(name, value)
+        return done
 
     yield run
     shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # models of billions of weights

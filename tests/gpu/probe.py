@@ -33,7 +33,6 @@ class Probe(TrainerCallback):
         found: dict[str, Any] = {
             "devices": sorted({weight.device.type for weight in weights}),
             "trained": sorted({str(weight.dtype) for weight in weights if weight.requires_grad}),
-            "frozen": sorted({str(weight.dtype) for weight in weights if not weight.requires_grad}),
             "bf16": bool(args.bf16),
             "in_use_mib": max(self.in_use, default=0.0),
         }

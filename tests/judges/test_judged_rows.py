@@ -50,9 +50,9 @@ def test_rows_of_xtuner_need_nothing_else() -> None:
 def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang() -> None:
     assert made("rows:train.jsonl", judges="exact").requirements.as_options() == {"rl_score_range": "0.0,1.0"}
     own = made("rows:train.jsonl", judges=["exact", {"judge": "own.py:brief", "weight": -0.5}])
+    assert "Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
     assert own.requirements.as_options() == {"rl_score_range": "-0.5,1.0", "rl_env_isolation": "process"}
     assert source_of(own) == {"class": "rows:train.jsonl", "package": None, "files": ["own.py"]}
-    assert made("rows:train.jsonl", judges={"judge": "exact", "range": "any"}).requirements.score_range == "any"
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,6 @@ def test_rows_that_no_judge_can_score_are_refused_before_training(
     write(here, {"train.jsonl": lines([{"prompt": "Say it.", **row}])})
     with pytest.raises(EnvironmentFailed, match=words):
         cases_of(made("rows:train.jsonl", **settings))
-
-
-def test_what_is_wrong_is_refused_by_the_command_line() -> None:
-    assert "no file trein.jsonl" in refusal("rows:trein.jsonl")
-    assert "Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
 
 
 # -- aitrain env check
@@ -97,6 +92,3 @@ def test_checks_leave_out_what_judges_behind_an_address_would_say(
     *_, result, _ = checked(["reference"], rubric)
     assert "judges that were not asked" in result["result"]["skipped"]
     assert not model.asked
-
-
-# -- a training

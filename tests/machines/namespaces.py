@@ -1,4 +1,4 @@
-"""Two machines on one: namespaces with networks, hostnames, mounts and process ids of their own, and a cable between.
+"""Machines on one: namespaces with networks, hostnames, mounts and process ids of their own, and cables to a switch.
 
 A machine lives as long as its first process; when that is killed, all of its processes are, and nothing is left.
 """
@@ -12,19 +12,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 NAMESPACES = ["--net", "--uts", "--pid", "--mount"]
-ADDRESSES = {"nodeA": "10.77.0.1", "nodeB": "10.77.0.2"}
+ADDRESSES = {f"node{number}": f"10.77.0.{number}" for number in (1, 2, 3)}
+HOSTS = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in ADDRESSES.items())
 ENDS_WITH_US = ["setpriv", "--pdeathsig=KILL"]
 """Kills the command when the process that started it is killed."""
 INIT = 'hostname "$0"; mount --make-rprivate /; ip link set lo up; echo up; sleep infinity & wait'
 """Bash as the first process, which also waits for processes that lost their parent."""
-PATIENCE = 120.0
-"""Seconds in which a command has to end."""
 
 
 def cannot_make_machines() -> str:
@@ -40,28 +39,35 @@ def cannot_make_machines() -> str:
 
 @dataclass
 class NamespaceMachine:
-    """One machine."""
+    """One machine, without a network yet, and the folder in which its commands start."""
 
     name: str
+    folder: Path
 
-    def start(self, hosts: Path) -> None:
-        """Start the machine, without a network yet."""
+    def __post_init__(self) -> None:
         namespaces = ["unshare", *NAMESPACES, "--fork", "--mount-proc", "--kill-child"]
         command = [*ENDS_WITH_US, *namespaces, "bash", "-c", INIT, self.name]
         self.outer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.outer.stdout is not None
         assert self.outer.stdout.readline() == "up\n"
         (self.init,) = psutil.Process(self.outer.pid).children()
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in ADDRESSES.items()))
-        self.run("mount", "--bind", str(hosts), "/etc/hosts")
 
-    def inside(self, *command: str) -> list[str]:
+    def inside(self, *command: str, **variables: str) -> list[str]:
         """The command line that runs a command on this machine."""
-        return ["nsenter", f"--target={self.init.pid}", *NAMESPACES, "--", *command]
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        there = ["nsenter", f"--target={self.init.pid}", *NAMESPACES, "--"]
+        return [*there, "env", f"--chdir={self.folder}", *settings, *command]
 
-    def run(self, *command: str) -> None:
+    def run(self, *command: str, **variables: str) -> None:
         """Run a command of the system to its end."""
-        subprocess.run(self.inside(*command), check=True, capture_output=True, text=True)
+        subprocess.run(self.inside(*command, **variables), check=True, capture_output=True, text=True)
+
+    def aitrain(self, *flags: str, **variables: str) -> subprocess.Popen[str]:
+        """Start `aitrain` on the machine."""
+        given = {"PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables}
+        command = self.inside(sys.executable, "-m", "aitrain", *flags, **given)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+        return subprocess.Popen(command, text=True, start_new_session=True, **pipes)  # type: ignore[call-overload]
 
     def processes(self) -> list[str]:
         """What runs on the machine, beside its first processes."""
@@ -83,41 +89,40 @@ class NamespaceMachine:
         self.outer.wait()
 
 
-@dataclass
-class Command:
-    """`aitrain` on a machine."""
-
-    process: subprocess.Popen[str]
-
-    def end(self) -> tuple[int, str]:
-        """Exit code and standard error."""
-        try:
-            _, error = self.process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            _, error = self.process.communicate()
-            raise AssertionError(f"it does not end:\n{error}") from None
-        return self.process.returncode, error
+def end_of(process: subprocess.Popen[str], seconds: float = 120.0) -> tuple[int, str]:
+    """Exit code and all that a command printed, errors first."""
+    try:
+        printed, error = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"it does not end:\n{process.communicate()}") from None
+    return process.returncode, error + printed
 
 
 @dataclass
-class Pair:
-    """Two machines, and the folder in which all commands start."""
+class Network:
+    """Machines with cables to a switch."""
 
-    machines: tuple[NamespaceMachine, NamespaceMachine]
-    folder: Path
+    switch: NamespaceMachine
+    machines: list[NamespaceMachine] = field(default_factory=list)
 
-    def start(self, node: int, *flags: str, **variables: str) -> Command:
-        """Start `aitrain` on a machine."""
-        given = {"PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables}
-        settings = [f"{name}={value}" for name, value in given.items()]
-        aitrain = ["env", f"--chdir={self.folder}", *settings, sys.executable, "-m", "aitrain"]
-        command = self.machines[node].inside(*aitrain, *flags)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-        return Command(subprocess.Popen(command, text=True, start_new_session=True, **pipes))  # type: ignore[call-overload]
+    def add(self) -> NamespaceMachine:
+        """Switch on one more machine."""
+        name = f"node{len(self.machines) + 1}"
+        machine = NamespaceMachine(name, self.switch.folder)
+        self.machines.append(machine)
+        hosts = machine.folder / "hosts"
+        hosts.write_text(HOSTS)
+        machine.run("mount", "--bind", str(hosts), "/etc/hosts")
+        veth = ["ip", "link", "add", name, "type", "veth", "peer", "name", "cable", "netns", str(machine.init.pid)]
+        subprocess.run(["nsenter", f"--target={self.switch.init.pid}", "--net", *veth], check=True, capture_output=True)
+        self.switch.run("ip", "link", "set", name, "master", "switch", "up")
+        machine.run("ip", "address", "add", f"{ADDRESSES[name]}/24", "dev", "cable")
+        machine.run("ip", "link", "set", "cable", "up")
+        return machine
 
     def cut(self) -> None:
-        """Cut the cable: nothing arrives any more, and no connection is closed."""
+        """Cut the first cable: nothing arrives any more, and no connection is closed."""
         self.machines[0].run("ip", "link", "set", "cable", "down")
 
     def left(self) -> list[str]:
@@ -129,18 +134,15 @@ class Pair:
 
 
 @contextmanager
-def two_machines(folder: Path, first: NamespaceMachine, second: NamespaceMachine) -> Iterator[Pair]:
-    """Start two machines with a cable between them, and end them."""
-    pair = Pair((first, second), folder)
+def network(folder: Path, count: int = 2) -> Iterator[Network]:
+    """Some machines with a network between them, which are switched off at the end."""
+    made = Network(NamespaceMachine("switch", folder))
     try:
-        for machine in pair.machines:
-            machine.start(folder / f"hosts-{machine.name}")
-        veth = ["ip", "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", str(second.init.pid)]
-        subprocess.run(["nsenter", f"--target={first.init.pid}", "--net", *veth], check=True, capture_output=True)
-        for machine in pair.machines:
-            machine.run("ip", "address", "add", f"{ADDRESSES[machine.name]}/24", "dev", "cable")
-            machine.run("ip", "link", "set", "cable", "up")
-        yield pair
+        made.switch.run("ip", "link", "add", "switch", "type", "bridge")
+        made.switch.run("ip", "link", "set", "switch", "up")
+        for _ in range(count):
+            made.add()
+        yield made
     finally:
-        for machine in pair.machines:
+        for machine in (made.switch, *made.machines):
             machine.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines.namespaces import NamespaceMachine, cannot_make_machines, two_machines
+from tests.machines.namespaces import cannot_make_machines, network
 
 WHY_NOT = cannot_make_machines() if "AITRAIN_MACHINES" in os.environ else "its own step does: .ci/machines"
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"two machines are not made here: {WHY_NOT}")
@@ -48,7 +48,7 @@ asyncio.run(main())
 
 
 def test_requests_to_a_server_that_is_cut_off_end_after_a_time_of_silence(tmp_path: Path) -> None:
-    with two_machines(tmp_path, NamespaceMachine("nodeA"), NamespaceMachine("nodeB")) as pair:
+    with network(tmp_path) as pair:
         ours, servers = pair.machines
         serves = subprocess.Popen(servers.inside(sys.executable, "-c", SERVES), stdout=subprocess.PIPE, text=True)
         assert serves.stdout is not None

@@ -17,12 +17,13 @@ import pytest
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.run_list import look
-from tests.machines.namespaces import ADDRESSES, Command, NamespaceMachine, Pair, cannot_make_machines, two_machines
+from tests.machines.namespaces import ADDRESSES, Network, cannot_make_machines, end_of, network
 from tests.training.test_resume import assert_same
 
 WHY_NOT = cannot_make_machines() if "AITRAIN_MACHINES" in os.environ else "they take minutes: .ci/machines"
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"two machines are not made here: {WHY_NOT}")
 
+Command = subprocess.Popen[str]
 HELD = '''
 import os, time
 from pathlib import Path
@@ -44,7 +45,7 @@ class Held:
             time.sleep(0.02)
         return sum(letter < "n" for letter in completion) / max(1, len(completion))
 '''
-LOST = "node 1 (nodeB, 10.77.0.2)"
+LOST = "node 1 (node2, 10.77.0.2)"
 
 
 @pytest.fixture(scope="module")
@@ -76,77 +77,66 @@ def local(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def pair(tmp_path: Path) -> Iterator[Network]:
     """Two machines with one folder; at the end nothing runs on those that are left."""
-    with two_machines(tmp_path, NamespaceMachine("nodeA"), NamespaceMachine("nodeB")) as pair:
+    with network(tmp_path) as pair:
         yield pair
         assert pair.left() == []
 
 
-def train(pair: Pair, *flags: str, **variables: str) -> tuple[Command, Command]:
+def train(pair: Network, *flags: str, **variables: str) -> list[Command]:
     """Start the command on both machines."""
-    nodes = ("--nnodes=2", f"--master-addr={ADDRESSES['nodeA']}")
-    first, second = (pair.start(node, "grpo", *flags, *nodes, f"--node-rank={node}", **variables) for node in (0, 1))
-    return first, second
+    nodes = ("--nnodes=2", f"--master-addr={ADDRESSES['node1']}")
+    return [
+        machine.aitrain("grpo", *flags, *nodes, f"--node-rank={rank}", **variables)
+        for rank, machine in enumerate(pair.machines)
+    ]
 
 
-def held(pair: Pair, run: Path, *flags: str) -> tuple[Command, Command]:
+def held(pair: Network, run: Path, *flags: str) -> list[Command]:
     """The same, when the run waits in its fourth step, with a checkpoint, and the heartbeat has all processes."""
     commands = train(pair, *flags, HELD=str(run))
     deadline = time.monotonic() + 240
     while not checkpoints_of(RunFolder(run)) or not all(node.pids for node in look(run).nodes):
-        ended = [command.end() for command in commands if command.process.poll() is not None]
+        ended = [end_of(command) for command in commands if command.poll() is not None]
         assert not ended, ended
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return commands
 
 
-def test_two_machines_train_like_two_processes_of_one(
-    pair: Pair, options: list[str], local: Path, tmp_path: Path
+def test_a_machine_that_is_killed_is_named_and_the_resumed_run_equals_one_with_two_processes_here(
+    pair: Network, options: list[str], local: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "runs" / "run"
     commands = held(pair, run, *options)
-    seen = look(run)
-    assert (seen.status, seen.host) == ("running", "nodeA")
-    assert [(node.host, node.address, len(node.pids)) for node in seen.nodes] == [
-        (name, address, 1) for name, address in ADDRESSES.items()
-    ]
-    (run.parent / "go").touch()
-    ends = [command.end() for command in commands]
-
-    assert [code for code, _ in ends] == [0, 0], ends
-    assert_same(local, run)
-
-
-def test_a_machine_that_is_killed_is_named_and_the_run_is_resumed_without_it_having_been_lost(
-    pair: Pair, options: list[str], local: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "runs" / "run"
-    commands = held(pair, run, *options)
+    assert look(run).status == "running"
+    assert [(node.host, node.address, len(node.pids)) for node in look(run).nodes] == [
+        ("node1", "10.77.0.1", 1), ("node2", "10.77.0.2", 1),
+    ]  # fmt: skip
     pair.machines[1].kill()
-    code, error = commands[0].end()
+    code, error = end_of(commands[0])
 
     assert code == 1
     assert f"{LOST} is gone" in error
     assert "--resume" in error
     assert "Traceback" not in error
     assert look(run).status == "failed"
-    commands[1].end()
+    end_of(commands[1])
     assert pair.left() == []
     pair.machines[0].kill()
-    with two_machines(tmp_path, NamespaceMachine("nodeA"), NamespaceMachine("nodeB")) as others:
-        ends = [command.end() for command in train(others, "--config", str(run / "config.yaml"), "--resume")]
+    with network(tmp_path) as others:
+        ends = [end_of(command) for command in train(others, "--config", str(run / "config.yaml"), "--resume")]
     assert [code for code, _ in ends] == [0, 0], ends
     assert_same(local, run)
 
 
-def test_a_cable_that_is_cut_ends_the_run_on_both_sides(pair: Pair, options: list[str], tmp_path: Path) -> None:
+def test_a_cable_that_is_cut_ends_the_run_on_both_sides(pair: Network, options: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "run"
     commands = held(pair, run, *options, "--max-steps=500", "--ddp-timeout=8")
     pair.cut()
     (run.parent / "go").touch()
-    (first, error), (second, other) = (command.end() for command in commands)
+    (first, error), (second, other) = (end_of(command) for command in commands)
 
     assert (first, second) == (1, 1), (error, other)
     assert LOST in error

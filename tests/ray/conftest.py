@@ -6,19 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ray.cluster import Machine, Machines, machines
+from tests.machines.namespaces import Network, network
+from tests.ray.cluster import add_machine
 
 
 @pytest.fixture(scope="session")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    with machines(tmp_path_factory.mktemp("ray") / "home") as network:
-        yield network
-
-
-@pytest.fixture(scope="session")
-def cluster(network: Machines) -> list[Machine]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two machines with Ray, one CPU each, so that each has one rank."""
-    first, second = network.add(), network.add()
-    first.start_ray()
-    second.start_ray(first.address)
-    return [first, second]
+    with network(tmp_path_factory.mktemp("ray"), count=0) as machines:
+        add_machine(machines)
+        add_machine(machines)
+        yield machines

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ray.cluster import BIN, Machine, can_make_machines
+from aitrain.runs.run_folder import read_lines
+from tests.machines.namespaces import Network, cannot_make_machines, end_of
+from tests.ray.cluster import SECONDS, variables
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
-pytestmark = pytest.mark.skipif(not can_make_machines(), reason="network namespaces cannot be created here")
+pytestmark = pytest.mark.skipif(bool(cannot_make_machines()), reason="network namespaces cannot be created here")
 
 SOURCE = '''
 import os, socket, time
@@ -32,19 +33,22 @@ class Env:
 
 
 def test_calls_run_on_all_machines_with_the_deadlines_and_failures_of_local_processes(
-    cluster: list[Machine], tmp_path: Path
+    cluster: Network, tmp_path: Path
 ) -> None:
     (tmp_path / "task.py").write_text(SOURCE)
     command = [
-        str(BIN / "aitrain"), "grpo", "--model", "tiny", "--rl-env", "task.py:Env", "--rl-prompts-per-step", "4",
+        "grpo", "--model", "tiny", "--rl-env", f"{tmp_path / 'task.py'}:Env", "--rl-prompts-per-step", "4",
         "--rl-num-generations", "4", "--batch-size", "16", "--rl-max-new-tokens", "8", "--max-steps", "1",
         "--rl-env-timeout", "2", "--rl-max-failed", "1", "--eval-cases", "0", "--rl-kl-coef", "0", "--no-rl-check",
-        "--save-strategy", "no", "--rl-env-workers", "ray:4", "--project-name", "ray",
+        "--save-strategy", "no", "--rl-env-workers", "ray:4", "--output-dir", str(tmp_path), "--project-name", "ray",
     ]  # fmt: skip
-    cluster[0].run(*command, cwd=tmp_path)
+    machine = cluster.machines[0]
+    code, printed = end_of(machine.aitrain(*command, **variables(machine.folder)), SECONDS)
+    assert code == 0, printed
     cases: dict[int, list[dict[str, Any]]] = {}
-    for each in rollouts(tmp_path / "runs" / "ray"):
-        cases.setdefault(each["case_idx"], []).append(each)
+    for file in (tmp_path / "ray" / "rollouts").glob("*.jsonl"):
+        for each in read_lines(file):
+            cases.setdefault(each["case_idx"], []).append(each)
     assert {case: len(episodes) for case, episodes in cases.items()} == dict.fromkeys(range(4), 4)
     scored = cases[0] + cases[3]
     assert [each["score"] for each in scored] == [len(each["completion"]) % 2 for each in scored]
@@ -53,8 +57,3 @@ def test_calls_run_on_all_machines_with_the_deadlines_and_failures_of_local_proc
         ("timed_out", True)
     }
     assert {each["error"]["message"] for each in cases[2]} == {"crashed: its process exited with code 7"}
-
-
-def rollouts(run: Path) -> list[dict[str, Any]]:
-    lines = [line for file in sorted((run / "rollouts").glob("*.jsonl")) for line in file.read_text().splitlines()]
-    return [json.loads(line) for line in lines]

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.ray.cluster import BIN, SECONDS, Machine, Machines, can_make_machines, wait_until
+from aitrain.runs.run_folder import read_lines
+from tests.machines.namespaces import Network, cannot_make_machines, end_of
+from tests.ray.cluster import SECONDS, add_machine, variables, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
-pytestmark = pytest.mark.skipif(not can_make_machines(), reason="network namespaces cannot be created here")
+
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
+
+from aitrain.launch.ray_processes import cause_of
+
+pytestmark = pytest.mark.skipif(bool(cannot_make_machines()), reason="network namespaces cannot be created here")
 
 STEPS = 60
 TRAIN = [
-    str(BIN / "aitrain"), "grpo", "--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-prompts-per-step", "2",
+    "grpo", "--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-prompts-per-step", "2",
     "--rl-num-generations", "4", "--batch-size", "4", "--rl-max-new-tokens", "24", "--max-steps", str(STEPS),
     "--save-strategy", "steps", "--save-steps", "1", "--num-processes", "2", "--lr", "1e-3", "--eval-cases", "0",
     "--rl-kl-coef", "0", "--ddp-timeout", "60", "--no-rl-check",
@@ -32,8 +40,7 @@ def difference(one: Path, other: Path) -> float:
 
 
 def steps_of(run: Path) -> list[int]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["step"] for line in lines]
+    return [line["step"] for line in read_lines(run / "metrics.jsonl")]
 
 
 def saves(run: Path, step: int) -> bool:
@@ -53,24 +60,30 @@ def workers_of(run: Path) -> list[int]:
 
 
 def test_two_machines_train_as_two_local_processes_do_though_a_rank_and_a_machine_are_killed(
-    network: Machines, cluster: list[Machine], tmp_path: Path
+    cluster: Network, tmp_path: Path
 ) -> None:
-    local = subprocess.Popen([*TRAIN, "--project-name", "local"], cwd=tmp_path)
-    process = cluster[0].start(*TRAIN, "--launcher", "ray", "--project-name", "ray", cwd=tmp_path)
-    here, there = tmp_path / "runs" / "local", tmp_path / "runs" / "ray"
+    train, (first, second) = [*TRAIN, "--output-dir", str(tmp_path)], cluster.machines
+    local = subprocess.Popen([sys.executable, "-m", "aitrain", *train, "--project-name", "local"])
+    process = first.aitrain(*train, "--launcher", "ray", "--project-name", "ray", **variables(first.folder))
+    here, there = tmp_path / "local", tmp_path / "ray"
     wait_until(lambda: saves(there, 1) or process.poll() is not None)
-    cluster[1].kill()  # first, as after a restart both ranks may be on one machine
-    cluster[1] = network.add()
-    cluster[1].start_ray(cluster[0].address)
+    second.kill()  # first, as after a restart both ranks may be on one machine
+    add_machine(cluster)
     wait_until(lambda: saves(there, 4) or process.poll() is not None)
     for rank in workers_of(there)[-1:]:
         os.kill(rank, signal.SIGKILL)
-    text, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, text
-    assert "rank 0 on node1, 10.88.0.1; rank 1 on node2, 10.88.0.2" in text or "rank 1 on node1" in text
-    for words in ("SIGKILL", "restart 1 of 3", "node2 (10.88.0.2) is gone", "restart 2 of 3", "node3"):
+    code, text = end_of(process, SECONDS)
+    assert code == 0, text
+    assert "rank 0 on node1, 10.77.0.1; rank 1 on node2, 10.77.0.2" in text or "rank 1 on node1" in text
+    for words in ("SIGKILL", "restart 1 of 3", "node2 (10.77.0.2) is gone", "restart 2 of 3", "node3"):
         assert words in text, text
     assert local.wait(timeout=SECONDS) == 0
     assert steps_of(there) == steps_of(here) == list(range(1, STEPS + 1))
     assert difference(there, here) == 0.0
     assert workers_of(there) == []
+
+
+def test_the_errors_of_ray_train_name_the_rank_and_the_cause() -> None:
+    raised = UserExceptionWithTraceback(ValueError("no"), "Traceback (most recent call last):\n  x\nValueError: no")
+    assert cause_of(WorkerGroupError("", {3: raised})) == "Rank 3 was lost: ValueError: no"
+    assert cause_of(ControllerError(RuntimeError("no room"))) == "no room"

@@ -24,9 +24,7 @@ class Running:
         opened, config = open_environment(TrainConfig(**options), None, environment)
         self.runner, self.notes = start_runner(environment, config), list[str]()
         self.runner.offer(NO_MODEL, None)
-        self.service = EnvService(
-            self.runner, opened.all_cases, describe(opened, config, None), [{"name": "a.py", "text": "x = 1"}]
-        )
+        self.service = EnvService(self.runner, opened.all_cases, describe(opened, config, None), [])
         self.service.notify = self.notes.append
         self.server = EnvHttpServer(self.service, port=port)
         self.url, self._ready = "", threading.Event()

@@ -16,7 +16,7 @@ from tests.vllm.test_server import processes_of
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 KILLS = '''
-import json, os, signal, threading, time, urllib.error, urllib.request
+import json, os, signal, threading, time
 from pathlib import Path
 
 STATES = Path("runs/run/vllm-server.json")
@@ -38,14 +38,6 @@ def commands():
             pass
 
 
-def status(url, path, **headers):
-    try:
-        request = urllib.request.Request(f"{url}/{path}", headers=headers)
-        return urllib.request.urlopen(request).status
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
 class Kills:
     """Kills a server in the middle of the second batch of the first process. Half of the episodes continue at once,
     with the other server; the others wait until it is back."""
@@ -59,12 +51,9 @@ class Kills:
     def kill(self):
         key = os.environ["VLLM_API_KEY"]
         one = next(iter(servers()))
-        paths = "collective_rpc", "v1/models", "v1/models?x=/health", "//health", "health"
-        seen = {path: status(one, path) for path in paths}
-        seen["key"] = status(one, "v1/models", Authorization=f"Bearer {key}")
-        seen["told"] = [pid for pid, command in commands() if key.encode() in command]
         files = [path for path in STATES.parent.rglob("*") if path.is_file()]
-        seen["written"] = [str(path) for path in files if key.encode() in path.read_bytes()]
+        seen = [pid for pid, command in commands() if key.encode() in command]
+        seen += [str(path) for path in files if key.encode() in path.read_bytes()]
         Path("seen.json").write_text(json.dumps(seen))
         port = f"--port={one.rpartition(':')[2]}".encode()
         for pid, command in commands():
@@ -102,11 +91,7 @@ def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_process
                 "--num-processes=2", "--rl-env=kills.py", "--max-steps=4", "--eval-cases=0", "--rl-max-new-tokens=4",
                 "--rl-prompts-per-step=4", "--batch-size=16", "--rl-env-timeout=500")  # fmt: skip
 
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    assert seen.pop("told") == seen.pop("written") == []
-    assert seen == {
-        "collective_rpc": 401, "v1/models": 401, "v1/models?x=/health": 401, "//health": 401, "health": 200, "key": 200,
-    }  # fmt: skip
+    assert json.loads((tmp_path / "seen.json").read_text()) == []  # the key, in commands and files
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     check_agreement(lines)
     assert Result.read(folder).vllm_restarts == 1

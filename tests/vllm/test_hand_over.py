@@ -1,4 +1,4 @@
-"""`aitrain export` and `serve` with the real vLLM, driven by OpenAI's client; skipped where it is not installed."""
+"""`aitrain export`, `serve` and `eval` with the real vLLM, driven by OpenAI's client; skipped where it is not there."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from aitrain.runs.eval_result import EvalResult
+from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import write
 
@@ -36,7 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), lora).save_pretrained(place / "runs/mine/model")
     AutoTokenizer.from_pretrained(TINY_MODEL).save_pretrained(place / "runs/mine/model")
-    write(place / "runs/mine", {"config.yaml": "model: tiny\npeft: true\nmodel_max_length: 256\n", "status.json": "{}"})
+    config = "model: tiny\npeft: true\nmodel_max_length: 256\nrl_env: envs.arithmetic\nrl_max_new_tokens: 8\n"
+    write(place / "runs/mine", {"config.yaml": config, "status.json": "{}"})
     subprocess.run([sys.executable, "-m", "aitrain", "export", "mine"], cwd=place, check=True)
     return place
 
@@ -100,3 +103,23 @@ def test_the_adapter_beside_its_base_and_the_export_say_what_transformers_says(f
     with serving(folder, "exports/mine") as client:
         assert [model.id for model in client.models.list().data] == ["mine"]
         assert said_by_vllm(client, "mine") == wanted["mine"]
+
+
+def evaluated(folder: Path, *arguments: str) -> tuple[EvalResult, dict[int, str]]:
+    """What `aitrain eval` finds, and the greedy answers by their cases."""
+    command = [sys.executable, "-m", "aitrain", "eval", "mine", "--cases=20", "--samples=4", *arguments]
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = EvalResult.read(folder / done.stdout.rpartition("eval folder: ")[2].strip())
+    records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
+    return result, {one["row_number"]: one["completion"] for one in records if one["eval_phase"] == "eval_greedy"}
+
+
+@pytest.mark.slow
+def test_a_lora_run_is_evaluated_through_a_server_as_with_transformers(folder: Path) -> None:
+    (plain, said), (served, served_said) = evaluated(folder), evaluated(folder, "--use-vllm", "--vllm-mode=server")
+    assert served_said == said
+    assert len(set(said.values())) > 1
+    assert served.scores["greedy"] == plain.scores["greedy"]
+    assert sum(served.stops["sampled"].values()) == 80

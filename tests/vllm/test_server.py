@@ -9,13 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import pytest
 
 from aitrain.training.model import TINY_MODEL
-from aitrain.vllm.adapter_ranks import RANKS
 from aitrain.vllm.addresses import key_header
 from aitrain.vllm.server_process import ServerConfig, VLLMServer
 from tests.vllm.test_colocated import DEMO, check_agreement, run
@@ -145,9 +144,3 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
     assert processes_of(tmp_path) == []
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
     assert (folder / "model" / "config.json").exists()
-
-
-def test_the_ranks_that_a_server_can_be_started_for_are_vllms() -> None:
-    from vllm.config.lora import MaxLoRARanks
-
-    assert get_args(MaxLoRARanks) == RANKS

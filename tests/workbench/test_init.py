@@ -48,12 +48,10 @@ def test_the_checks_find_no_fault_in_a_template(written: Path, kind: str) -> Non
     ("name", "suggestion"),
     [
         ("json", "my_json"),
-        ("test", "my_task"),
         ("folder/hotel", "hotel"),
         ("2048", "task_2048"),
         ("class", "my_class"),
         ("test_hotel", "hotel"),
-        ("", "task"),
     ],
 )
 def test_a_name_that_python_or_pytest_would_take_for_another_is_refused_with_one_that_works(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from aitrain.runs.run_folder import read_lines
+from tests.conftest import Run
 
 ENVIRONMENT = os.environ.get("AITRAIN_REAL_ADAPTERS", "")
 """Name of the environment of `.ci/adapters`; a package that is missing there fails its tests."""
@@ -31,12 +32,15 @@ Train = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def train(here: Path) -> Train:
+def train(here: Path, aitrain_grpo: Run) -> Train:
     """`train("textarena:GuessTheNumber-v0", "--num-processes=2", size=8)`: five steps with the tiny model, in which no
     episode failed; returns the records of the episodes."""
 
     def run(rl_env: str, *flags: str, **settings: Any) -> list[dict[str, Any]]:
-        done = grpo(here, rl_env, *flags, **settings)
+        small = ["--max-steps=5", "--rl-max-new-tokens=4", "--rl-max-turns=2", "--rl-prompts-per-step=4"]
+        small += ["--rl-num-generations=2", "--batch-size=4", "--eval-cases=2", "--project-name=run", "--output-dir=."]
+        given = f"--rl-env-config={json.dumps(settings)}"
+        done = aitrain_grpo("--model=tiny", f"--rl-env={rl_env}", given, *small, *flags)
         assert done.returncode == 0, done.stdout + done.stderr
         *_, last = read_lines(here / "run" / "metrics.jsonl")
         records = [one for file in (here / "run" / "rollouts").glob("*.jsonl") for one in read_lines(file)]
@@ -47,17 +51,6 @@ def train(here: Path) -> Train:
         return trained
 
     return run
-
-
-def grpo(folder: Path, rl_env: str, *flags: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """`aitrain grpo` with the tiny model: 4 prompts x 2 completions a step, and as few held-out cases as possible."""
-    small = ["--max-steps=5", "--rl-max-new-tokens=4", "--rl-max-turns=2", "--rl-prompts-per-step=4"]
-    small += ["--rl-num-generations=2", "--batch-size=4", "--eval-cases=2", "--project-name=run", "--output-dir=."]
-    command = [sys.executable, "-m", "aitrain", "grpo", "--model=tiny", f"--rl-env={rl_env}", *small, *flags]
-    return subprocess.run(
-        [*command, f"--rl-env-config={json.dumps(settings)}"],
-        capture_output=True, text=True, check=False, cwd=folder, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
 
 
 @contextmanager

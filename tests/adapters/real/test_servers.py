@@ -1,15 +1,13 @@
-"""OpenEnv, ORS and NeMo Gym: trainings and a play on servers, the first two made with their own packages."""
+"""OpenEnv and ORS: a training and a play on servers made with their own packages."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 from aitrain.environment.adapters.ors import OpenRewardServer
 from aitrain.environment.contract import Case
-from tests.adapters.http_servers import NemoHandler, Server
-from tests.adapters.real.conftest import Train, grpo, in_environment, server
+from tests.adapters.real.conftest import Train, in_environment, server
 from tests.rehearsal import rehearse
 
 pytestmark = in_environment("older")
@@ -38,14 +36,3 @@ def test_tools_of_ors_are_called_and_the_one_that_finishes_ends_the_episode(tmp_
     assert refused.startswith("error: ")
     assert played.is_over
     assert played.scored.score == 1.0
-
-
-def test_a_run_whose_nemo_gym_server_dies_ends_with_what_happened(here: Path) -> None:
-    tasks = [{"responses_create_params": {"input": f"Say {number}."}} for number in range(12)]
-    (here / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
-    with Server(NemoHandler).running() as running:
-        running.lives_for = 20
-        done = grpo(here, f"nemo-gym:{running.url}", data="tasks.jsonl", score_range="0,1")
-    assert done.returncode == 3
-    assert "RemoteProtocolError" in done.stderr
-    assert (here / "run" / "model").exists()

@@ -1,4 +1,4 @@
-"""Faults of datasets, each followed by its healthy twin."""
+"""Faults of datasets, and healthy environments beside them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ class LastWordOfAssistant(Sums):
         return {"prompt": said, "answer": answer}
 
 
-class LastWordOfUser(Sums):
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        said = [{"role": "user", "content": question}, {"role": "assistant", "content": "Let me see."}]
-        return {"prompt": [*said, {"role": "user", "content": "Well?"}], "answer": answer}
-
-
 class SharedCaseIdx(Sums):
     def build_dataset(self) -> list[dict[str, Any]]:
         return [{**row, "case_idx": number // 2} for number, row in enumerate(super().build_dataset())]
@@ -28,12 +22,27 @@ class SharedCaseIdx(Sums):
         return None
 
 
-class OwnCaseIdx(Sums):
-    def build_dataset(self) -> list[dict[str, Any]]:
+class NoneOfThese(Sums):
+    """The user has the last word, prompts have names of their own and come twice, and held-out ones come only there."""
+
+    def questions(self) -> list[tuple[str, str]]:
+        return super().questions() * 2
+
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": "Let me see."}]
+        return {"prompt": [*said, {"role": "user", "content": "Well?"}], "answer": answer}
+
+    def named(self) -> list[dict[str, Any]]:
         return [{**row, "case_idx": number + 100} for number, row in enumerate(super().build_dataset())]
 
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [row for row in self.named() if row["case_idx"] % 24 >= 5]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return [row for row in self.named() if row["case_idx"] % 24 < 5]
+
     def reference(self, case_idx: int) -> str:
-        return super().reference(case_idx - 100)
+        return str(super().reference(case_idx - 100))
 
 
 class FewPrompts(Sums):
@@ -41,32 +50,14 @@ class FewPrompts(Sums):
         return super().questions()[:6] * 10
 
 
-class EachPromptTwice(Sums):
-    def questions(self) -> list[tuple[str, str]]:
-        return super().questions() * 2
-
-
 class TrainedOnHeldOut(Sums):
     def build_eval_dataset(self) -> list[dict[str, Any]]:
         return self.build_dataset()[:5]
 
 
-class HeldOutApart(Sums):
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return super().build_dataset()[:-5]
-
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
-        return super().build_dataset()[-5:]
-
-
 class AnswerInPrompt(Sums):
     def row(self, question: str, answer: str) -> dict[str, Any]:
         return super().row(f"{question} (answer: {answer})", answer)
-
-
-class KeyAfterAnArrow(Sums):
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        return super().row(f"{question} key -> {answer}", answer)
 
 
 class ChoicesInPrompt(Sums):
@@ -99,38 +90,14 @@ class OrderOfASet(Sums):
         return list(set(super().questions()))
 
 
-class UnseededRows(Sums):
-    def __init__(self) -> None:
-        self.chosen = random.sample(super().questions(), 20)
-
-    def questions(self) -> list[tuple[str, str]]:
-        return self.chosen
-
-
-class SeededRows(Sums):
-    def __init__(self) -> None:
-        self.chosen = random.Random(0).sample(super().questions(), 20)
-
-    def questions(self) -> list[tuple[str, str]]:
-        return self.chosen
-
-
 class KeyOfTheProcess(Sums):
     """Rows are always the same, and what is right depends on the process."""
 
     def __init__(self) -> None:
         self.shift = random.randrange(1_000_000)
 
-    def right(self, answer: str) -> str:
-        return str(int(answer) + self.shift)
-
     def score_episode(self, text: str, answer: str) -> float:
-        return float(text.strip() == self.right(answer))
+        return float(text.strip() == str(int(answer) + self.shift))
 
     def reference(self, case_idx: int) -> str:
-        return self.right(super().reference(case_idx))
-
-
-class KeyOfTheRow(KeyOfTheProcess):
-    def __init__(self) -> None:
-        self.shift = 4711
+        return str(int(super().reference(case_idx)) + self.shift)

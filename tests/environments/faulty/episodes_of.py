@@ -1,10 +1,8 @@
-"""Faults of episodes and tools, each followed by its healthy twin."""
+"""Faults of episodes and tools, and healthy environments beside them."""
 
 from __future__ import annotations
 
-import math
 import random
-import signal
 import tempfile
 import threading
 import time
@@ -30,92 +28,31 @@ class TwoTurns:
         if first.strip() != str(100 + case_idx):
             return 0.0
         second = yield "And the next one?"
-        return float(self.is_right(second.strip(), str(101 + case_idx)))
-
-    def is_right(self, second: str, expected: str) -> bool:
-        return second == expected
+        return float(second.strip() == str(101 + case_idx))
 
     def reference(self, case_idx: int) -> list[str]:
         return [str(100 + case_idx), str(101 + case_idx)]
 
 
-class LastAnswerUnread(TwoTurns):
-    """Any number is right at the end."""
-
-    def is_right(self, second: str, expected: str) -> bool:
-        return second.isdigit()
-
-
-class LastAnswerAnywhere(TwoTurns):
-    def is_right(self, second: str, expected: str) -> bool:
-        return expected in second
-
-
 class Unseeded(TwoTurns):
     def episode(self, case_idx: int, seed: int) -> Turns:
         score = yield from super().episode(case_idx, seed)
-        yield f"You draw {self.numbers(seed).random()}."
+        yield f"You draw {random.SystemRandom().random()}."
         return score
-
-    def numbers(self, seed: int) -> Any:
-        return random
 
     def reference(self, case_idx: int) -> list[str]:
         return [*super().reference(case_idx), "Good."]
 
 
-class Seeded(Unseeded):
-    def numbers(self, seed: int) -> Any:
-        return random.Random(seed)
-
-
 class Endless(TwoTurns):
-    tries: float = math.inf
-
     def episode(self, case_idx: int, seed: int) -> Turns:
-        reply, tries = (yield None), 1
+        reply = yield None
         while reply.strip() != str(100 + case_idx):
-            if tries == self.tries:
-                return 0.0
-            reply, tries = (yield "Again."), tries + 1
+            reply = yield "Again."
         return 1.0
 
     def reference(self, case_idx: int) -> list[str]:
         return [str(100 + case_idx)]
-
-
-class Patient(Endless):
-    tries = 3
-
-
-class GoesOn(TwoTurns):
-    """The task is done, and the episode is not."""
-
-    def start(self, case_idx: int) -> Any:
-        return Talk(str(100 + case_idx), ends=False)
-
-    def reference(self, case_idx: int) -> str:
-        return str(100 + case_idx)
-
-    episode = None
-
-
-class Ends(GoesOn):
-    def start(self, case_idx: int) -> Any:
-        return Talk(str(100 + case_idx), ends=True)
-
-
-class Talk:
-    def __init__(self, wanted: str, ends: bool) -> None:
-        self.wanted, self.ends, self.said = wanted, ends, list[str]()
-
-    def step(self, reply: str) -> str | None:
-        self.said.append(reply.strip())
-        is_over = len(self.said) == 4 or (self.ends and reply.strip() == self.wanted)
-        return None if is_over else "And?"
-
-    def score(self) -> float:
-        return float(self.wanted in self.said)
 
 
 OPEN: list[int] = []
@@ -128,45 +65,30 @@ class Crosstalk(TwoTurns):
     concurrent = True
 
     def start(self, case_idx: int) -> Any:
-        return Crowd(case_idx, OPEN)
+        return Crowd(case_idx)
 
     episode = None
 
 
-class NoCrosstalk(Crosstalk):
-    def start(self, case_idx: int) -> Any:
-        return Crowd(case_idx, [])
-
-
-class Counting:
+class Crowd:
     """Two answers, the numbers from 100 + case_idx on."""
 
-    def __init__(self, case_idx: int, others: list[int], places: int = 1000) -> None:
-        self.case_idx, self.others, self.said = case_idx, others, list[str]()
+    def __init__(self, case_idx: int) -> None:
+        self.case_idx, self.said = case_idx, list[str]()
         with LOCK:
-            if len(others) >= places:
-                raise RuntimeError("CAPACITY_REACHED")
-            others.append(case_idx)
+            OPEN.append(case_idx)
 
     def step(self, reply: str) -> str | None:
         self.said.append(reply.strip())
-        return self.question() if len(self.said) == 1 else None
-
-    def question(self) -> str:
-        return "And the next one?"
+        time.sleep(0.002)
+        return f"There are {len(OPEN)} here. And the next one?" if len(self.said) == 1 else None
 
     def score(self) -> float:
         return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
 
     def close(self) -> None:
         with LOCK:
-            self.others.remove(self.case_idx)
-
-
-class Crowd(Counting):
-    def question(self) -> str:
-        time.sleep(0.002)
-        return f"There are {len(self.others)} here. And the next one?"
+            OPEN.remove(self.case_idx)
 
 
 class OneFileForAll(Sums):
@@ -175,49 +97,12 @@ class OneFileForAll(Sums):
     concurrent = True
 
     def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="aitrain-faulty-")
-
-    def file(self, answer: str) -> Path:
-        return Path(self.folder, "reply.txt")
+        self.file = Path(tempfile.mkdtemp(prefix="aitrain-faulty-"), "reply.txt")
 
     def score_episode(self, text: str, answer: str) -> float:
-        file = self.file(answer)
-        file.write_text(text.replace("\0", ""))
+        self.file.write_text(text.replace("\0", ""))
         time.sleep(0.003)
-        return float(file.read_text().strip() == answer)
-
-
-class OneFileEach(OneFileForAll):
-    def file(self, answer: str) -> Path:
-        return Path(self.folder, f"{answer}-{threading.get_ident()}.txt")
-
-
-PLACES: list[int] = []
-
-
-class FourAtOnce(TwoTurns):
-    """A server that allows four sessions."""
-
-    concurrent = True
-
-    places = 4
-
-    def start(self, case_idx: int) -> Any:
-        return Counting(case_idx, PLACES, self.places)
-
-    episode = None
-
-
-class ManyAtOnce(FourAtOnce):
-    places = 1000
-
-
-class Alarm(Sums):
-    """Sets an alarm, which works in the main thread only."""
-
-    def score_episode(self, text: str, answer: str) -> float:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        return super().score_episode(text, answer)
+        return float(self.file.read_text().strip() == answer)
 
 
 class Shelf:
@@ -254,14 +139,6 @@ class RaisingShelf(Shelf):
         return self.shelves[shelf]
 
 
-class SilentShelf(Shelf):
-    def get_tools(self) -> list[Callable[..., Any]]:
-        return [self.peek]
-
-    def peek(self, shelf: str) -> str:
-        return self.look(shelf)
-
-
 class ToolAnswers:
     shelf: type[Shelf] = Shelf
 
@@ -278,10 +155,3 @@ class ToolAnswers:
 
 class ToolRaises(ToolAnswers):
     shelf = RaisingShelf
-
-
-class ToolUndescribed(ToolAnswers):
-    shelf = SilentShelf
-
-    def reference(self, case_idx: int) -> list[str]:
-        return [reply.replace("look", "peek") for reply in super().reference(case_idx)]

@@ -1,4 +1,4 @@
-"""Faults of the process in which episodes run, each followed by its healthy twin."""
+"""Faults of the process in which episodes run, and healthy environments beside them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,34 @@ from typing import Any
 from sums import Sums
 
 
+class NoneOfThese(Sums):
+    """Uses what the others leave behind, and leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        return {**super().row(question, answer), "accepted": {answer, f"{answer}.0"}}
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        with self.lock:
+            return super().build_dataset()
+
+    def score_episode(self, text: str, answer: str) -> Any:
+        random.Random(answer).random()
+        if text == answer:
+            subprocess.run(["true"], env={**os.environ, "EXPECTED_ANSWER": answer}, check=True)
+        thread = threading.Thread(target=time.sleep, args=[0.001])
+        thread.start()
+        thread.join()
+        one, other = socket.socketpair()
+        with one, other:
+            one.sendall(b"x")
+        return super().score_episode(text, answer)
+
+
 class ChangesDirectory(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
         os.chdir(Path(__file__).parent)
@@ -27,36 +55,15 @@ class SetsVariables(Sums):
         return super().score_episode(text, answer)
 
 
-class GivesVariables(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        if text == answer:
-            subprocess.run(["true"], env={**os.environ, "EXPECTED_ANSWER": answer}, check=True)
-        return super().score_episode(text, answer)
-
-
 class SetsGlobalSeed(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
         random.seed(int(answer))
         return super().score_episode(text, answer)
 
 
-class DrawsOwnNumbers(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        random.Random(answer).random()
-        return super().score_episode(text, answer)
-
-
 class LeavesThreads(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
         threading.Thread(target=time.sleep, args=[600], daemon=True).start()
-        return super().score_episode(text, answer)
-
-
-class JoinsThreads(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        thread = threading.Thread(target=time.sleep, args=[0.001])
-        thread.start()
-        thread.join()
         return super().score_episode(text, answer)
 
 
@@ -67,27 +74,12 @@ class LeavesProcesses(Sums):
         return super().score_episode(text, answer)
 
 
-class WaitsForProcesses(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        if text == answer:
-            subprocess.run(["true"], check=True)
-        return super().score_episode(text, answer)
-
-
 class AsksSomebody(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
         try:
             socket.create_connection(("127.0.0.1", 9), timeout=0.1).close()
         except OSError:
             pass
-        return super().score_episode(text, answer)
-
-
-class TalksToItself(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        one, other = socket.socketpair()
-        with one, other:
-            one.sendall(b"x")
         return super().score_episode(text, answer)
 
 
@@ -102,35 +94,15 @@ class AlarmCaught(Sums):
         return super().score_episode(text, answer)
 
 
-class AlarmSetBefore(Sums):
-    def __init__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-
-
 class LockInTheRow(Sums):
     def row(self, question: str, answer: str) -> dict[str, Any]:
         return {**super().row(question, answer), "compare": lambda text: text == answer}
-
-
-class DataInTheRow(Sums):
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        return {**super().row(question, answer), "accepted": {answer, f"{answer}.0"}}
 
 
 class LockOfTheDataset(Sums):
     def build_dataset(self) -> list[dict[str, Any]]:
         self.lock = threading.Lock()
         return super().build_dataset()
-
-
-class LockOfTheEnvironment(Sums):
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        with self.lock:
-            return super().build_dataset()
 
 
 class SlowScore(Sums):
@@ -142,10 +114,4 @@ class SlowScore(Sums):
         if text.strip() == answer:
             self.right = self.right + 1
             time.sleep(0.15)
-        return super().score_episode(text, answer)
-
-
-class WaitsTogether(Sums):
-    def score_episode(self, text: str, answer: str) -> Any:
-        time.sleep(0.05)
         return super().score_episode(text, answer)

@@ -1,10 +1,9 @@
-"""Faults of scores, each followed by its healthy twin."""
+"""Faults of scores, and healthy environments beside them."""
 
 from __future__ import annotations
 
 import random
 import re
-import time
 from typing import Any
 
 from sums import Sums
@@ -15,67 +14,9 @@ class Noise(Sums):
         return max(0.0, super().score_episode(text, answer) - random.random() / 2)
 
 
-class NoNoise(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return max(0.0, super().score_episode(text, answer) - random.Random(text.strip()).random() / 2)
-
-
-SEEN: list[str] = []
-
-
-class NoveltyBonus(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        times = SEEN.count(text + answer)
-        SEEN.append(text + answer)
-        return super().score_episode(text, answer) / (1 + times)
-
-
-class Memory(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        SEEN.append(text + answer)
-        return super().score_episode(text, answer)
-
-
 class Percent(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return 100 * super().score_episode(text, answer)
-
-
-class BonusForShort(Sums):
-    """The reference is long; the answer alone earns more than the highest score."""
-
-    def score_episode(self, text: str, answer: str) -> float:
-        is_right = text.split()[-1:] == [answer]
-        return is_right * (1.25 if len(text.strip()) < 6 else 1.0)
-
-    def reference(self, case_idx: int) -> str:
-        return f"Added up, the two numbers are {super().reference(case_idx)}"
-
-
-class PenaltyForLong(BonusForShort):
-    def score_episode(self, text: str, answer: str) -> float:
-        is_right = text.split()[-1:] == [answer]
-        return is_right * (1.0 if len(text.strip()) < 60 else 0.75)
-
-
-class ServiceFails(Sums):
-    """A service that is sometimes busy."""
-
-    calls = 0
-
-    def score_episode(self, text: str, answer: str) -> float:
-        ServiceFails.calls += 1
-        if ServiceFails.calls % 7 == 3:
-            raise RuntimeError("the judge returned status 503")
-        return super().score_episode(text, answer)
-
-
-class ServiceIsUnknown(Sums):
-    calls = 0
-
-    def score_episode(self, text: str, answer: str) -> float | None:
-        ServiceIsUnknown.calls += 1
-        return None if ServiceIsUnknown.calls % 7 == 3 else super().score_episode(text, answer)
 
 
 class RaisesOnWords(Sums):
@@ -83,34 +24,9 @@ class RaisesOnWords(Sums):
         return float(int(text) == int(answer))
 
 
-class HangsOnLongReplies(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        time.sleep(30 if len(text) > 10_000 else 0)
-        return super().score_episode(text, answer)
-
-
 class ShortIsGood(Sums):
     def score_episode(self, text: str, answer: str) -> float:
         return 1.0 if text.strip() == answer else max(0.0, 1 - len(text) / 100)
-
-
-class RightAndShortIsGood(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return max(0.0, 1 - len(text) / 1000) if text.strip() == answer else 0.0
-
-
-class ConsolationPrize(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return max(0.3, super().score_episode(text, answer))
-
-
-class Penalty(Sums):
-    """Graded and below 0, with --rl-score-range -1,1."""
-
-    def score_episode(self, text: str, answer: str) -> float:
-        if text.strip() == answer:
-            return 1.0
-        return -0.5 if text.strip().isdigit() else -1.0
 
 
 class AnyNumber(Sums):
@@ -163,11 +79,6 @@ class WorstFirst(Sums):
         return [1.0 - (score or 0.0) for score in scores]
 
 
-class BestFirst(Sums):
-    def score_group(self, scores: list[float | None]) -> list[float]:
-        return [score or 0.0 for score in scores]
-
-
 class PaidFormat(InTags):
     def score_episode(self, text: str, answer: str) -> float:
         return max(0.6 * ("<answer>" in text and "</answer>" in text), super().score_episode(text, answer))
@@ -206,19 +117,9 @@ class ComparesMessages(Sums):
         return float(completion == answer)
 
 
-class ReadsMessages(Sums):
-    def score_episode(self, completion: Any, answer: str) -> float:
-        return float(completion[-1]["content"].strip() == answer)
-
-
 class Generates(Sums):
     def score_episode(self, model: Any, text: str, answer: str) -> float:
         return float(model.generate(text) == answer)
-
-
-class NamesTheModel(Sums):
-    def score_episode(self, model: Any, tokenizer: Any, text: str, answer: str) -> float:
-        return super().score_episode(text, answer)
 
 
 class GullibleJudge(Sums):

@@ -8,11 +8,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from aitrain.workbench.check.report import exit_code
 
 FAULTY = Path(__file__).parents[2] / "environments" / "faulty"
 COMMAND = [sys.executable, "-m", "aitrain", "env", "check"]
@@ -94,9 +91,3 @@ def test_a_command_that_is_stopped_ends_its_process_and_says_so(number: signal.S
     assert running.returncode == report["exit_code"] == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path("pid").read_text()), 0)
-
-
-@pytest.mark.parametrize(("levels", "code"), [(["warning", "info"], 0), (["warning", "fail"], 3)])
-def test_only_a_fail_changes_the_exit_code(levels: list[str], code: int) -> None:
-    findings: Any = [{"level": level} for level in levels]
-    assert exit_code([{"result": {"findings": findings}}]) == code

@@ -1,4 +1,4 @@
-"""Planted faults in tests/environments/faulty: each is found by its own check, and its healthy twin passes."""
+"""Planted faults in tests/environments/faulty: each is found by its own check, and healthy ones pass."""
 
 from __future__ import annotations
 
@@ -19,77 +19,73 @@ from aitrain.workbench.opening import open_environment
 FOLDER = Path(__file__).parents[2] / "environments" / "faulty"
 IN_PROCESSES = ("repeatable-dataset", "two-ranks")
 
-FAULTS: list[tuple[str, str, str, str]] = [
-    ("datasets_of.LastWordOfAssistant", "datasets_of.LastWordOfUser", "dataset", ""),
-    ("datasets_of.SharedCaseIdx", "datasets_of.OwnCaseIdx", "dataset", ""),
-    ("datasets_of.FewPrompts", "datasets_of.EachPromptTwice", "duplicates", ""),
-    ("datasets_of.TrainedOnHeldOut", "datasets_of.HeldOutApart", "duplicates", ""),
-    ("datasets_of.AnswerInPrompt", "datasets_of.ChoicesInPrompt", "leaked-answer", "lazy-policy"),
-    ("datasets_of.KeyAfterAnArrow", "datasets_of.ChoicesInPrompt", "leaked-answer", "lazy-policy"),
-    ("datasets_of.KeyInSystemPrompt", "datasets_of.ChoicesInSystemPrompt", "leaked-answer", ""),
-    ("datasets_of.OrderOfASet", "sums.Sums", "repeatable-dataset", ""),
-    ("datasets_of.UnseededRows", "datasets_of.SeededRows", "repeatable-dataset", "two-ranks"),
-    ("datasets_of.KeyOfTheProcess", "datasets_of.KeyOfTheRow", "two-ranks", "repeatable-dataset"),
+FAULTS: list[tuple[str, str, str]] = [
+    ("datasets_of.LastWordOfAssistant", "dataset", ""),
+    ("datasets_of.SharedCaseIdx", "dataset", ""),
+    ("datasets_of.FewPrompts", "duplicates", ""),
+    ("datasets_of.TrainedOnHeldOut", "duplicates", ""),
+    ("datasets_of.AnswerInPrompt", "leaked-answer", "lazy-policy"),
+    ("datasets_of.KeyInSystemPrompt", "leaked-answer", ""),
+    ("datasets_of.OrderOfASet", "repeatable-dataset", ""),
+    ("datasets_of.KeyOfTheProcess", "two-ranks", "repeatable-dataset"),
     (
         "scores_of.Noise",
-        "scores_of.NoNoise",
         "repeatable-score",
         "concurrency equivalent-forms message-forms side-effects",
     ),
-    ("scores_of.NoveltyBonus", "scores_of.Memory", "repeatable-score", "concurrency"),
-    ("scores_of.Percent", "sums.Sums", "score-range", "reference"),
-    ("scores_of.BonusForShort", "scores_of.PenaltyForLong", "score-range", "shotgun"),
-    ("scores_of.ServiceFails", "scores_of.ServiceIsUnknown", "exceptions", ""),
-    ("scores_of.RaisesOnWords", "sums.Sums", "exceptions", ""),
-    ("scores_of.HangsOnLongReplies", "sums.Sums", "exceptions", ""),
-    ("scores_of.ShortIsGood", "scores_of.RightAndShortIsGood", "floor", "lazy-policy"),
-    ("scores_of.ConsolationPrize", "scores_of.Penalty", "floor", ""),
-    ("scores_of.AnyNumber", "sums.Sums", "wrong-answer", "other-answer lazy-policy"),
-    ("scores_of.Truthy", "sums.Sums", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
-    ("scores_of.Contains", "scores_of.InTags", "shotgun", "denied-answer wrong-answer"),
-    ("scores_of.FirstNumberAfterMark", "scores_of.Marked", "denied-answer", "wrong-answer shotgun"),
-    ("scores_of.WorstFirst", "scores_of.BestFirst", "group-score", ""),
-    ("episodes_of.LastAnswerUnread", "episodes_of.TwoTurns", "wrong-answer", "shotgun"),
-    ("episodes_of.LastAnswerAnywhere", "episodes_of.TwoTurns", "shotgun", "denied-answer wrong-answer"),
-    ("scores_of.PaidFormat", "scores_of.SmallFormatBonus", "template", "floor"),
-    ("scores_of.MostlyYes", "scores_of.YesAndNo", "lazy-policy", ""),
-    ("scores_of.WrongReference", "sums.Sums", "reference", ""),
-    ("scores_of.NoStrip", "sums.Sums", "equivalent-forms", ""),
-    ("scores_of.ComparesMessages", "scores_of.ReadsMessages", "message-forms", "reference"),
-    ("scores_of.Generates", "scores_of.NamesTheModel", "model-use", ""),
-    ("scores_of.GullibleJudge", "sums.Sums", "injection", ""),
-    ("scores_of.FlatteredJudge", "sums.Sums", "tone", ""),
-    ("episodes_of.Unseeded", "episodes_of.Seeded", "repeatable-episode", "side-effects"),
-    ("episodes_of.Endless", "episodes_of.Patient", "episode-end", ""),
-    ("episodes_of.GoesOn", "episodes_of.Ends", "episode-end", ""),
-    ("episodes_of.Crosstalk", "episodes_of.NoCrosstalk", "isolation", ""),
-    ("episodes_of.OneFileForAll", "episodes_of.OneFileEach", "concurrency", ""),
-    ("episodes_of.FourAtOnce", "episodes_of.ManyAtOnce", "concurrency", ""),
-    ("episodes_of.Alarm", "sums.Sums", "exceptions", "signals"),
-    ("episodes_of.ToolRaises", "episodes_of.ToolAnswers", "tools", ""),
-    ("episodes_of.ToolUndescribed", "episodes_of.ToolAnswers", "tools", ""),
-    ("processes_of.ChangesDirectory", "sums.Sums", "side-effects", ""),
-    ("processes_of.SetsVariables", "processes_of.GivesVariables", "side-effects", ""),
-    ("processes_of.SetsGlobalSeed", "processes_of.DrawsOwnNumbers", "side-effects", ""),
-    ("processes_of.LeavesThreads", "processes_of.JoinsThreads", "side-effects", ""),
-    ("processes_of.LeavesProcesses", "processes_of.WaitsForProcesses", "side-effects", ""),
-    ("processes_of.AsksSomebody", "processes_of.TalksToItself", "network", ""),
-    ("processes_of.AlarmCaught", "processes_of.AlarmSetBefore", "signals", ""),
-    ("processes_of.LockInTheRow", "processes_of.DataInTheRow", "pickling", ""),
-    ("processes_of.LockOfTheDataset", "processes_of.LockOfTheEnvironment", "pickling", ""),
-    ("processes_of.SlowScore", "processes_of.WaitsTogether", "latency", ""),
+    ("scores_of.Percent", "score-range", "reference"),
+    ("scores_of.RaisesOnWords", "exceptions", ""),
+    ("scores_of.ShortIsGood", "floor", "lazy-policy"),
+    ("scores_of.AnyNumber", "wrong-answer", "other-answer lazy-policy"),
+    ("scores_of.Truthy", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
+    ("scores_of.Contains", "shotgun", "denied-answer wrong-answer"),
+    ("scores_of.FirstNumberAfterMark", "denied-answer", "wrong-answer shotgun"),
+    ("scores_of.WorstFirst", "group-score", ""),
+    ("scores_of.PaidFormat", "template", "floor"),
+    ("scores_of.MostlyYes", "lazy-policy", ""),
+    ("scores_of.WrongReference", "reference", ""),
+    ("scores_of.NoStrip", "equivalent-forms", ""),
+    ("scores_of.ComparesMessages", "message-forms", "reference"),
+    ("scores_of.Generates", "model-use", ""),
+    ("scores_of.GullibleJudge", "injection", ""),
+    ("scores_of.FlatteredJudge", "tone", ""),
+    ("episodes_of.Unseeded", "repeatable-episode", "side-effects"),
+    ("episodes_of.Endless", "episode-end", ""),
+    ("episodes_of.Crosstalk", "isolation", ""),
+    ("episodes_of.OneFileForAll", "concurrency", ""),
+    ("episodes_of.ToolRaises", "tools", ""),
+    ("processes_of.ChangesDirectory", "side-effects", ""),
+    ("processes_of.SetsVariables", "side-effects", ""),
+    ("processes_of.SetsGlobalSeed", "side-effects", ""),
+    ("processes_of.LeavesThreads", "side-effects", ""),
+    ("processes_of.LeavesProcesses", "side-effects", ""),
+    ("processes_of.AsksSomebody", "network", ""),
+    ("processes_of.AlarmCaught", "signals", ""),
+    ("processes_of.LockInTheRow", "pickling", ""),
+    ("processes_of.LockOfTheDataset", "pickling", ""),
+    ("processes_of.SlowScore", "latency", ""),
 ]
-"""A fault, its twin, the check that finds the fault, and others that it also concerns."""
+"""A fault, the check that finds it, and others that it also concerns."""
 
-RANGES = {"Penalty": "-1,1"}
+HEALTHY = [
+    "sums.Sums",
+    "datasets_of.ChoicesInPrompt",
+    "datasets_of.ChoicesInSystemPrompt",
+    "datasets_of.NoneOfThese",
+    "episodes_of.ToolAnswers",
+    "processes_of.NoneOfThese",
+    "scores_of.InTags",
+    "scores_of.Marked",
+    "scores_of.SmallFormatBonus",
+    "scores_of.YesAndNo",
+]
+"""What is close to a fault, and none."""
 
 
 def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
     """All findings about an environment, and none of a check that failed itself."""
     module, _, class_name = name.partition(".")
-    config = TrainConfig(
-        rl_env=f"{FOLDER / module}.py:{class_name}", rl_env_timeout=1.0, rl_score_range=RANGES.get(class_name, "0,1")
-    )
+    config = TrainConfig(rl_env=f"{FOLDER / module}.py:{class_name}", rl_env_timeout=1.0)
     with unseeded_generators() as unseeded:
         opened, config = open_environment(config)
         with closing(Subject(opened, config, unseeded=unseeded)) as subject:
@@ -115,9 +111,7 @@ def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(variables)
 
 
-@pytest.mark.parametrize(
-    ("fault", "check", "related"), [(a, c, d) for a, _, c, d in FAULTS], ids=[f[0] for f in FAULTS]
-)
+@pytest.mark.parametrize(("fault", "check", "related"), FAULTS, ids=[fault[0] for fault in FAULTS])
 @pytest.mark.slow
 def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, check: str, related: str) -> None:
     serious = [finding for finding in found(fault, check in IN_PROCESSES) if finding.level != "info"]
@@ -128,13 +122,11 @@ def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, 
     assert own.what and own.why and own.fix  # noqa: PT018
 
 
-@pytest.mark.parametrize("twin", sorted({twin for _, twin, _, _ in FAULTS}))
+@pytest.mark.parametrize("healthy", HEALTHY)
 @pytest.mark.slow
-def test_a_healthy_twin_passes(twin: str) -> None:
-    in_processes = any(check in IN_PROCESSES for _, other, check, _ in FAULTS if other == twin)
-    assert [finding for finding in found(twin, in_processes) if finding.level != "info"] == []
+def test_a_healthy_environment_passes(healthy: str) -> None:
+    assert [finding for finding in found(healthy, healthy == "sums.Sums") if finding.level != "info"] == []
 
 
-def test_there_are_fifty_faults_and_each_check_finds_one() -> None:
-    assert len({fault for fault, *_ in FAULTS}) >= 50
-    assert {check for _, _, check, _ in FAULTS} >= {check.name for check in CHECKS}
+def test_each_check_finds_a_fault() -> None:
+    assert {check for _, check, _ in FAULTS} >= {check.name for check in CHECKS}
