@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +19,10 @@ from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
 from aitrain.launch import nodes, processes
-from aitrain.launch.local_processes import reserved_port
+from aitrain.launch.machines import Nodes
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
 from aitrain.launch.nodes import SharedFolder, gather_nodes, join_node_0
-from aitrain.launch.slurm import Nodes
 from aitrain.runs.run_folder import RunFolder, read_object
 
 READY = "touch $0/ready-$RANK"
@@ -107,7 +107,10 @@ class Machines:
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     monkeypatch.setattr(nodes, "TRY_EVERY", 0.01)
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
-    with reserved_port() as port:
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
         joined: list[NodeLink] = []
         join = threading.Thread(
             target=lambda: joined.append(join_node_0(Nodes(2, 1, "127.0.0.1", port), {}, tmp_path, 20))
