@@ -38,7 +38,11 @@ to do next, in at most five lines.
 from __future__ import annotations
 
 import errno
+import json
+import os
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -182,3 +186,11 @@ def to_aitrain_error(error: BaseException) -> AitrainError:
             f"Cannot write{where}: {error.strerror}\nFree some disk space. Everything saved before is intact."
         )
     return RunFailed(f"Training failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def write_error_file(error: AitrainError) -> None:
+    """Tell torchrun why this process fails, in the file that it has named. No-op without it."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        more = {"py_callstack": str(error), "timestamp": str(int(time.time()))}
+        with suppress(OSError), open(file, "w", encoding="utf-8") as opened:
+            json.dump({"message": {"message": str(error), "extraInfo": more}}, opened)

@@ -19,10 +19,10 @@ from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
 from aitrain.launch import node_processes, processes
+from aitrain.launch.machines import Nodes
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
 from aitrain.launch.nodes import SharedFolder
-from aitrain.launch.slurm import Nodes
 from aitrain.runs.run_folder import RunFolder, read_object
 from tests import test_nodes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import threading
 import time
@@ -17,7 +18,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.cli.node_run import report_refusal
 from aitrain.errors import AitrainError
 from aitrain.launch import nodes
-from aitrain.launch.local_processes import reserved_port
+from aitrain.launch.machines import LaunchedRank, Nodes, expand, find_nodes, idle_nodes, launched_rank
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token
 from aitrain.launch.nodes import (
@@ -31,7 +32,6 @@ from aitrain.launch.nodes import (
 )
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import process_variables
-from aitrain.launch.slurm import Nodes, expand, find_nodes, idle_nodes
 from tests.conftest import write
 
 FACTS = {"versions": {"trl": "1.0"}, "options": {"lr": 1.0}}
@@ -43,6 +43,12 @@ SLURM = {
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NODELIST": "gpu[07,12]",
+}
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
 
 
@@ -56,8 +62,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with reserved_port() as port:
-        yield port
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def beside(call: Callable[[], Any]) -> Future[Any]:
@@ -108,6 +116,44 @@ def test_the_machines_are_those_of_the_flags_or_of_the_launcher(
     assert find_nodes(TrainConfig(**options), environ) == found
 
 
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "nodeA",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        (TORCHRUN, LaunchedRank(3, 4, 1, 2, "nodeA", 29500, has_store=True, restarts=2)),
+        ({"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0"}, None),  # one command on each machine
+        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, None),
+        (SLURM, None),
+        (
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2", "SLURM_PROCID": "3"},  # dealt out cyclically
+            LaunchedRank(6, 8, 2, 4, "gpu07", 20049),
+        ),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}, None),  # no srun
+        ({**MPI, "MASTER_PORT": "1234"}, LaunchedRank(1, 2, 1, 2, "127.0.0.1", 1234)),
+        (
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "a"},
+            LaunchedRank(3, 4, 1, 2, "a", 29400),
+        ),
+    ],
+)
+def test_a_process_knows_its_rank_by_the_variables_of_the_program_that_started_it(
+    environ: dict[str, str], found: LaunchedRank | None
+) -> None:
+    assert launched_rank(environ) == found
+
+
 def test_names_and_idle_machines_of_a_slurm_job_are_read() -> None:
     assert expand("r[1-2]n[08-09,7],login") == ["r1n08", "r1n09", "r1n7", "r2n08", "r2n09", "r2n7", "login"]
     assert idle_nodes({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}) == 3
@@ -117,9 +163,11 @@ def test_names_and_idle_machines_of_a_slurm_job_are_read() -> None:
 @pytest.mark.parametrize(
     ("options", "environ", "word"),
     [
-        ({}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "--num-processes"),
-        ({}, {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, "4 times"),
-        ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "srun --ntasks-per-node=1"),
+        ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "7"}, "same number on each"),
+        ({"nnodes": 2}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "nnodes: a launcher"),
+        ({}, {**MPI, "OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR"),
+        ({}, {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "consecutive ranks"),
+        ({}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true"}, "fsdp2"),
         ({"nnodes": 2, "master_addr": "a"}, {}, "node_rank"),
     ],
 )

@@ -104,9 +104,16 @@ def grpo(
         raise ConfigError("--json: for a plan as JSON use aitrain plan --json")
     with ExitStack() as locks:
         with loading("checking the options", quiet):
-            from aitrain.launch.preflight import check  # here, because help needs none of it
+            from aitrain.launch.machines import launched_rank  # here, because help needs none of it
+            from aitrain.launch.preflight import check
 
             options = train_options(config, flags, resume)
+            store, rank = None, None if dry_run else launched_rank()
+            if rank is not None:
+                from aitrain.launch.launched_ranks import open_store, restarted
+
+                store = open_store(rank)
+                options = restarted(options, rank, store)
             try:
                 plan = check(options, locks=None if dry_run else locks)
             except AitrainError as error:
@@ -122,7 +129,7 @@ def grpo(
         with loading("starting", quiet):
             from aitrain.cli.running import start  # here, because a refused command needs none of it
 
-        return start(plan, verbosity)
+        return start(plan, verbosity, store)
 
 
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:

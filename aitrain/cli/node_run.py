@@ -8,11 +8,11 @@ from pathlib import Path
 
 from aitrain.errors import AitrainError
 from aitrain.events import Failed
+from aitrain.launch.machines import Nodes, find_nodes
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses
 from aitrain.launch.nodes import facts, find_folder, gather_nodes, join_node_0
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.slurm import Nodes, find_nodes
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.escape_controls import escape_controls

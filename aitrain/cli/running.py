@@ -15,8 +15,11 @@ from rich.console import Console
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
+from aitrain.launch.launched_ranks import FOLDER
 from aitrain.launch.launcher import RunProcesses, launcher_of
+from aitrain.launch.machine_store import MachineStore
 from aitrain.launch.preflight import RunPlan, done_text
+from aitrain.launch.processes import Processes
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
@@ -37,14 +40,15 @@ if TYPE_CHECKING:
     from aitrain.runs.rollout_index import RolloutIndex
 
 
-def start(plan: RunPlan, verbosity: Verbosity) -> int:
-    """Run the plan and show its result; returns the exit code.
+def start(plan: RunPlan, verbosity: Verbosity, store: MachineStore | None = None) -> int:
+    """Run the plan and show its result; returns the exit code. `store`: by which the processes that another launcher
+    started are reached.
 
     Raises:
         AitrainError: the run failed; the message names its folder, which is removed if the run never began.
     """
     if plan.nodes is None:
-        return _start(plan, verbosity)
+        return _start(plan, verbosity, None, store)
     from aitrain.cli.node_run import follow, meet
     from aitrain.launch.stop_signals import on_stop_signals
 
@@ -57,14 +61,16 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) -> int:
+def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None, store: MachineStore | None = None) -> int:
     if plan.folder is not None and plan.is_done:
         return _show_done(plan.folder, verbosity, link)
     with ExitStack() as locks:
         with loading("making the run folder", verbosity.quiet):
             folder = locks.enter_context(plan.open_folder())
+        if store is not None:
+            store.put(FOLDER, str(folder.path.resolve()))
         try:
-            return _start_in(folder, plan, verbosity, link)
+            return _start_in(folder, plan, verbosity, link, store)
         except KeyboardInterrupt:  # before there were processes that could be asked to stop, or after their end
             if not _has_files(folder):
                 folder.discard()
@@ -93,16 +99,18 @@ def _show_result(folder: RunFolder, rollouts: RolloutIndex | None, verbosity: Ve
         show_result(Result.read(folder.path), scores(folder, rollouts), Console(highlight=False))
 
 
-def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, link: NodeLink | None) -> int:
+def _start_in(
+    folder: RunFolder, plan: RunPlan, verbosity: Verbosity, link: NodeLink | None, store: MachineStore | None
+) -> int:
     report = ReportWriter(folder)
     if verbosity.as_json:
-        return _start_for_program(plan, folder, report, link)
+        return _start_for_program(plan, folder, report, link, store)
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
         announce = report.during(screen.start())
         for line in start_lines(plan, _near(folder)):
             announce(Note(line, "info"))
-        end = _run(plan, folder, announce, link)
+        end = _run(plan, folder, announce, link, store)
         began = _has_begun(folder, end)
         if began:
             report.finish(screen)
@@ -150,7 +158,9 @@ def _has_files(folder: RunFolder) -> bool:
     return not folder.made or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
 
 
-def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, link: NodeLink | None) -> int:
+def _start_for_program(
+    plan: RunPlan, folder: RunFolder, report: ReportWriter, link: NodeLink | None, store: MachineStore | None
+) -> int:
     """Run the plan with its events as JSON lines on standard output."""
     warnings = deque[str](maxlen=WARNINGS)
 
@@ -162,7 +172,7 @@ def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, l
 
     send(RunStarted(str(_near(folder).path)))
     announce = report.during(send)
-    end = _run(plan, folder, announce, link)
+    end = _run(plan, folder, announce, link, store)
     began = _has_begun(folder, end)
     if began:
         report.finish(send)
@@ -180,12 +190,14 @@ def _near(folder: RunFolder) -> RunFolder:
     return replace(folder, path=path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
 
 
-def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> Failed | Ended:
+def _run(
+    plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None, store: MachineStore | None
+) -> Failed | Ended:
     """Announce the plan's notes, and run its processes to their end."""
     for note in (*plan.notes, *remarks(_near(folder), plan.config.project_name)):
         announce(Note(note))
     try:
-        end = _processes(plan, folder, announce, link).run()
+        end = _processes(plan, folder, announce, link, store).run()
     except BaseException as error:
         _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
         raise
@@ -194,7 +206,11 @@ def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | 
     return end
 
 
-def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> RunProcesses:
+def _processes(
+    plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None, store: MachineStore | None
+) -> RunProcesses:
+    if store is not None:
+        return Processes(plan, folder, announce, store)
     if link is None:
         return launcher_of(plan)(plan, folder, announce)
     from aitrain.launch.node_processes import LeadingProcesses

@@ -51,6 +51,7 @@ def run_fork_server(environment: object, connection: socket.socket, close: Seque
             os.close(fd)
     if parent is not None:
         end_with(parent)
+    os.setpgid(0, 0)  # a launcher's SIGTERM to the group of the training process is for that one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the training process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _detach_stdin()

@@ -8,6 +8,7 @@ from pathlib import Path
 from aitrain.batch import BatchPlan
 from aitrain.environment.locator import find_environments
 from aitrain.errors import ConfigError
+from aitrain.launch.machines import given_machines
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import (
     RunPlan,
@@ -18,7 +19,6 @@ from aitrain.launch.preflight import (
     starts_server,
 )
 from aitrain.launch.resource_check import check_vllm_memory
-from aitrain.launch.slurm import given_machines
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_fields import check_trl_fields
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference

@@ -21,7 +21,7 @@ from typing import Any
 from aitrain.activity import Part, RolloutProgress, SharedMemory, Snapshot, read, write
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Ended, Event, Failed, Note, Started, decode, encode
-from aitrain.launch.local_processes import Ranks, how_it_ended, reserved_port, worker_command
+from aitrain.launch.local_processes import Ranks, how_it_ended, worker_command
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.node_link import Message, NodeLink, Peer
 from aitrain.launch.nodes import SharedFolder, interface_variables
@@ -79,9 +79,9 @@ class LinkedProcesses(Processes):
         self._remember(self.cause)
         self._kill()
 
-    def _is_crash(self, code: int) -> bool:
+    def _is_crash(self, code: int | None) -> bool:
         """Whether a rank was ended by a signal that is not ours; one that is still starting is ended by a stop."""
-        return code < 0 and not self._is_killed and self.last is None and not self.stops
+        return code is not None and code < 0 and not self._is_killed and self.last is None and not self.stops
 
     def _end(self) -> Failed | Ended:
         if isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code and not self.stops:
@@ -110,7 +110,10 @@ class LeadingProcesses(LinkedProcesses):
         self.folder.write_status("running", nodes=node_info.as_json(self._nodes()))
         self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
         self._check_others()
-        port = stack.enter_context(reserved_port(""))
+        held = stack.enter_context(socket.socket())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        port = held.getsockname()[1]
         self.ranks = Ranks(self.plan.processes, 0, self.plan.batch.processes, self.link.own_address, port)
         self.link.tell("start", port=port, server=self.server, world=self.ranks.world)
 
@@ -182,7 +185,7 @@ class LeadingProcesses(LinkedProcesses):
         self.link.tell("kill")
         super()._kill()
 
-    def _on_exit(self, rank: int, code: int) -> None:
+    def _on_exit(self, rank: int, code: int | None) -> None:
         if self._is_crash(code):
             message = how_it_ended(rank, self.ranks.world, code)
             self.link.tell("failed", message=message, exit_code=RunFailed.exit_code, status="failed")
@@ -322,7 +325,7 @@ class FollowingProcesses(LinkedProcesses):
         super().stop()
         self.link.tell("stop" if self.stops == 1 else "kill")
 
-    def _on_exit(self, rank: int, code: int) -> None:
+    def _on_exit(self, rank: int, code: int | None) -> None:
         if self._is_crash(code):
             self.link.tell("crash", message=how_it_ended(rank, self.ranks.world, code))
         super()._on_exit(rank, code)

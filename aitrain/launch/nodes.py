@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.launch.machines import Nodes
 from aitrain.launch.node_link import (
     SILENCE,
     LinkError,
@@ -33,7 +34,6 @@ from aitrain.launch.node_link import (
     prove_to_node_0,
 )
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token, refused_token, shared_token
-from aitrain.launch.slurm import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
 from aitrain.redaction import without_secrets

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,19 +20,13 @@ from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Phase, Started, decode
-from aitrain.launch.local_processes import (
-    RANK_VARIABLES,
-    LocalProcesses,
-    Ranks,
-    how_it_ended,
-    reserved_port,
-    worker_command,
-)
+from aitrain.launch.launched_ranks import LaunchedProcesses
+from aitrain.launch.local_processes import LocalProcesses, Ranks, how_it_ended, worker_command
+from aitrain.launch.machine_store import MachineStore
+from aitrain.launch.machines import without_ranks
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
-from aitrain.launch.node_token import TOKEN_VARIABLE
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.slurm import FOREIGN_VARIABLES
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
@@ -57,17 +52,21 @@ class Processes:
     plan: RunPlan
     folder: RunFolder
     announce: Announce
+    store: MachineStore | None = None
+    """By which the processes that another launcher started are reached."""
     pids: dict[int, int] = field(default_factory=dict)
     """Process ids by rank."""
     last: Failed | Ended | None = None
     stops: int = 0
     ranks: Ranks = field(default_factory=Ranks)
-    local: LocalProcesses | None = None
-    lost: tuple[int, int] | None = None
+    local: LocalProcesses | LaunchedProcesses | None = None
+    lost: tuple[int, int | None] | None = None
     """Rank and exit code of the first process that ended with an error and was not ended by us."""
     server: dict[str, str] = field(default_factory=dict)
     """Environment variables with address and key of the run's own vLLM servers."""
     watchdog: Watchdog | None = None
+    listener: socket.socket | None = None
+    """On which rank 0 runs torch's store, on one machine."""
     activity: SharedMemory | None = None
     """Phases and progress counts, written by the training processes."""
     _is_killed: bool = False
@@ -112,20 +111,34 @@ class Processes:
     def _prepare(self, stack: ExitStack) -> None:
         """Start what the processes need, and decide on their ranks."""
         self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
-        count = self.plan.batch.processes
-        self.ranks = Ranks(count, world=count, port=stack.enter_context(reserved_port()) if count > 1 else 0)
+        count, port = self.plan.batch.processes, 0
+        if count > 1:
+            self.listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=count))
+            port = self.listener.getsockname()[1]
+        self.ranks = Ranks(count, world=count, port=port, has_store=True)
 
-    def _start(self, log: RedactedLog) -> LocalProcesses:
+    def _start(self, log: RedactedLog) -> LocalProcesses | LaunchedProcesses:
+        if self.store is not None:
+            assert self.plan.launched is not None
+            launched = LaunchedProcesses(self.plan.launched, self.store, self._on_exit)
+            defaults = default_variables(self.plan)
+            place = self.ranks, log, self.folder.lock, self.listener
+            launched.start(self._command(), defaults, self._added(), *place)
+            return launched
         local = LocalProcesses(self._on_exit)
-        local.start(self._command(), self._environment(), self.ranks, log, self.folder.lock)
+        local.start(self._command(), self._environment(), self.ranks, log, self.folder.lock, self.listener)
         return local
 
     def _command(self) -> list[str]:
         return worker_command(self.plan, self.folder, self.plan.checkpoint)
 
     def _environment(self) -> dict[str, str]:
+        return {**process_variables(self.plan), **self._added()}
+
+    def _added(self) -> dict[str, str]:
+        """What this run adds to the variables of the command."""
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
-        return {**process_variables(self.plan), **self.server, **activity}
+        return {**gpu_variables(self.plan), **self.server, **activity}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
@@ -221,18 +234,22 @@ class Processes:
         if self.local is not None:
             self.local.kill()
 
-    def _on_exit(self, rank: int, code: int) -> None:
+    def _on_exit(self, rank: int, code: int | None) -> None:
         """Called in a thread when a process has ended. If it was not ended by us, the others would wait for it."""
         if code == 0 or self._is_killed:
             return
         self.lost = self.lost or (rank, code)
         if self.ranks.world > 1 and self.last is None:
-            self._kill_in(PATIENCE if code > 0 else 0.0)  # its error may still be in the pipe
+            self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
 
     def _end(self) -> Failed | Ended:
         """How the run ended. Where a rank was killed, the others failed because of that."""
         rank, code = self.lost or (self.ranks.first, 0)
-        is_cause = -code in CRASHES and isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code
+        is_cause = (
+            (code is None or -code in CRASHES)
+            and isinstance(self.last, Failed)
+            and self.last.exit_code == RunFailed.exit_code
+        )
         if self.last is not None and not is_cause:
             return self.last
         if self.stops:
@@ -245,15 +262,21 @@ class Processes:
 
 def process_variables(plan: RunPlan) -> dict[str, str]:
     """Environment variables of a training process; those of the user win, except for the GPUs, which the plan chose."""
+    return {**default_variables(plan), **without_ranks(os.environ), **gpu_variables(plan)}
+
+
+def default_variables(plan: RunPlan) -> dict[str, str]:
+    """Environment variables of a training process that the user has not set."""
     share = max(1, usable_cores() // plan.processes)
-    dropped = {*RANK_VARIABLES, *FOREIGN_VARIABLES, TOKEN_VARIABLE}
-    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
-    defaults = {
+    return {
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
         "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the cores from each other, and from other programs
         "OMP_NUM_THREADS": "1" if not plan.gpus and is_small(plan.config.model) else str(share),
     }
-    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
-    return {**defaults, **inherited, **gpus}
+
+
+def gpu_variables(plan: RunPlan) -> dict[str, str]:
+    """Makes only the GPUs of the plan visible."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
