@@ -56,16 +56,6 @@ class Unscored(ScriptedTalk):
         return None if case_idx % 3 == 2 else score
 
 
-class Caller(ScriptedTalk):
-    """Calls the policy itself."""
-
-    episode = None  # type: ignore[assignment]
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: str) -> float:
-        ids = tokenizer(completion, return_tensors="pt")
-        return float(model.generate(**ids, max_new_tokens=2).shape[1] % 2)
-
-
 TALK: dict[str, Any] = {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
 JOBS: dict[str, dict[str, Any]] = {
     "talk": TALK | {"rl_trim_padding": False},
@@ -74,14 +64,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "sampled": {"environment": Scripted, "sample": HFEngine.sample, "eval_cases": 2},
     "one-copy": TALK | {"trl": ONE_COPY},
     "shards": {"gradient_accumulation": 2, "trl": SHARDED},
-    "caller": {"environment": Caller},
-    "best": {
-        "environment": ScriptedTalk,
-        "save_best": True,
-        "eval_cases": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-    },
 }
 """Options of the runs, beside OPTIONS."""
 

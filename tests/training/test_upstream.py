@@ -2,25 +2,145 @@
 
 from __future__ import annotations
 
+import ast
+import atexit
+import functools
+import importlib.util
 import inspect
+import random
 import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Trainer
+import torch
+import typer
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.dropout import _DropoutNd
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, Trainer, TrainerCallback
+from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
-from trl import GRPOTrainer
+from transformers.generation.streamers import BaseStreamer
+from trl import GRPOConfig, GRPOTrainer, chat_template_utils
+from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
+from trl.models.utils import unwrap_model_for_generation
+from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
+from typer import _completion_shared
+from typer._click import Command, Context
+from typer._click.exceptions import NoArgsIsHelpError
+from typer._click.shell_completion import CompletionItem, add_completion_class
+from typer._completion_classes import BashComplete, FishComplete, ZshComplete
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from aitrain.cli.main import app
 from aitrain.launch.resource_estimate import TILE
+from tests.training.upstream_uses import uses
 
 pytestmark = pytest.mark.slow
 
+DOCUMENTED = {
+    "accelerator", "add_callback", "args", "compute_loss", "compute_loss_context_manager", "create_model_card",
+    "is_deepspeed_enabled", "is_fsdp_enabled", "lr_scheduler", "model", "model_wrapped", "optimizer",
+    "processing_class", "remove_callback", "save_model", "state", "train", "training_step",
+}  # fmt: skip
+"""Public members of transformers' Trainer."""
+CALLBACK_EVENTS = {
+    "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
+}  # fmt: skip
+NOT_INSIDE = {"_exit", "_asdict", "_call", "_trial_id"}
+"""`os._exit` and `_asdict` of named tuples, which Python documents, a slot of a class of ours, and the number by which
+Optuna's journal knows a trial: tests/sweep/test_sweep.py goes on with trials of a sweep that was killed."""
+OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
+"""Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
+
+
+PARAMETERS: list[tuple[Callable[..., Any], str]] = [
+    (GRPOTrainer._generate_and_score_completions, "self inputs"),
+    (GRPOTrainer._generate, "self prompts"),
+    (GRPOTrainer.log, "self logs start_time"),
+    (GRPOTrainer._save_checkpoint, "self model trial"),
+    (GRPOTrainer._calculate_rewards, "self inputs prompts completions completion_ids_list"),
+    (GRPOTrainer._get_train_sampler, "self dataset"),
+    (
+        GRPOTrainer._get_per_token_logps_and_entropies,
+        "self model input_ids attention_mask logits_to_keep batch_size compute_entropy compute_aux_loss pixel_values"
+        " image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids"
+        " mm_token_type_ids image_position_ids",
+    ),
+    (GRPOTrainer._load_from_checkpoint, "self resume_from_checkpoint model"),
+    (GRPOTrainer._prepare_inputs, "self generation_batch"),
+    (GRPOTrainer._compute_loss, "self model inputs"),
+    (GRPOTrainer._move_model_to_device, "self model device"),
+    (GRPOTrainer._prepare_for_training, "self max_steps train_dataloader resume_from_checkpoint"),
+    (GRPOTrainer._save, "self output_dir state_dict"),
+    (GRPOTrainer._save_optimizer_and_scheduler, "self output_dir"),
+    (GRPOTrainer._load_optimizer_and_scheduler, "self checkpoint"),
+    (GRPOTrainer.create_optimizer, "self model"),
+    (GRPOTrainer.save_model, "self output_dir _internal_call"),
+    (VLLMGeneration.sync_weights, "self"),
+    (
+        GenerationMixin._prepare_attention_mask_for_generation,
+        "self inputs_tensor generation_config model_kwargs",
+    ),
+    (fsdp2_prepare_model, "accelerator model"),
+]
+
+
+@pytest.mark.parametrize(("function", "names"), PARAMETERS, ids=lambda value: getattr(value, "__qualname__", ""))
+def test_a_function_takes_what_it_took(function: Callable[..., Any], names: str) -> None:
+    assert list(inspect.signature(function).parameters) == names.split()
+
+
+def test_functions_take_these_among_others() -> None:
+    taken = {
+        chat_template_utils.add_response_schema: {"processing_class"},
+        chat_template_utils.supports_tool_calling: {"processing_class"},
+        chat_template_utils.get_training_chat_template: {"processing_class"},
+        chat_template_utils.parse_response: {"tokenizer", "ids", "prefix", "tools"},
+        VLLMGeneration.generate: {"prompts", "images", "num_generations"},
+        GenerationMixin._prepare_generated_length: {"generation_config", "has_default_max_length", "input_ids_length"},
+        unwrap_model_for_generation: {
+            "model", "accelerator", "gather_deepspeed3_params", "gradient_checkpointing_kwargs"
+        },
+        distribute_tensor: {"src_data_rank"},
+    }  # fmt: skip
+    assert [name for name, names in taken.items() if not names <= set(inspect.signature(name).parameters)] == []
+
 
 SOURCES: list[tuple[Any, list[str]]] = [
-    (GRPOTrainer.__init__, ["prepare_fsdp(self.ref_model, self.accelerator)"]),
+    (
+        GRPOTrainer.__init__,
+        [
+            "self._entropy_bonus_enabled = ", "self.reward_func_names = ", "self.aux_loss_enabled = ",
+            "prepare_fsdp(self.ref_model, self.accelerator)",
+        ],
+    ),
+    (
+        GRPOTrainer._prepare_inputs,
+        [
+            "self._step % generate_every == 0 or self._buffered_inputs is None",
+            "self._buffered_inputs[self._step % self.args.steps_per_generation]",
+        ],
+    ),
+    (
+        GRPOTrainer._compute_loss,
+        [
+            "self.current_gradient_accumulation_steps", 'self.importance_sampling_level == "sequence"',
+            "log_importance_weights = (log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)",
+            'self._metrics[mode]["policy_loss"].append(',
+        ],
+    ),
     (
         VLLMGeneration.__init__,
         ["self.mode = ", "self.tensor_parallel_size = ", "self._dist = ", "self._init_vllm()"],
@@ -43,12 +163,30 @@ SOURCES: list[tuple[Any, list[str]]] = [
                                           "repetition_penalty")),
         ],
     ),
+    (
+        GenerationMixin._prepare_generation_config,
+        ["update(**self.generation_config.to_dict(), defaults_only=True"],
+    ),
+    (GenerationMixin._get_logits_processor, ["return processors"]),
+    (
+        GenerationMixin._sample,
+        [
+            "next_token_scores = logits_processor(input_ids, next_token_logits)",
+            "do_sample = generation_config.do_sample", "next_tokens = torch.argmax(next_token_scores, dim=-1)",
+        ],
+    ),
+    (
+        Trainer._prepare_for_training,
+        ["model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)"],
+    ),
+    (Trainer.create_optimizer, ["if self.optimizer is None"]),
     (Trainer._save_optimizer_and_scheduler, ["save_fsdp_model(\n", "save_fsdp_optimizer(\n"]),
     (Trainer._load_optimizer_and_scheduler, ["load_fsdp_optimizer(\n"]),
+    (Trainer._save_checkpoint, ["self.save_model(output_dir, _internal_call=True)"]),
+    (AcceleratorState.__init__, ["self.distributed_type = DistributedType.FSDP"]),
     (transformers_fsdp.is_fsdp_enabled, ["ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"]),
     (trl_utils.add_fused_lm_head, ["log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token"]),
 ]  # fmt: skip
-"""What a training on the CPU does not come to."""
 
 
 @pytest.mark.parametrize(("thing", "facts"), SOURCES, ids=lambda value: getattr(value, "__qualname__", ""))
@@ -57,7 +195,42 @@ def test_a_function_does_what_it_did(thing: Any, facts: list[str]) -> None:
     assert [fact for fact in facts if fact not in text] == []
 
 
-def test_the_loss_reads_these() -> None:
+def test_what_is_done_in_one_place_only() -> None:
+    scored, loss = map(inspect.getsource, (GRPOTrainer._generate_and_score_completions, GRPOTrainer._compute_loss))
+    assert scored.count("self.mask_truncated_completions") == scored.count("if self.mask_truncated_completions:") == 1
+    assert scored.count('["frac_reward_zero_std"].append(') == 1
+    assert loss.count("if x.shape[1] == 1:") == 2
+    assert loss.count("_get_per_token_logps_and_entropies(") == 1
+    assert "sapo" not in loss[loss.index('self._metrics[mode]["entropy"].append') :]
+    assert inspect.getsource(GRPOTrainer.__init__).count("VLLMGeneration(") == 1
+    assert grpo_trainer.VLLMGeneration is VLLMGeneration
+    assert inspect.getsource(VLLMGeneration.generate).count("self.llm.generate(") == 1
+    prepared = inspect.getsource(Trainer._prepare_for_training)
+    assert prepared.count("self._load_from_checkpoint(resume_from_checkpoint") == 1
+
+
+def test_what_is_not_done() -> None:
+    """Accelerate ignores FSDP on the CPU without a word: with MULTI_CPU, our refusal can go."""
+    assert "MULTI_CPU" not in inspect.getsource(AcceleratorState.__init__)
+    loaded = inspect.getsource(Trainer._load_from_checkpoint)
+    assert "self.optimizer" not in loaded
+    assert "self.lr_scheduler" not in loaded
+
+
+def test_rewards_are_computed_after_the_forward_passes_and_before_the_advantages() -> None:
+    """Penalties are subtracted there, see trainer.py; the reference model's pass is the last one."""
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    passes = [found.start() for found in re.finditer(r"_get_per_token_logps_and_entropies\(", source)]
+    old, reference = source.index("old_per_token_logps, _, _ ="), source.index("ref_per_token_logps, _, _ =")
+    rewards = source.index("rewards_per_func = self._calculate_rewards(")
+
+    assert len(passes) == 3
+    assert old < passes[0] < reference < passes[1]
+    assert passes[2] < rewards < source.index("advantages = rewards - mean_grouped_rewards")
+    assert source.count("prompt_completion_ids,\n") >= 3
+
+
+def test_the_loss_reads_these_and_moves_the_entropy_coefficient_only_where_that_is_adaptive() -> None:
     source = inspect.getsource(GRPOTrainer._compute_loss)
     read = set(re.findall(r'inputs(?:\.get\(|\[)"(\w+)"', source))
     pictures = {"pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
@@ -67,6 +240,11 @@ def test_the_loss_reads_these() -> None:
         "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio",
         "num_items_in_batch",
     }  # fmt: skip
+    before, guard, after = source.partition('if self.use_adaptive_entropy and mode == "train":')
+    assert guard
+    for name in ("self.entropy_coef =", "self._last_world_entropy =", "self._entropy_window_stats ="):
+        assert name in after
+        assert name not in before
 
 
 def test_what_trl_refuses_with_vllm_is_refused_by_us_as_our_servers_are_none_of_its_own() -> None:
@@ -79,8 +257,22 @@ def test_what_trl_refuses_with_vllm_is_refused_by_us_as_our_servers_are_none_of_
     ]
 
 
-def test_the_estimate_of_memory_has_the_tile_of_the_loss() -> None:
+def test_log_probabilities_are_made_by_one_function_with_nine_arguments_and_five_results() -> None:
+    source = inspect.getsource(trl_utils.add_fused_lm_head)
+    (call,) = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
+               and ast.unparse(node.func) == "_ChunkedLogProbFunction.apply")  # fmt: skip
+    names = [ast.unparse(argument) for argument in call.args]
+    assert names[1:3] == ["weight", "bias"]
+    assert names[4:] == [
+        "temperature", "_CHUNKED_LOGPROB_CHUNK_SIZE", "final_logit_softcapping", "logit_scale", "outputs"
+    ]  # fmt: skip
     assert TILE == (chunked_logprob.TOKEN_CHUNK_SIZE, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE)
+    assert isinstance(trl_utils._ChunkedLogProbFunction, type)
+
+
+def test_generate_takes_logits_processors_before_temperature() -> None:
+    source = inspect.getsource(GenerationMixin._get_logits_processor)
+    assert source.index("_merge_criteria_processor_list(") < source.index("TemperatureLogitsWarper(")
 
 
 def test_a_trainer_with_a_rollout_function_only_syncs_the_weights_of_its_vllm() -> None:
@@ -92,3 +284,273 @@ def test_a_trainer_with_a_rollout_function_only_syncs_the_weights_of_its_vllm() 
     users = [name for name, member in vars(GRPOTrainer).items()
              if inspect.isfunction(member) and "self.vllm_generation" in inspect.getsource(member)]  # fmt: skip
     assert users == ["__init__", "_generate_single_turn", "_tool_call_loop", "_generate"]
+
+
+# -- a plain trainer
+
+
+def train_plainly(
+    kind: type[GRPOTrainer], model: Path, out: Path, reward: Any, rollout_func: Any = None, **more: Any
+) -> GRPOTrainer:
+    """Two steps of TRL without aitrain."""
+    from datasets import Dataset
+
+    settings: dict[str, Any] = {"max_steps": 2, **more}
+    config = GRPOConfig(
+        output_dir=str(out), use_cpu=True, bf16=False, **settings, per_device_train_batch_size=8, num_generations=4,
+        max_completion_length=4, report_to="none", save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
+    )  # fmt: skip
+    rows = Dataset.from_list([{"prompt": f"say {number}", "case": number} for number in range(8)])
+    trainer = kind(model=str(model), reward_funcs=reward, args=config, train_dataset=rows, rollout_func=rollout_func)
+    trainer.train()
+    return trainer
+
+
+class Spy(GRPOTrainer):  # type: ignore[misc]
+    """Keeps what each batch came to."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self.outputs: list[dict[str, Any]] = [*getattr(self, "outputs", ()), output]
+        return output
+
+
+@pytest.fixture(scope="module")
+def given() -> list[set[str]]:
+    """What the reward function of `trained` was given."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def trained(small_model: Path, tmp_path_factory: pytest.TempPathFactory, given: list[set[str]]) -> GRPOTrainer:
+    """A plain trainer after two steps: of each group's completions two have no score, the others 0 and 1."""
+
+    def reward(prompts: list[str], **rest: Any) -> list[float | None]:
+        given.append(set(rest))
+        return [None, 0.0, 1.0, None] * (len(prompts) // 4)
+
+    return train_plainly(Spy, small_model, tmp_path_factory.mktemp("trained"), reward, min_p=0.1)
+
+
+def test_advantages_are_in_the_order_of_the_inputs_and_none_is_left_out_of_its_groups_mean(
+    trained: GRPOTrainer, given: list[set[str]]
+) -> None:
+    for output in trained.outputs:
+        for group in output["advantages"].view(-1, 4):
+            assert group[0] == group[3] == 0.0
+            assert group[1] == pytest.approx(-group[2])
+            assert group[2] > 0
+    assert given[0] >= {"completions", "completion_ids", "log_metric", "case"}
+
+
+def test_the_trainers_members_are_there(trained: GRPOTrainer) -> None:
+    assert not {name for name in DOCUMENTED if not hasattr(trained, name)}
+    assert not {name for name in CALLBACK_EVENTS if not hasattr(TrainerCallback, name)}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "beta",
+             "loss_type", "num_generations", "num_iterations", "mask_truncated_completions")  # fmt: skip
+    assert {name: getattr(trained, name) for name in names} == {name: getattr(trained.args, name) for name in names}
+    assert (trained.shuffle_dataset, trained.use_adaptive_entropy) == (True, False)
+    assert trained.use_transformers_continuous_batching is False
+    assert trained.ref_model is None
+    assert trained.current_gradient_accumulation_steps == 1
+    assert trained.eos_token_ids == [trained.processing_class.eos_token_id]
+    assert (trained.pad_to_multiple_of, trained.continuous_batching_config) == (None, None)
+    with trained._dist.summon_full_params(trained.model_wrapped, recurse=False):
+        pass
+
+
+def test_trl_generates_with_the_settings_of_the_hf_engine() -> None:
+    """What `HFEngine` is given of a trainer; test_engines.py compares what both generate."""
+    settings = inspect.getsource(GRPOTrainer.__init__).partition("generation_kwargs = {")[2].partition("}")[0]
+    assert set(re.findall(r'"(\w+)":', settings)) == {
+        "max_new_tokens", "do_sample", "pad_token_id", "bos_token_id", "eos_token_id", "temperature", "top_p", "top_k",
+        "min_p", "repetition_penalty", "cache_implementation",
+    }  # fmt: skip
+
+
+def test_what_is_not_logged_yet_lies_where_a_checkpoint_takes_it_from(trained: GRPOTrainer) -> None:
+    assert all(isinstance(values, list) for values in trained._metrics["train"].values())
+    assert (trained._globalstep_last_logged, trained._tr_loss.shape) == (0, torch.Size([]))
+    assert isinstance(trained._total_loss_scalar, float)
+    assert trained._step == 2
+
+
+def test_the_sampler_draws_another_order_for_each_epoch_from_a_generator_of_its_own(trained: GRPOTrainer) -> None:
+    whole, resumed = trained._get_train_sampler(), trained._get_train_sampler()
+    first, second = list(whole), list(whole)
+    next(iter(resumed))
+    assert first != second
+    assert list(resumed) == second
+
+
+def test_the_learning_rate_is_read_from_what_the_scheduler_last_set(trained: GRPOTrainer) -> None:
+    scheduler = trained.lr_scheduler
+    before, scheduler._last_lr = scheduler.get_last_lr(), [0.25]
+    assert trained._get_learning_rate() == 0.25
+    scheduler._last_lr = before
+    assert len(scheduler.base_lrs) == len(before) == len(trained.optimizer.param_groups)
+    assert all({"lr", "initial_lr"} <= set(group) for group in trained.optimizer.param_groups)
+
+
+def test_a_generation_config_is_prepared_with_words_that_are_no_settings_left_over(trained: GRPOTrainer) -> None:
+    config, rest = trained.model._prepare_generation_config(GenerationConfig(top_k=3), max_new_tokens=2, other=1)
+    assert (config.top_k, config.max_new_tokens, rest["other"]) == (3, 2, 1)
+    assert "max_new_tokens" not in rest
+    assert GenerationConfig._get_default_generation_params()["do_sample"] is False
+    assert "_from_model_config" in vars(GenerationConfig())
+
+
+def test_what_is_replaced_or_asked_is_there() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.sync_gradients is True
+    accelerator.gradient_state._set_sync_gradients(False)
+    assert accelerator.sync_gradients is False
+    accelerator.gradient_state._set_sync_gradients(True)
+    assert accelerator.state.deepspeed_plugin is None
+    for name in ("save_fsdp_model", "save_fsdp_optimizer", "load_fsdp_optimizer"):
+        assert callable(getattr(transformers_trainer, name))
+    for function in (grpo_trainer.prepare_fsdp, DTensor.full_tensor, DTensor.to_local, FSDPModule.reshard):
+        assert callable(function)
+    assert hasattr(vllm_generation, "LLM") == (importlib.util.find_spec("vllm") is not None)
+    assert issubclass(torch.nn.Dropout, _DropoutNd)
+    assert torch.nn.Dropout(0.5).p == 0.5
+
+
+def test_trls_client_talks_through_a_session_of_requests() -> None:
+    source = Path(str(inspect.getfile(vllm_generation))).with_name("vllm_client.py").read_text(encoding="utf-8")
+    begins = source.partition("def __init__")[2]
+    session, checked = begins.index("self.session = requests.Session()"), begins.index("self.check_server(")
+    assert session < checked < begins.index("self._get(")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_loads_weights_like_a_checkpoint_into_a_running_engine() -> None:
+    """llm_engine.step and model_runner.reload_weights, get_model; tests/vllm/test_colocated.py runs them."""
+    package = Path(str(importlib.util.find_spec("vllm").origin)).parent  # type: ignore[union-attr]
+    runner = (package / "v1" / "worker" / "gpu_model_runner.py").read_text(encoding="utf-8")
+    assert re.search(r"def reload_weights\(\s*self,\s*weights_iterator", runner)
+    assert "def get_model(self)" in runner
+    assert "def step(self)" in (package / "v1" / "engine" / "llm_engine.py").read_text(encoding="utf-8")
+
+
+def test_every_use_of_inside_api_is_named_in_this_file() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    missing = {name: places for name, places in uses().items() if not re.search(rf"\b{name}\b", text)}
+    assert not missing, "write a contract test for each of them"
+
+
+def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
+    assert uses().keys() >= {
+        "_last_lr", "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_logits_processor", "_generate",
+        "_buffered_inputs",
+    }  # fmt: skip
+
+
+def test_a_group_of_typer_has_its_commands_by_name() -> None:
+    assert set(typer.main.get_group(app).commands) >= {"grpo", "demo"}
+
+
+def test_the_gradients_norm_is_asked_for_once_a_step_right_before_the_optimizers(
+    small_model: Path, tmp_path: Path
+) -> None:
+    """And what has no gradient then is left alone by the optimizer, decay and all."""
+    calls: list[str] = []
+
+    class Calls(GRPOTrainer):  # type: ignore[misc]
+        def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+            calls.append("loss")
+            loss: torch.Tensor = super().training_step(*arguments, **keywords)
+            assert loss.ndim == 0
+            return loss
+
+        def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+            calls.append("norm")
+            norm = super()._get_grad_norm(model, grad_norm)
+            assert any(parameter.grad is not None for parameter in model.parameters())
+            assert torch.isfinite(torch.as_tensor(norm))
+            model.zero_grad(set_to_none=True)
+            self.weights = [parameter.detach().clone() for parameter in model.parameters()]
+            self.optimizer.optimizer.register_step_post_hook(lambda *_: calls.append("step"))
+            return norm
+
+    reward = lambda prompts, **_: [float(index % 4) for index in range(len(prompts))]  # noqa: E731
+    trainer = train_plainly(Calls, small_model, tmp_path, reward, max_steps=1, weight_decay=0.1)
+    assert calls == ["loss", "norm", "step"]
+    assert all(map(torch.equal, trainer.weights, trainer.model.parameters()))
+    assert not trainer.optimizer.state
+
+
+def test_typer_completes_through_the_classes_and_functions_that_we_extend() -> None:
+    for kind in (BashComplete, FishComplete, ZshComplete):
+        assert isinstance(kind.name, str)
+        assert list(inspect.signature(kind.get_completion_args).parameters) == ["self"]
+        assert list(inspect.signature(kind.format_completion).parameters) == ["self", "item"]
+    assert CompletionItem("value", help="text").help == "text"
+    assert list(inspect.signature(add_completion_class).parameters) == ["cls", "name"]
+    parameters = inspect.signature(_completion_shared.get_completion_script).parameters
+    assert set(parameters) == {"prog_name", "complete_var", "shell"}
+    assert list(inspect.signature(_completion_shared.install).parameters) == ["shell", "prog_name", "complete_var"]
+    assert not inspect.signature(_completion_shared._get_shell_name).parameters
+
+
+def test_typers_commands_parse_their_arguments_in_a_method() -> None:
+    assert list(inspect.signature(TyperCommand.parse_args).parameters) == ["self", "ctx", "args"]
+
+
+def test_generate_gives_a_streamer_the_prompts_and_then_each_new_token(small_model: Path) -> None:
+    class Stream(BaseStreamer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.got: list[Any] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.got.append(tuple(value.shape))
+
+        def end(self) -> None:
+            self.got.append("end")
+
+    stream, model = Stream(), AutoModelForCausalLM.from_pretrained(small_model)
+    model.generate(torch.tensor([[5, 6, 7]]), min_new_tokens=2, max_new_tokens=2, streamer=stream)
+    assert stream.got == [(1, 3), (1,), (1,), "end"]
+
+
+def test_typers_groups_look_commands_up_in_a_method_and_its_errors_say_which_option() -> None:
+    assert list(inspect.signature(TyperGroup.resolve_command).parameters) == ["self", "ctx", "args"]
+    assert list(inspect.signature(TyperGroup.get_help_option).parameters) == ["self", "ctx"]
+    assert issubclass(NoArgsIsHelpError, typer.TyperException)
+    assert issubclass(typer.Context, Context)
+    assert issubclass(TyperGroup, Command)
+
+
+def test_an_option_of_typer_converts_its_value_in_a_method_and_says_when_there_may_be_none() -> None:
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def run(seed: int | None = None) -> None: ...
+
+    command = typer.main.get_command(app)
+    (option,) = (parameter for parameter in command.params if parameter.name == "seed")
+    assert isinstance(option, TyperOption)
+    assert list(inspect.signature(TyperOption.process_value).parameters) == ["self", "ctx", "value"]
+    assert (option.required, option.multiple, option.callback) == (False, False, None)
+    assert option.process_value(Context(command), "3") == 3
+
+
+def test_registered_exit_functions_can_be_run_before_a_process_is_left_without_its_shutdown() -> None:
+    assert callable(atexit._run_exitfuncs)
+    code = "import atexit, os; atexit.register(print, 'once', flush=True); atexit._run_exitfuncs(); os._exit(3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("once\n", 3)
+
+
+def test_what_multiprocessing_does_at_exit_is_one_function_that_can_be_unregistered() -> None:
+    code = "import atexit, multiprocessing.util as util; atexit.unregister(util._exit_function); print('gone')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("gone\n", 0)
+
+
+def test_python_shows_frames_cached_functions_the_shared_generator_and_a_semaphores_count() -> None:
+    assert sys._getframe(0).f_code.co_name == "test_" + inspect.stack()[0].function.removeprefix("test_")
+    assert threading.get_ident() in sys._current_frames()
+    assert isinstance(functools.cache(len), functools._lru_cache_wrapper)
+    assert random._inst.random.__self__ is random.random.__self__  # type: ignore[attr-defined]
+    assert threading.Semaphore(2)._value == 2
