@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,17 +13,15 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.contract import Case
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import check_by_reading, find_env
 from aitrain.environment.requirements import with_requirements
-from aitrain.environment.score_parsing import ScoreResult
-from aitrain.environment.session import AssistantTurn
-from aitrain.environment.session_kinds import session_for
-from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.runs.environment_source import kept_files, source_facts
+from aitrain.workbench.player import Play, PlayedEpisode, Player, Script
 from tests.conftest import write
+from tests.rehearsal import Rehearsed, rehearse
 
 
 class ByteTokenizer:
@@ -71,29 +70,26 @@ def cases_of(environment: Any) -> Sequence[Case]:
     return build_cases(environment, ByteTokenizer())[0]
 
 
-def play(
-    environment: Any, case: Case, replies: Sequence[str | ToolCall], seed: int = 0
-) -> tuple[list[str], ScoreResult]:
-    """What the environment says, the prompt's last message first, and the score of the replies."""
-    bounds = with_requirements(TrainConfig(rl_env="any.py"), environment)[0].score_bounds
-    session = session_for(environment, bounds)
-    opened = session.open(case.arguments(seed=seed))
-    content: list[dict[str, Any]] = []
-    said = [opened.prompt if isinstance(opened.prompt, str) else str(opened.prompt[-1]["content"])]
-    try:
-        for reply in replies:
-            turn = AssistantTurn(reply) if isinstance(reply, str) else AssistantTurn("", (reply,))
-            content.append({"role": "assistant", "content": turn.text})
-            response = session.respond(turn)
-            content += response.messages
-            said += [str(message["content"]) for message in response.messages]
-            if response.is_over:
-                break
-        completion = content if case.is_chat else turn.text
-        arguments = Transcript(case, completion).arguments()
-        return said, session.score(arguments)
-    finally:
-        session.close()
+def play(environment: Any, case: Case, replies: Sequence[str], seed: int = 0) -> tuple[list[str], PlayedEpisode]:
+    """What the environment says, the prompt's last message first, and the episode with its score."""
+    config = with_requirements(TrainConfig(rl_env="any.py", rl_env_isolation="thread"), environment)[0]
+    player = Player(environment, config.model_copy(update={"rl_max_turns": 99}))
+    (episode,) = player.play([Play(case, Script(tuple(replies)), seed)])
+    player.stop()
+    prompt = episode.conversation.prompt
+    said = [prompt] if isinstance(prompt, str) else [prompt[-1]["content"]]
+    return said + [message["content"] for message in episode.messages if message["role"] != "assistant"], episode
+
+
+def rows_of(environment: Any) -> list[dict[str, Any]]:
+    """The rows of an environment that a server has."""
+    return asyncio.run(environment.build_dataset())
+
+
+def play_row(environment: Any, *replies: str, number: int = 0) -> Rehearsed:
+    """One row of it, played with these replies."""
+    row = rows_of(environment)[number]
+    return rehearse(environment, replies, Case(number, row["prompt"], row, number))
 
 
 @pytest.fixture

@@ -77,27 +77,24 @@ class OrsHandler(Handler):
         {"name": "submit", "description": "Say the sum.", "input_schema": {
             "type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}},
         {"name": "hint", "description": "Get a hint.", "input_schema": None},
-        {"name": "raise", "description": "Raises.", "input_schema": None},
     )  # fmt: skip
 
     @property
-    def session(self) -> dict[str, Any] | None:
-        return self.owner.sessions.get(self.headers.get("X-Session-ID", ""))
+    def session(self) -> dict[str, Any]:
+        return self.owner.sessions.setdefault(self.headers.get("X-Session-ID", ""), {})
 
     def do_GET(self) -> None:
         self.owner.asked.append(self.path)
         if self.path == "/list_environments":
             return self.answer(["sums"])
-        if self.session is None:
-            return self.answer({"detail": "Active environment not found"}, 404)
         if self.path == "/sums/prompt":
             if self.session.pop("starting", False):
                 return self.answer({"detail": "Environment still starting."}, 503, {"Retry-After": "0.01"})
-            first = self.session["index"]
-            return self.answer([{"type": "text", "text": f"What is {first} + 1?"}, {"type": "image", "data": ""}])
-        if self.path in ("/sums/task_tools", "/sums/messages"):
-            return self.answer({"detail": "Not Found"}, 404)
-        return self.answer({"tools": self.TOOLS, "terminal_tool": {"name": "submit", "arg": "value"}})
+            text = f"What is {self.session['index']} + 1?"
+            return self.answer([{"type": "text", "text": text}, {"type": "image", "data": ""}])
+        if self.path == "/sums/tools":
+            return self.answer({"tools": self.TOOLS, "terminal_tool": {"name": "submit", "arg": "value"}})
+        return self.answer({"detail": "Not Found"}, 404)
 
     def do_POST(self) -> None:
         self.owner.asked.append(self.path)
@@ -105,26 +102,23 @@ class OrsHandler(Handler):
         if self.path == "/create_session":
             return self.events(("task_id", uuid.uuid4().hex), ("end", ""))
         if self.path == "/sums/num_tasks":
-            known = body["split"] == "train"
-            return self.answer({"num_tasks": 12} if known else {"detail": "Invalid split"}, 200 if known else 400)
-        sid = self.headers.get("X-Session-ID", "")
-        if self.path == "/create":
-            self.owner.sessions[sid] = {"index": body["index"], "starting": True}
-            return self.answer({"sid": sid})
+            return self.answer({"num_tasks": 12})
         if self.path == "/sums/call":
             return self.call(body["name"], body["input"])
+        if self.path == "/create":
+            self.session.update(index=body["index"], starting=True)
         if self.path == "/delete":
-            self.owner.sessions.pop(sid, None)
-        return self.answer({"sid": sid})
+            self.owner.sessions.pop(self.headers["X-Session-ID"])
+        return self.answer({})
 
     def call(self, name: str, given: dict[str, Any]) -> None:
-        if self.session is None or name == "raise":
-            return self.events(("task_id", "1"), ("error", "ZeroDivisionError: division by zero"))
         if name == "submit" and not str(given.get("value")).isdigit():
             return self.result({"ok": False, "error": "Tool input validation error: value"})
         text, output = "it is        a number", {"reward": None, "finished": False}
         if name == "submit":
-            off_by = abs(self.session["index"] + 1 - int(given["value"]))
+            off_by = int(given["value"]) - self.session["index"] - 1
+            if off_by == 99:
+                return self.events(("task_id", "1"), ("error", "ZeroDivisionError: division by zero"))
             text = "wrong" if off_by else "right"
             output = {"reward": float(not off_by), "finished": True, "metadata": {"off_by": off_by, "who": "x"}}
         return self.result({"ok": True, "output": {"blocks": [{"type": "text", "text": text}], **output}})

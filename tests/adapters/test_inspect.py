@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain import ConfigError
+from aitrain import ConfigError, Score
 from aitrain.environment.adapters.inspect import check_id, score_of
 from tests.conftest import write
 
@@ -16,19 +16,15 @@ ONE = "from inspect_ai import task\n\n@task\ndef sums():\n    pass\n\n\ndef samp
 @pytest.mark.parametrize(
     ("values", "score", "metrics"),
     [
-        ({"match": "I", "f1": 0.5}, 0.25, {"match": 0.0, "f1": 0.5}),
-        ({"graded": "P", "other": "N"}, 0.25, {"graded": 0.5, "other": 0.0}),
+        ({"match": "I", "graded": "P"}, 0.25, {"match": 0.0, "graded": 0.5}),
         ({"rubric": {"tone": 1, "facts": "I"}, "f1": 1.0}, 0.75, {"rubric/tone": 1.0, "rubric/facts": 0.0, "f1": 1.0}),
         ({"graded": float("nan"), "match": "C"}, 1.0, {"match": 1.0}),
-        ({}, None, {}),
     ],
 )
 def test_the_score_is_the_mean_of_the_scorers_and_each_value_is_a_metric(
-    values: dict[str, object], score: float | None, metrics: dict[str, float]
+    values: dict[str, object], score: float, metrics: dict[str, float]
 ) -> None:
-    made = score_of(values, {"untrained_requests": 2.0})
-    assert made.score == (None if score is None else pytest.approx(score))
-    assert made.metrics == {**metrics, "untrained_requests": 2.0}
+    assert score_of(values, {"untrained_requests": 2.0}) == Score(score, {**metrics, "untrained_requests": 2.0})
     with pytest.raises(ValueError, match="not a number"):
         score_of({**values, "graded": "rather good"}, {})
 

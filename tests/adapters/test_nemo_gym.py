@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 
 from aitrain.environment.adapters.nemo_gym import NeMoGym
-from aitrain.environment.contract import Case
+from tests.adapters.conftest import play_row, rows_of
 from tests.adapters.http_servers import NemoHandler, Server
-from tests.rehearsal import Rehearsed, rehearse
+from tests.rehearsal import Rehearsed
 
 PRESS = {
     "type": "function", "name": "press", "description": "Press it.", "strict": True,
@@ -44,14 +43,8 @@ def environment(url: str, folder: Path, task: dict[str, Any] = TASK, **settings:
     return NeMoGym(url, **{"data": str(file), "score_range": "0,1", **settings})
 
 
-def rows_of(made: NeMoGym) -> list[Any]:
-    return asyncio.run(made.build_dataset())
-
-
 def play(server: Server, folder: Path, *replies: str, **more: Any) -> Rehearsed:
-    made = environment(server.url, folder, {**TASK, **more})
-    (row,) = rows_of(made)
-    return rehearse(made, replies, Case(0, row["prompt"], row))
+    return play_row(environment(server.url, folder, {**TASK, **more}), *replies)
 
 
 def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path, server: Server) -> None:
@@ -76,10 +69,10 @@ def test_tools_are_called_in_the_session_and_verify_scores_what_was_said_and_cal
     assert played.scored.score == 1.0
     assert played.scored.metrics == {"presses": 2.0, "politeness": 0.5, "mask_sample": 0.0}
     (session,) = server.sessions.values()
-    said = session["response"]["output"]
-    assert [item["type"] for item in said] == [*["function_call", "function_call_output"] * 2, "message"]
-    assert said[2]["call_id"] == said[3]["call_id"] != said[0]["call_id"]
-    assert said[4]["content"][0]["text"] == "Done."
+    first, _, call, output, answer = session["response"]["output"]
+    assert (call["type"], output["type"]) == ("function_call", "function_call_output")
+    assert call["call_id"] == output["call_id"] != first["call_id"]
+    assert answer["content"][0]["text"] == "Done."
     assert play(server, tmp_path, TWICE, "Done.", masked=True).scored.score is None
     verify = play(server, tmp_path, TWICE.replace("press", "verify"))
     assert verify.moves[0].messages[0]["content"] == "error: there is no tool verify"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -15,7 +14,8 @@ from aitrain.environment.adapters.openenv_text import ActionRefusedError, OpenEn
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import start_runner
 from aitrain.environment.session import AssistantTurn
-from tests.rehearsal import Rehearsed, rehearse
+from tests.adapters.conftest import play_row, rows_of
+from tests.rehearsal import Rehearsed
 from tests.runner_calls import end, open_sessions, respond
 
 pytest.importorskip("websockets")
@@ -33,18 +33,12 @@ def environment(server: OpenEnvServer, **settings: Any) -> OpenEnv:
     return OpenEnv(server.url, **{"score_range": "-1,1", "sessions": 2, **settings})
 
 
-def rows(made: OpenEnv) -> list[dict[str, Any]]:
-    return asyncio.run(made.build_dataset())
-
-
 def play(server: OpenEnvServer, *replies: str, number: int = 0, **settings: Any) -> Rehearsed:
-    made = environment(server, **settings)
-    row = rows(made)[number]
-    return rehearse(made, replies, Case(number, row["prompt"], row, number))
+    return play_row(environment(server, **settings), *replies, number=number)
 
 
 def test_each_case_is_reset_with_its_own_seed(server: OpenEnvServer) -> None:
-    built = rows(environment(server, size=3, seed=20, reset={"tone": " Hurry!"}))
+    built = rows_of(environment(server, size=3, seed=20, reset={"tone": " Hurry!"}))
     assert [row["reset"] for row in built] == [{"tone": " Hurry!", "seed": 20 + number} for number in range(3)]
     opening = play(server, number=2, seed=20, reset={"tone": " Hurry!"}, system="Guess.").opening
     assert [message["content"] for message in opening.prompt or []] == ["Guess.", "A number from 0 to 9. Hurry!"]
@@ -79,14 +73,14 @@ def test_a_server_that_allows_too_few_sessions_for_all_processes_is_reported_bef
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with OpenEnvServer(most=6).running() as server:
-        assert rows(environment(server, sessions=3))
+        assert rows_of(environment(server, sessions=3))
         with pytest.raises(EnvironmentFailed, match="allows 6 of 8 sessions"):
-            rows(environment(server, sessions=4))
+            rows_of(environment(server, sessions=4))
 
 
 def test_episodes_at_once_have_a_session_each_and_fail_as_server_when_it_is_lost(server: OpenEnvServer) -> None:
     made = environment(server, sessions=20)
-    cases = [Case(number, row["prompt"], row, number) for number, row in enumerate(rows(made)[20:40])]
+    cases = [Case(number, row["prompt"], row, number) for number, row in enumerate(rows_of(made)[20:40])]
     with closing(start_runner(made, TrainConfig(rl_env_isolation="process", rl_score_range="-1,1"))) as runner:
         sessions = open_sessions(runner, cases, [0] * 20)
         answers = respond(runner, sessions[:10], [AssistantTurn(str(number)) for number in range(10)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -19,8 +18,9 @@ from aitrain.environment.adapters.ors import OpenRewardServer
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner
 from aitrain.execution.failure import CallFailed
+from tests.adapters.conftest import play_row, rows_of
 from tests.adapters.http_servers import OrsHandler, Server
-from tests.rehearsal import Rehearsed, rehearse
+from tests.rehearsal import Rehearsed
 from tests.runner_calls import open_sessions
 
 
@@ -30,29 +30,19 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def environment(server: Server, **settings: Any) -> OpenRewardServer:
-    return OpenRewardServer(server.url, **{"score_range": "0,1", **settings})
-
-
-def rows(made: Any) -> list[dict[str, Any]]:
-    return asyncio.run(made.build_dataset())
-
-
 def call(name: str, arguments: str = "{}") -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
-def play(server: Server, *replies: str, index: int = 3, **settings: Any) -> Rehearsed:
-    made = environment(server, **settings)
-    rows(made)
-    return rehearse(made, replies, Case(index, [], {"prompt": [], "index": index}, index))
+def play(server: Server, *replies: str, **settings: Any) -> Rehearsed:
+    return play_row(OpenRewardServer(server.url, **{"score_range": "0,1", **settings}), *replies, number=3)
 
 
 def test_a_tool_that_finishes_ends_the_episode_with_its_reward(server: Server) -> None:
     played = play(server, call("hint"), call("submit", '{"value": 4}'), "never said")
     assert played.is_over
     assert played.opening.messages == ({"role": "user", "content": "What is 3 + 1?"},)
-    assert [tool["function"]["name"] for tool in played.opening.tools] == ["submit", "hint", "raise"]
+    assert [tool["function"]["name"] for tool in played.opening.tools] == ["submit", "hint"]
     said = [message for move in played.moves for message in move.messages]
     assert said == [
         {"role": "tool", "name": "hint", "content": "it is        a number"},  # spaces at the edge of a chunk are kept
@@ -71,13 +61,9 @@ def test_an_answer_without_a_call_goes_to_the_terminal_tool(server: Server) -> N
     assert play(server, call("hint"), unrewarded=None).scored.score is None
 
 
-def test_a_tool_that_raises_is_a_failure_of_the_environment(server: Server) -> None:
-    with pytest.raises(CallFailed, match="ZeroDivisionError: division by zero") as caught:
-        play(server, call("raise"))
-    assert caught.value.failure.kind == "raised"
-
-
-def test_a_wrong_call_gets_an_error_and_the_episode_goes_on(server: Server) -> None:
+def test_a_wrong_call_gets_an_error_and_the_episode_goes_on_and_a_tool_that_raises_fails_it(server: Server) -> None:
+    with pytest.raises(CallFailed, match="ZeroDivisionError: division by zero"):
+        play(server, call("submit", '{"value": 103}'))
     played = play(server, call("submit", '{"value": "four"}'), call("submit", "4"), call("submit", '{"value": 5}'))
     first, second, third = (move.messages[0]["content"] for move in played.moves)
     assert first == "error: Tool input validation error: value"
@@ -95,7 +81,7 @@ def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: An
     (here / "tasks.jsonl").write_text('{"responses_create_params": {"input": "?"}}')
     made = kind("http://127.0.0.1:9", score_range="0,1")
     with pytest.raises(EnvironmentFailed, match=r"Start the .* server at http://127\.0\.0\.1:9 first"):
-        rows(made)
+        rows_of(made)
     if kind is OpenEnv:
         made.text = OpenEnvText({"properties": {}})
     row = {"index": 1, "reset": {}, "task": {}}

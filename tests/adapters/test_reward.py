@@ -92,8 +92,9 @@ def test_a_function_of_trl_gets_messages_for_a_chat_prompt_and_one_reward_for_ea
     assert play(env, case, ["yes"])[1].score == 0.0
     assert play(env, case, ["<think>yes?</think>\nyes"])[1].score == 1.0
     wrong = environment("my_rewards.py:too_few")
-    with pytest.raises(Exception, match="too_few returned 2 rewards for 1 completions"):
-        play(wrong, cases_of(wrong)[0], ["yes"])
+    failure = play(wrong, cases_of(wrong)[0], ["yes"])[1].failure
+    assert failure is not None
+    assert "too_few returned 2 rewards for 1 completions" in failure.message
 
 
 # -- functions that compare the answers of a group

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from aitrain.environment.session_kinds import session_for
-from aitrain.environment.tool_call_parser import ToolCall
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
 
@@ -78,7 +77,7 @@ def test_public_methods_are_the_tools_of_one_episode_and_get_reward_is_the_score
     case = cases_of(env)[1]
     (tool,) = session_for(env).open(case.arguments(seed=0)).tools
     assert tool["function"]["name"] == "increment"
-    add = [ToolCall("increment", {"by": number}) for number in (1, 2, -1)]
+    add = [f'<tool_call>{{"name": "increment", "arguments": {{"by": {number}}}}}</tool_call>' for number in (1, 2, -1)]
     said, result = play(env, case, [*add, "done"])
     assert said == ["Use the tool.Count to 4.", "1", "3", '{"error": "only upwards"}']
     assert (result.score, result.metrics) == (0.75, {"Counter": 0.75})
@@ -91,7 +90,8 @@ def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> No
         "trl:my_envs.py:Dice",
         data="rows.jsonl", rewards="my_envs.py:rolled,polite", weights=[1, 0.5], score_range="0,9",
     )  # fmt: skip
-    _, result = play(env, cases_of(env)[0], [ToolCall("roll", {}), ToolCall("roll", {"sides": 2}), "please"])
+    roll = '<tool_call>{"name": "roll", "arguments": {}}</tool_call>'
+    _, result = play(env, cases_of(env)[0], [roll, roll, "please"])
     assert result.score == 2.5
     assert result.metrics == {"rolled": 2.0, "polite": 1.0}
 

@@ -55,19 +55,12 @@ def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang()
     assert source_of(own) == {"class": "rows:train.jsonl", "package": None, "files": ["own.py"]}
 
 
-@pytest.mark.parametrize(
-    ("row", "settings", "words"),
-    [
-        ({"data_source": "chat"}, {}, "row 0: there is no judge for the data_source chat"),
-        ({}, {"judges": "exact"}, "row 0: the judge exact needs a column ground_truth"),
-    ],
-)
-def test_rows_that_no_judge_can_score_are_refused_before_training(
-    here: Path, row: dict[str, Any], settings: dict[str, Any], words: str
-) -> None:
-    write(here, {"train.jsonl": lines([{"prompt": "Say it.", **row}])})
-    with pytest.raises(EnvironmentFailed, match=words):
-        cases_of(made("rows:train.jsonl", **settings))
+def test_rows_that_no_judge_can_score_are_refused_before_training(here: Path) -> None:
+    write(here, {"train.jsonl": lines([{"prompt": "Say it.", "data_source": "chat"}])})
+    with pytest.raises(EnvironmentFailed, match="row 0: there is no judge for the data_source chat"):
+        cases_of(made("rows:train.jsonl"))
+    with pytest.raises(EnvironmentFailed, match="row 0: the judge exact needs a column ground_truth"):
+        cases_of(made("rows:train.jsonl", judges="exact"))
 
 
 # -- aitrain env check

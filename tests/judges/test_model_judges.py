@@ -158,21 +158,18 @@ def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel
     model.say = lambda body: '{"score": 10}'
     assert {score.score for score in run_async(together(rubric(model)))} == {1.0}
     assert len(model.asked) == 2  # the failure is not kept
-    others = ({"model": "other"}, {"cache": False}, {"url": model.url.replace("127.0.0.1", "localhost")})
-    for count, settings in enumerate(others, start=3):
+    for count, settings in enumerate(({"model": "other"}, {"cache": False}), start=3):
         scored(rubric(model, **settings), "a private answer")
         assert len(model.asked) == count
     assert b"private" not in (here / "judge_cache.sqlite").read_bytes()
 
 
-@pytest.mark.parametrize(("budget", "made"), [({"max_calls": 2}, 2), ({"max_tokens": 150}, 2), ({"max_tokens": 50}, 1)])
-def test_a_used_up_budget_is_missing_data_and_known_verdicts_stay(
-    model: JudgeModel, budget: dict[str, int], made: int
-) -> None:
+@pytest.mark.parametrize("budget", [{"max_calls": 2}, {"max_tokens": 150}])
+def test_a_used_up_budget_is_missing_data_and_known_verdicts_stay(model: JudgeModel, budget: dict[str, int]) -> None:
     judge = rubric(model, **budget)
-    assert [scored(judge, text).score for text in ("a", "b")[:made]] == [1.0] * made
+    assert [scored(judge, text).score for text in ("a", "b")] == [1.0, 1.0]
     assert next(iter(budget)) in failure(judge, "c")[1]
-    assert len(model.asked) == made
+    assert len(model.asked) == 2
     assert scored(judge, "a").score == 1.0
 
 
@@ -223,13 +220,9 @@ def test_answers_of_a_group_are_ranked_in_both_orders_and_equal_ones_score_equal
     assert len(model.asked) == 2
     model.say = lambda body: '{"ranking": [1, 2, 3]}'  # it prefers a place
     assert ranked(model, ["x", "y", "z"]) == [0.5, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("said", ['{"ranking": [1, 1]}', '{"ranking": [1]}', '{"ranking": ["1", "2"]}'])
-def test_an_incomplete_ranking_is_missing_data(model: JudgeModel, said: str) -> None:
-    model.say = lambda body: said
+    model.say = lambda body: '{"ranking": [1, 1]}'
     with pytest.raises(CallFailed, match="no verdict"):
-        ranked(model, ["a", "b"])
+        ranked(model, ["x", "y"])
 
 
 # -- another server's judge
@@ -259,16 +252,13 @@ def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatc
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "localhost:8000"}, "is not a URL"),
-        ({"url": "http://me:secret@host/v1"}, "holds credentials"),
+        ({"url": "http://me:a-secret@host/v1"}, "holds credentials"),
         ({"scale": [10, 10]}, "scale must be two whole numbers"),
-        ({"max_calls": 0}, "max_calls must be at least 1"),
-        ({"api_key": "sk-1"}, "key_name names"),
+        ({"api_key": "a-secret"}, "key_name names"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_wrong_settings_and_secrets_in_them_are_refused(settings: dict[str, Any], words: str) -> None:
     given = {"judge": "rubric", "rubric": "r", "url": "http://127.0.0.1:1/v1", "model": "m"}
     with pytest.raises(ConfigError, match=words) as caught:
         judges.load({**given, **settings})
-    assert "sk-1" not in str(caught.value)
-    assert "secret" not in str(caught.value)
+    assert "a-secret" not in str(caught.value)

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aitrain.runs.run_folder import read_lines
 from tests.conftest import Run
 
 ENVIRONMENT = """\
@@ -35,22 +34,9 @@ OPTIONS = (
 TOKEN = "a-token-that-is-in-no-file"
 
 
-@contextmanager
-def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the URL that it prints."""
-    command = [sys.executable, "-P", "-m", "aitrain", "env", "serve", *arguments, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server, next(line.split()[-1] for line in server.stdout if line.startswith("Train on it"))
-        finally:
-            server.terminate()
-
-
 def episodes(run: Path) -> list[dict[str, Any]]:
     """The rollout records of a run without their times."""
-    lines = [line for file in sorted((run / "rollouts").iterdir()) for line in file.read_text().splitlines()]
-    return [{**json.loads(line), "seconds": 0} for line in lines]
+    return [{**line, "seconds": 0} for file in sorted((run / "rollouts").iterdir()) for line in read_lines(file)]
 
 
 def test_a_training_on_a_server_is_that_on_the_environment_itself(
@@ -59,7 +45,9 @@ def test_a_training_on_a_server_is_that_on_the_environment_itself(
     monkeypatch.setenv("AITRAIN_ENV_TOKEN", TOKEN)
     (here / "guess.py").write_text(ENVIRONMENT)
     local = aitrain_grpo(*OPTIONS, "--project-name", "local", "--rl-env", "guess.py")
-    with serving("guess.py", "--host", "127.0.0.1") as (server, url):
+    command = [sys.executable, "-P", "-m", "aitrain", "env", "serve", "guess.py", "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
+        url = next(line.split()[-1] for line in server.stdout or () if line.startswith("Train on it"))
         remote = aitrain_grpo(*OPTIONS, "--project-name", "remote", "--rl-env", url)
         os.killpg(server.pid, signal.SIGINT)  # as a terminal does
         assert server.wait(20) == 130

@@ -14,10 +14,10 @@ from aitrain.jobs.tiny_tokenizer import TinyTokenizer
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.play import PlayOptions, play, read_script
+from aitrain.workbench.play import PlayOptions, play
 from aitrain.workbench.show import show
 
-VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny", tokenizer="the tokenizer")
+VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny", tokenizer=None)
 
 
 def cases(count: int = 3) -> list[Case]:
@@ -29,8 +29,8 @@ class OneTurn:
     def score_episode(self, text: str, answer: str) -> Score:
         return Score(float(text == answer), metrics={"length": len(text)})
 
-    def reference(self, case_idx: str) -> str | None:
-        return case_idx[1:] if case_idx != "c2" else None
+    def reference(self, case_idx: str) -> str:
+        return case_idx[1:]
 
 
 class Talk:
@@ -54,11 +54,6 @@ class Add:
         return float(text == "5")
 
 
-class Unscored:
-    def score_episode(self, tokenizer: object) -> None:
-        assert tokenizer == "the tokenizer"
-
-
 CALL = '<tool_call>{"name": "add", "arguments": {"first": 2, "second": 3}}</tool_call>'
 
 
@@ -74,7 +69,7 @@ def replies(folder: Path, *texts: str) -> str:
 
 
 def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = played(OneTurn(), capsys, case="1", policy="reference").splitlines()
+    lines = played(OneTurn(), capsys, case="c1", policy="reference").splitlines()
     assert lines == [
         "OneTurn, case 1 of 3 (case_idx c1), seed 0; template and tokens of tiny",
         "-- turn 1: the model gets 21 tokens --------------------------------------------",
@@ -97,9 +92,10 @@ def test_the_rendered_prompt_the_answer_the_score_and_the_metrics_are_shown(caps
             ["0?\n\nseed 7<|im_end|>", "user\n\\x1b[31mno\\x1b[0m<|im_end|>", "(done, 2 turns)", "score 1.000"],
         ),
         (Talk(), ["no"], ["there is no further answer (out_of_replies, 1 turn)", "score 0.000"]),
+        (Talk(), ['["several\\nlines", "0"]'], ["score 1.000"]),
         (Talk(), ["no"] * 4, ["the limit of turns ended the episode (max_turns, 3 turns)"]),
         (Add(), [CALL, "5"], ['-> add {"first": 2, "second": 3}', "<|im_start|>tool\n5<|im_end|>", "score 1.000"]),
-        (Unscored(), ["no"], ["unscored"]),
+
     ],
 )  # fmt: skip
 def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
@@ -108,13 +104,6 @@ def test_turns_are_shown_as_the_model_gets_them_up_to_the_end_of_the_episode(
     text = played(environment, capsys, policy="script", script=replies(tmp_path, *said), seed=7)
     assert all(part in text for part in shown), text
     assert "\x1b" not in text  # text of an environment cannot move the cursor
-
-
-def test_scripts_are_lines_or_a_json_list(tmp_path: Path) -> None:
-    assert read_script(Path(replies(tmp_path, "one", "", "two"))).replies == ("one", "", "two")
-    assert read_script(Path(replies(tmp_path, '["several\\nlines", ""]'))).replies == ("several\nlines", "")
-    with pytest.raises(ConfigError, match="JSON list"):
-        read_script(Path(replies(tmp_path, "[1]")))
 
 
 # -- what goes wrong
@@ -128,14 +117,6 @@ def test_a_failure_names_the_case_and_the_line() -> None:
     with pytest.raises(EnvironmentFailed, match="score_episode of case c0 raised: ValueError: no such city") as failed:
         play(OpenedEnvironment(Broken(), cases()), TrainConfig(), VIEW, PlayOptions(policy="empty"))
     assert "test_play.py, line" in str(failed.value)
-
-
-def test_a_case_is_a_row_number_or_a_name_and_another_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "case 2 of 3 (case_idx c2)" in played(OneTurn(), capsys, case="c2", policy="empty")
-    with pytest.raises(ConfigError, match="rows are numbered from 0 to 2"):
-        played(OneTurn(), capsys, case="3", policy="empty")
-    with pytest.raises(ConfigError, match="Give it a method reference"):
-        played(OneTurn(), capsys, case="2", policy="reference")
 
 
 # -- aitrain env show
@@ -154,5 +135,5 @@ def test_tools_and_what_the_environment_says_first_are_part_of_the_prompt(capsys
         "-- case 0", "-- case 3", "-- case 6",
     ]  # fmt: skip
     assert "0?\n\nseed 0<|im_end|>" in shown(Talk(), capsys, case="0")
-    with pytest.raises(ConfigError, match="there is no case 7"):
+    with pytest.raises(ConfigError, match="rows are numbered from 0 to 2"):
         shown(Talk(), capsys, case="7")

@@ -34,16 +34,6 @@ def test_a_person_types_answers_until_the_episode_ends(here: Path) -> None:
     assert max(map(len, terminal.shown.splitlines())) <= 80
 
 
-def test_control_c_ends_it_with_130_and_without_a_traceback(here: Path) -> None:
-    write(here, {"talk.py": TALK})
-    terminal = start(here, ["env", "play", "talk.py"])
-    terminal.wait_for("> ")
-    terminal.type("half an ans")
-    terminal.wait_for("half an ans")
-    assert terminal.interrupt() == 130
-    assert "Traceback" not in terminal.shown
-
-
 def test_breakpoint_and_input_in_the_environment_have_the_terminal(here: Path) -> None:
     stops = '        breakpoint()\n        said = input("why? ")\n        print("because", said)\n'
     write(here, {"talk.py": TALK.replace("        while", stops + "        while"), "replies": "yes\n"})

@@ -91,12 +91,3 @@ def test_one_step_or_the_last_one_can_be_chosen_and_a_scorer_that_always_fails_i
     assert "broken.py, line 10, in score_episode: return 1 / 0" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="give one of them"):
         env_rescore.env_rescore("mine", step=1, last=True)
-
-
-def test_what_is_no_run_or_has_no_environment_is_refused(here: Path, run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Did you mean mine\?"):
-        env_rescore.env_rescore("mime")
-    for config in ("model: tiny\n", "model: tiny\nrl_env: gone.py\n"):
-        (run / "config.yaml").write_text(config)
-        with pytest.raises(ConfigError, match=r"ame (it|its file) with --rl-env"):
-            env_rescore.env_rescore("mine")

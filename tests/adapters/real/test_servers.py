@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from aitrain.environment.adapters.ors import OpenRewardServer
-from aitrain.environment.contract import Case
+from tests.adapters.conftest import play_row
 from tests.adapters.real.conftest import Train, in_environment, server
-from tests.rehearsal import rehearse
 
 pytestmark = in_environment("older")
 
@@ -26,11 +24,10 @@ def test_openenv_with_64_sessions_at_once_on_two_ranks(tmp_path: Path, train: Tr
 
 def test_tools_of_ors_are_called_and_the_one_that_finishes_ends_the_episode(tmp_path: Path) -> None:
     with server("ors_sums.py", tmp_path) as url:
-        environment = OpenRewardServer(url, score_range="0,1")
-        row = asyncio.run(environment.build_dataset())[4]
         calls = ['{"name": "hint"}', '{"name": "submit", "arguments": {"value": "x"}}']
         calls.append('{"name": "submit", "arguments": {"value": 5}}')
-        played = rehearse(environment, [f"<tool_call>{call}</tool_call>" for call in calls], Case(4, [], row, 4))
+        said = [f"<tool_call>{call}</tool_call>" for call in calls]
+        played = play_row(OpenRewardServer(url, score_range="0,1"), *said, number=4)
     hint, refused, submitted = (move.messages[0]["content"] for move in played.moves)
     assert (hint, submitted) == ("h" * 9000, "thanks")
     assert refused.startswith("error: ")

@@ -14,35 +14,18 @@ class LastWordOfAssistant(Sums):
         return {"prompt": said, "answer": answer}
 
 
-class SharedCaseIdx(Sums):
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{**row, "case_idx": number // 2} for number, row in enumerate(super().build_dataset())]
-
-    def reference(self, case_idx: int) -> None:
-        return None
-
-
 class NoneOfThese(Sums):
-    """The user has the last word, prompts have names of their own and come twice, and held-out ones come only there."""
+    """Prompts come twice, and held-out ones only there."""
 
     def questions(self) -> list[tuple[str, str]]:
-        return super().questions() * 2
-
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        said = [{"role": "user", "content": question}, {"role": "assistant", "content": "Let me see."}]
-        return {"prompt": [*said, {"role": "user", "content": "Well?"}], "answer": answer}
-
-    def named(self) -> list[dict[str, Any]]:
-        return [{**row, "case_idx": number + 100} for number, row in enumerate(super().build_dataset())]
+        *others, last = super().questions()
+        return [*others, *others, *[last] * 5]
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        return [row for row in self.named() if row["case_idx"] % 24 >= 5]
+        return super().build_dataset()[:-5]
 
     def build_eval_dataset(self) -> list[dict[str, Any]]:
-        return [row for row in self.named() if row["case_idx"] % 24 < 5]
-
-    def reference(self, case_idx: int) -> str:
-        return str(super().reference(case_idx - 100))
+        return super().build_dataset()[-5:]
 
 
 class FewPrompts(Sums):
@@ -64,25 +47,6 @@ class ChoicesInPrompt(Sums):
     def row(self, question: str, answer: str) -> dict[str, Any]:
         choices = sorted({int(answer), int(answer) + 1, int(answer) - 7})
         return super().row(f"{question} Choose one of {choices}.", answer)
-
-
-class KeyInSystemPrompt(Sums):
-    def system(self) -> str:
-        key = "; ".join(f"({number}) {answer}" for number, (_, answer) in enumerate(self.questions(), start=1))
-        return f"For those who mark: {key}"
-
-    def row(self, question: str, answer: str) -> dict[str, Any]:
-        said = [{"role": "system", "content": self.system()}, {"role": "user", "content": question}]
-        return {"prompt": said, "answer": answer}
-
-
-class ChoicesInSystemPrompt(KeyInSystemPrompt):
-    """All answers that there are, in an order of their own, and a few solved questions."""
-
-    def system(self) -> str:
-        answers = ", ".join(sorted({answer for _, answer in self.questions()}, reverse=True))
-        solved = [f"{question} -> {answer}" for question, answer in self.questions()[:3]]
-        return "\n".join([f"The answer is one of {answers}.", *solved])
 
 
 class OrderOfASet(Sums):

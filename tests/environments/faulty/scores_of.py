@@ -84,22 +84,9 @@ class PaidFormat(InTags):
         return max(0.6 * ("<answer>" in text and "</answer>" in text), super().score_episode(text, answer))
 
 
-class SmallFormatBonus(InTags):
-    def score_episode(self, text: str, answer: str) -> float:
-        return max(0.1 * ("<answer>" in text and "</answer>" in text), super().score_episode(text, answer))
-
-
 class MostlyYes(Sums):
     def questions(self) -> list[tuple[str, str]]:
         return [(question, "no" if number == 3 else "yes") for number, (question, _) in enumerate(super().questions())]
-
-
-class YesAndNo(Sums):
-    def questions(self) -> list[tuple[str, str]]:
-        return [
-            (q, "no" if n % 16 in (1, 2, 4, 5, 7, 9, 12, 14) else "yes")
-            for n, (q, _) in enumerate(super().questions()[:16])
-        ]
 
 
 class WrongReference(Sums):
