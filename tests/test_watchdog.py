@@ -116,7 +116,7 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
     monkeypatch.setattr(watchdog, "is_halted", lambda _: halted)
     waits, slow = Activity(memory, 0), Activity(memory, 1)
-    dog = Watchdog(1.0, 2, lambda rank: read(memory, rank), print, {0: 1, 1: 2})
+    dog = Watchdog(1.0, range(2), lambda rank: read(memory, rank), print, {0: 1, 1: 2})
 
     def is_stalled(looks: int, seconds: float = 0.1, ticks: bool = False) -> bool:
         nonlocal now

@@ -182,7 +182,9 @@ class RayProcesses:
 
     def _watchdog(self) -> Watchdog:
         config, count = self.plan.config, self.plan.batch.processes
-        return Watchdog(config.stall_timeout, count, self._activity, self._on_stall, waits=self._waits_for_another)
+        return Watchdog(
+            config.stall_timeout, range(count), self._activity, self._on_stall, waits=self._waits_for_another
+        )
 
     def _activity(self, rank: int) -> Snapshot:
         """What a rank did last; waiting for Ray counts as progress."""
