@@ -141,6 +141,21 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
         assert not is_stalled(100)
 
 
+def test_ranks_that_all_wait_for_one_of_another_machine_are_no_stall_of_this_one() -> None:
+    memory = bytearray(2 * SLOT)
+    for rank in range(2):
+        Activity(memory, rank)
+    dog = Watchdog(1.0, [0, 1], lambda rank: read(memory, rank), print, waits=lambda rank, seen: rank in waiting)
+    dog._is_stalled(dog.watched)
+    dog.are_all = False
+    waiting = {0, 1}
+    assert dog._judged(dog.watched) is None
+    waiting = {0}
+    stall = dog._judged(dog.watched)
+    assert stall is not None
+    assert stall.ranks == (1,)
+
+
 def test_a_log_that_cannot_be_written_does_not_keep_a_run_that_hangs_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

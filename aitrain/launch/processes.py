@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
@@ -36,6 +37,7 @@ from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs import node_info
+from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
@@ -54,6 +56,22 @@ LOOK_SECONDS = 5.0
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
+class StartedProcesses(Protocol):
+    """The training processes of this machine, whoever started them."""
+
+    def lines(self) -> Iterator[str]:
+        """What they write, until all of them have ended."""
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to each of them."""
+
+    def kill(self) -> None:
+        """End each of them at once."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait for all of them to end; end those that have not ended by then."""
+
+
 @dataclass
 class Processes:
     """The training processes of one run, in their parent."""
@@ -70,7 +88,7 @@ class Processes:
     last: Failed | Ended | None = None
     stops: int = 0
     ranks: Ranks = field(default_factory=Ranks)
-    local: LocalProcesses | LaunchedProcesses | None = None
+    local: StartedProcesses | None = None
     lost: tuple[int, int | None] | None = None
     """Rank and exit code of the first process that ended with an error and was not ended by us."""
     server: dict[str, str] = field(default_factory=dict)
@@ -123,6 +141,11 @@ class Processes:
         return 0 if self.group is None else self.group.nodes.rank
 
     @property
+    def machines(self) -> list[NodeInfo]:
+        """All machines of the run, if there are several."""
+        return self.group.infos if self.group else []
+
+    @property
     def log(self) -> Path:
         """Where the processes of this machine write what libraries and the environment print: several machines cannot
         append to one file of a network file system."""
@@ -171,7 +194,7 @@ class Processes:
         self.server = {name: str(value) for name, value in read_object(secret).items()}
         return port
 
-    def _start(self, log: RedactedLog) -> LocalProcesses | LaunchedProcesses:
+    def _start(self, log: RedactedLog) -> StartedProcesses:
         if self.group is not None and self.plan.launched is not None:
             launched = LaunchedProcesses(self.plan.launched, self.group.store, self._on_exit)
             place = self.ranks, log, self.folder.lock, self.listener
@@ -189,21 +212,19 @@ class Processes:
 
     def _defaults(self) -> dict[str, str]:
         """The variables that the user may have set otherwise."""
-        group = self.group
-        interface = interface_variables(group.infos[self.node].address) if group and group.infos else {}
+        interface = interface_variables(self.machines[self.node].address) if self.machines else {}
         return {**default_variables(self.plan), **interface}
 
     def _added(self) -> dict[str, str]:
         """What this run adds to the variables of the command."""
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
-        infos = self.group.infos if self.group else []
-        nodes = {node_info.VARIABLE: json.dumps(node_info.as_json(infos))} if infos else {}
+        nodes = {node_info.VARIABLE: json.dumps(node_info.as_json(self.machines))} if self.machines else {}
         return {**gpu_variables(self.plan), **self.server, **activity, **nodes}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
-            if self.activity is not None and len(self.pids) == self.ranks.count:
+            if self.activity is not None and len(self.pids) == len(list(self.ranks)):
                 self.activity.unlink()  # all have opened it: no file is left if this process is killed
         elif isinstance(event, Failed):
             event = self._explain_timeout(event)
@@ -230,7 +251,7 @@ class Processes:
             self._decided.set()
             if self.watchdog is not None:
                 self.watchdog.stop()
-            is_alone = self.plan.batch.processes == 1
+            is_alone = self.ranks.world == 1
             self._kill_in(PATIENCE if is_alone or isinstance(event, Ended) else AFTER_FAILURE)
 
     def _kill_in(self, seconds: float) -> None:
@@ -246,7 +267,7 @@ class Processes:
         self.activity = shared = SharedMemory(self.ranks.world)
         seconds, look = self.plan.config.stall_timeout, partial(read, shared.memory)
         self.watchdog = Watchdog(seconds, list(self.ranks), look, self._on_stall, self.pids, self._waits)
-        self.watchdog.are_all = self.ranks.count == self.ranks.world
+        self.watchdog.are_all = len(list(self.ranks)) == self.ranks.world
         try:
             with self.watchdog:
                 yield
@@ -264,7 +285,7 @@ class Processes:
     def _on_stall(self, stall: Stall) -> None:
         """Called in the watchdog's thread."""
         if self.last is None:
-            text = message(stall, self.folder, self.plan.batch.processes)
+            text = message(stall, self.folder, self.ranks.world)
             self._remember(Failed(text, RunFailed.exit_code, "stalled"))
             self._kill()
 
