@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -111,15 +110,13 @@ class StoredTokenizer:
     file: Path
 
     @classmethod
-    def of(cls, tokenizer: Any, share: Callable[[str], object]) -> StoredTokenizer | None:
-        """Pickle a tokenizer, if there is one, into a temporary file; `share` makes the file readable in the
-        processes."""
+    def of(cls, tokenizer: Any) -> StoredTokenizer | None:
+        """Pickle a tokenizer, if there is one, into a temporary file."""
         if tokenizer is None:
             return None
         handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
         with os.fdopen(handle, "wb") as file:
             pickle.dump(tokenizer, file)
-        share(name)
         return cls(Path(name))
 
     def __getattr__(self, name: str) -> Any:

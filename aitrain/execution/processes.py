@@ -33,7 +33,6 @@ class CallPool(Protocol):
     """Processes for the user's code, each used by one lease at a time."""
 
     def update(self, attributes: dict[str, bytes]) -> None: ...
-    def share(self, file: str) -> None: ...
     def lease(self, make: Callable[[object], object]) -> Lease: ...
     def lease_idle(self, make: Callable[[object], object]) -> Sequence[Lease]: ...
     def close(self) -> None: ...
@@ -88,9 +87,6 @@ class ProcessPool:
             self._retire(self._free.pop())
         if isinstance(failure, Failure):
             raise CallFailed(failure)
-
-    def share(self, file: str) -> None:
-        """No-op, as the processes are on this machine; see RayPool.share."""
 
     def lease(self, make: Callable[[object], object] | None) -> WorkerLease:
         """Lease a process, in which the first call makes `make(environment)`; None if requests have it.
