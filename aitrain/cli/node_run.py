@@ -56,7 +56,6 @@ def report_refusal(config: TrainConfig, group: NodeGroup | None, error: AitrainE
             return
         group = group or _connect(nodes, REFUSAL_SECONDS)
         if nodes.rank == 0:
-            group.wait_for_hellos(REFUSAL_SECONDS)
             group.refuse(f"nnodes: node 0 cannot run this command: {why}")
         else:
             group.meet({"refused": why}, 0, REFUSAL_SECONDS)

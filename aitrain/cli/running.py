@@ -15,7 +15,7 @@ from rich.console import Console
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
-from aitrain.launch.launcher import RunProcesses, launcher_of
+from aitrain.launch.launcher import launcher_of
 from aitrain.launch.preflight import RunPlan, done_text
 from aitrain.launch.processes import Processes
 from aitrain.runs.checkpoint import checkpoints_of, step_of
@@ -201,7 +201,7 @@ def _run(plan: RunPlan, folder: RunFolder, announce: Announce, group: NodeGroup 
     return end
 
 
-def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, group: NodeGroup | None) -> RunProcesses:
+def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, group: NodeGroup | None) -> Processes:
     if group is None:
         return launcher_of(plan)(plan, folder, announce)
     try:

@@ -18,10 +18,10 @@ from aitrain.environment.session_kinds import session_for
 from aitrain.environment.state_snapshot import StateSnapshot
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed
-from aitrain.execution.processes import CallPool, Lease
+from aitrain.execution.processes import ProcessPool, WorkerLease
 
 
-def remote_session(processes: CallPool, by_episode: bool, bounds: Bounds) -> RemoteSession:
+def remote_session(processes: ProcessPool, by_episode: bool, bounds: Bounds) -> RemoteSession:
     """A session in its own process. `by_episode`: the process ends after an episode that changed its environment, so
     that the next one begins with an environment as build_dataset left it."""
     return RemoteSession(processes.lease(partial(_session_in_process, by_episode, bounds)))
@@ -31,7 +31,7 @@ def remote_session(processes: CallPool, by_episode: bool, bounds: Bounds) -> Rem
 class RemoteSession:
     """A session in another process."""
 
-    lease: Lease
+    lease: WorkerLease
 
     def open(self, arguments: dict[str, Any]) -> ResetResult:
         reset: ResetResult = self.lease.call("open", arguments)

@@ -26,7 +26,7 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.deadline_thread import GRACE
 from aitrain.execution.failure import Failure
-from aitrain.execution.processes import CallPool, ProcessPool
+from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Outcome, is_abandoned
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
@@ -74,7 +74,7 @@ class EnvRunner(EnvTraits):
 
     environment: Any
     config: TrainConfig
-    processes: CallPool | None = None
+    processes: ProcessPool | None = None
     given: dict[str, Any] = field(default_factory=dict)
     """The arguments `model` and `tokenizer` of `score_episode`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext

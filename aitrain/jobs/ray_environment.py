@@ -1,4 +1,4 @@
-"""An environment on a Ray cluster: an actor on each machine runs `aitrain env serve`, and the training uses them all."""
+"""An environment on a Ray cluster: an actor on each machine runs `aitrain env serve`; the training uses all of them."""
 
 from __future__ import annotations
 

@@ -206,21 +206,15 @@ class NodeGroup:
         if unequal := difference(own["facts"], hello["facts"]) if is_same_count else counts:
             raise ConfigError(f"nnodes: {name} differs from node 0: {unequal}\nMake the machines equal.")
 
-    def wait_for_hellos(self, seconds: float) -> None:
-        """On node 0: give the others a short time to connect."""
-        deadline = time.monotonic() + seconds
-        for rank in self.others:
-            self.store.wait(f"hello/{rank}", deadline - time.monotonic())
-
     def refuse(self, why: str) -> None:
-        """On node 0: tell the others that the run does not start, and wait a short time until they have read it."""
+        """On node 0: tell the others that the run does not start, and give them a short time to read it."""
         self.store.put("met", {"refused": why})
         deadline = time.monotonic() + LEAVE_SECONDS
         for rank in self.others:
-            if self.store.get(f"hello/{rank}") is not None:
-                self.store.wait(f"left/{rank}", deadline - time.monotonic())
+            self.store.wait(f"left/{rank}", deadline - time.monotonic())
 
     def _leave(self) -> None:
+        """Say that the refusal was read."""
         with suppress(StoreLostError):
             self.store.put(f"left/{self.nodes.rank}", True)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from aitrain.errors import ConfigError, Interrupted
 from aitrain.events import Announce, Ended, Evaluated, Event, Failed, Note, Phase
-from aitrain.launch.launcher import RunProcesses, launcher_of
+from aitrain.launch.launcher import launcher_of
 from aitrain.launch.preflight import RunPlan, check
+from aitrain.launch.processes import Processes
 from aitrain.launch.sweep_plan import SweepPlan
 from aitrain.machine import usable_cores
 from aitrain.runs.checkpoint import newest_checkpoint
@@ -43,7 +44,7 @@ class TrialRuns:
     gpus: list[tuple[str, ...]] = field(default_factory=list)
     """GPUs of each trial that runs at the same time; empty if they share what there is."""
     stops: int = 0
-    _running: list[RunProcesses] = field(default_factory=list)
+    _running: list[Processes] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def play(self, trial: Trial, is_pruned: IsPruned) -> TrialStatus:
