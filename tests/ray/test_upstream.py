@@ -11,7 +11,6 @@ pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray in
 import ray
 import ray.train
 from ray._private.services import canonicalize_bootstrap_address
-from ray._private.state import available_resources_per_node
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -27,10 +26,6 @@ def test_a_cluster_can_be_started_in_a_folder_of_ours() -> None:
 
 def test_an_address_is_resolved_before_ray_waits_for_it() -> None:
     assert canonicalize_bootstrap_address("127.0.0.1:6379").endswith(":6379")
-
-
-def test_free_resources_are_known_by_machine() -> None:
-    assert not inspect.signature(available_resources_per_node).parameters
 
 
 def test_the_trainer_runs_a_function_with_these_settings_and_without_torch() -> None:
