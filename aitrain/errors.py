@@ -10,6 +10,7 @@
             ServerFailed            a vLLM server failed one process; raised on all of them
             ServerRefusedError      a vLLM server answered a request with a 4xx status
             ServerTimeoutError      a vLLM server did not answer in time
+            StoreLostError          the store of a run's processes is gone; defined in launch/machine_store.py
         WorseError              4   compare --fail-if-worse: a model is worse than another one
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv_text.py
@@ -21,7 +22,6 @@
         FreshRunError               a second process of a check failed; defined in workbench/fresh.py
         InvalidChatRequestError     a rollout's request is not in OpenAI's format; also in environment/chat_request.py
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
-        LinkError                   a connection between machines is lost; defined in launch/node_link.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
         PortTakenError              another process took the port before vLLM did; defined in vllm/start_failure.py
         RefusedCallError            an environment's server refused a call; defined in environment/env_connection.py
@@ -29,9 +29,8 @@
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
         UnknownStateError           an object's state cannot be compared; defined in environment/object_walk.py
-        WrongTokenError             another machine does not know the token; also in launch/node_link.py
 
-The last eighteen are caught and turned into something that a user sees. A message says what happened, where, and what
+The last sixteen are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 

@@ -113,7 +113,7 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
     monkeypatch.setattr(watchdog, "is_halted", lambda _: halted)
     waits, slow = Activity(memory, 0), Activity(memory, 1)
-    dog = Watchdog(1.0, 2, lambda rank: read(memory, rank), print, {0: 1, 1: 2})
+    dog = Watchdog(1.0, range(2), lambda rank: read(memory, rank), print, {0: 1, 1: 2})
 
     def is_stalled(looks: int, seconds: float = 0.1, ticks: bool = False) -> bool:
         nonlocal now
@@ -136,6 +136,21 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
     with waits.waiting("waiting for the environment", allows=60.0):
         waits.tick()
         assert not is_stalled(100)
+
+
+def test_ranks_that_all_wait_for_one_of_another_machine_are_no_stall_of_this_one() -> None:
+    memory = bytearray(2 * SLOT)
+    for rank in range(2):
+        Activity(memory, rank)
+    dog = Watchdog(1.0, [0, 1], lambda rank: read(memory, rank), print, waits=lambda rank, seen: rank in waiting)
+    dog._is_stalled(dog.watched)
+    dog.are_all = False
+    waiting = {0, 1}
+    assert dog._judged(dog.watched) is None
+    waiting = {0}
+    stall = dog._judged(dog.watched)
+    assert stall is not None
+    assert stall.ranks == (1,)
 
 
 # -- what is said

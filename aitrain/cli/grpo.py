@@ -108,11 +108,11 @@ def grpo(
             from aitrain.launch.preflight import check
 
             options = train_options(config, flags, resume)
-            store, rank = None, None if dry_run else launched_rank()
+            group, rank = None, None if dry_run else launched_rank()
             if rank is not None:
-                from aitrain.launch.launched_ranks import open_store, restarted
+                from aitrain.launch.launched_ranks import open_group, restarted
 
-                store = open_store(rank)
+                group, store = open_group(rank)
                 options = restarted(options, rank, store)
             try:
                 plan = check(options, locks=None if dry_run else locks)
@@ -120,7 +120,7 @@ def grpo(
                 if not dry_run:
                     from aitrain.cli.node_run import report_refusal
 
-                    report_refusal(options, error)
+                    report_refusal(options, group, error)
                 raise
         if dry_run:
             for line in (*plan_lines(plan), *checked_lines(plan, options_only, debug)):
@@ -129,7 +129,7 @@ def grpo(
         with loading("starting", quiet):
             from aitrain.cli.running import start  # here, because a refused command needs none of it
 
-        return start(plan, verbosity, store)
+        return start(plan, verbosity, options, group)
 
 
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:

@@ -18,7 +18,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from aitrain.execution.async_calls import run_if_async
@@ -32,16 +31,6 @@ Request = tuple[Callable[[object], object] | None, str, tuple[object, ...]]
 """Function that makes the worker's object from the environment; method of the object to call; its arguments."""
 Answer = tuple[object, Failure | None]
 """The method's return value, or its failure."""
-
-
-@dataclass(frozen=True)
-class EnvCommand:
-    """The command of a fork server that is not forked: it loads the environment that `request` describes."""
-
-    arguments: tuple[str, ...]
-    request: bytes
-    folder: str
-    """Its working directory."""
 
 
 def run_fork_server(environment: object, connection: socket.socket, close: Sequence[int], parent: int | None) -> None:

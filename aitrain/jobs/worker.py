@@ -181,7 +181,7 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
         os._exit(RunFailed.exit_code)
 
     read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
-    return Watchdog(config.stall_timeout, activity.processes(), read, on_stall, pids)
+    return Watchdog(config.stall_timeout, range(activity.processes()), read, on_stall, pids)
 
 
 def exit_now(code: int) -> NoReturn:

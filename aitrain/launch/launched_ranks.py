@@ -26,7 +26,8 @@ from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import BYE, COMMAND_VARIABLE, LAUNCHER_VARIABLE
 from aitrain.launch.local_processes import ALL_HAVE_ENDED, Ranks, inherited_files, rank_variables
 from aitrain.launch.machine_store import POLL, MachineStore, StoreLostError, join_store, serve_store
-from aitrain.launch.machines import LaunchedRank, launched_rank, without_ranks
+from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
+from aitrain.launch.nodes import NodeGroup
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedLog
 
@@ -64,7 +65,7 @@ def start_rank(arguments: list[str]) -> None:
 def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
     """Wait until the command of this machine says what to execute, and do that."""
     launcher = os.getppid()
-    name = ranks_name(rank)
+    name = f"ranks/{rank.node}"
 
     def look() -> None:
         if os.getppid() != launcher:
@@ -72,11 +73,12 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
         if command is not None and (ended := os.waitpid(command, os.WNOHANG))[0]:  # nothing is to be trained
             code = abs(os.waitstatus_to_exitcode(ended[1]))
             with suppress(AitrainError):
-                join_store(rank.address, rank.port, seconds=0.0).put(name, {"exit": code})
+                join_store(rank.address, rank.port, seconds=0.0).below(rank.restarts).put(name, {"exit": code})
             sys.exit(code)
 
     try:
-        said = join_store(rank.address, rank.port, MEET_SECONDS, look).wait(name, math.inf, look)
+        store = join_store(rank.address, rank.port, MEET_SECONDS, look)
+        said = store.below(rank.restarts).wait(name, math.inf, look)
     except (ConfigError, StoreLostError):  # the command has ended, which was the store's server
         look()
         sys.exit(1)
@@ -101,31 +103,28 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
     os.execve(job["command"][0], job["command"], variables)
 
 
-def ranks_name(rank: LaunchedRank) -> str:
-    """Under which the command of a machine says what becomes of its ranks, at this start of them."""
-    return f"{rank.restarts}/ranks/{rank.node}"
-
-
-def open_store(rank: LaunchedRank) -> MachineStore:
-    """The store, in the command of a machine, which runs it if it is the first one and the launcher does not.
+def open_group(rank: LaunchedRank) -> tuple[NodeGroup, MachineStore]:
+    """The machines, in the command of one of them, and the store of all starts of the processes: the first machine runs
+    it if the launcher does not.
 
     Raises:
-        ConfigError: it does not answer, or its port is in use.
+        ConfigError: the store does not answer, or its port is in use.
     """
     if rank.rank == 0 and not rank.has_store:
-        return serve_store(rank.address, rank.port, is_local=rank.nodes is None)
-    return join_store(rank.address, rank.port, MEET_SECONDS)
-
-
-FOLDER = "folder"
-"""Under which the store has the run folder, over all restarts."""
+        store = serve_store(rank.address, rank.port, is_local=rank.nodes is None)
+    else:
+        store = join_store(rank.address, rank.port, MEET_SECONDS)
+    nodes = rank.nodes or Nodes(1, 0, rank.address, rank.port)
+    return NodeGroup(nodes, store.below(rank.restarts)), store
 
 
 def restarted(config: TrainConfig, rank: LaunchedRank, store: MachineStore) -> TrainConfig:
     """The options of a start; after a restart by the launcher, those that continue in the run folder."""
-    if rank.restarts == 0 or (path := store.get(FOLDER)) is None:
+    folders = (store.below(number).get("folder") for number in reversed(range(rank.restarts)))
+    if (found := next(filter(None, folders), None)) is None or rank.rank > 0:
         return config
-    place = {"output_dir": str(Path(path).parent), "project_name": Path(path).name}
+    path = Path(found["path"])
+    place = {"output_dir": str(path.parent), "project_name": path.name}
     return config.model_copy(update={**place, "resume_from_checkpoint": "auto"})
 
 
@@ -160,7 +159,7 @@ class LaunchedProcesses:
             server.bind(f"{folder}/ranks")
             server.listen(self.rank.local_world)
             server.settimeout(MEET_SECONDS)
-            self.store.put(ranks_name(self.rank), {"socket": f"{folder}/ranks"})
+            self.store.put(f"ranks/{self.rank.node}", {"socket": f"{folder}/ranks"})
             while len(self.pids) < self.rank.local_world:
                 try:
                     connection, _ = server.accept()

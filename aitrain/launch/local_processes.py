@@ -45,8 +45,11 @@ class Ranks:
     has_store: bool = False
     """Whether torch's store is there already; else rank 0 runs it."""
 
+    only: int | None = None
+    """The rank of this parent, where each rank of the machine has one of its own."""
+
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.first, self.first + self.count))
+        return iter(range(self.first, self.first + self.count) if self.only is None else [self.only])
 
 
 def worker_command(plan: RunPlan, folder: RunFolder, checkpoint: Path | None) -> list[str]:

@@ -35,9 +35,9 @@ class MachineStore:
     def __init__(self, store: Store, prefix: str = "aitrain") -> None:
         self._store, self._prefix = store, prefix
 
-    def below(self, name: str) -> MachineStore:
-        """The same store with names of its own."""
-        return MachineStore(self._store, f"{self._prefix}/{name}")
+    def below(self, start: int) -> MachineStore:
+        """The same store with names of its own, for one of several starts of the processes."""
+        return MachineStore(self._store, f"{self._prefix}/{start}")
 
     def put(self, name: str, value: object) -> None:
         """Set a value.

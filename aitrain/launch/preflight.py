@@ -134,7 +134,7 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
         is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
         checkpoint = None if is_done else _find_checkpoint(config, skipped.append)
     everywhere = processes * (nodes.count if nodes else 1)
-    if is_here and nodes is None:  # several machines would have to choose alike
+    if is_here and (nodes is None or nodes.rank == 0):  # the others read the choice in config.yaml
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         shape, device = read_model_shape(config.model), device_memory(gpus[:processes])
         config = choose_batch_size(config, everywhere, shape, device, recorded)
