@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint bench gpu docs tiny-model vllm adapters machines ray deepspeed release install
+.PHONY: demo test test-all lint bench gpu docs tiny-model vllm adapters machines ray deepspeed newest release install
 
 demo: $(VENV)/.installed
 	$(BIN)/aitrain demo
@@ -60,6 +60,9 @@ ray: install
 
 deepspeed: install
 	.ci/deepspeed
+
+newest: install
+	.ci/newest
 
 # Checks, builds and tries a release; TAG=yes also writes its tag. Nothing is uploaded.
 release: install

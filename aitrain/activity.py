@@ -161,7 +161,7 @@ class Activity:
 
 
 def write(memory: bytearray | mmap.mmap, rank: int, seen: Snapshot) -> None:
-    """Write the activity of a process, such as one on another machine."""
+    """Write the activity of a process."""
     head = HEAD.pack(seen.count, seen.part.allows, seen.part.moves_files) + ROLLOUT.pack(*astuple(seen.rollout))
     room = SLOT - len(head)
     memory[rank * SLOT : (rank + 1) * SLOT] = head + seen.part.name.encode()[:room].ljust(room, b"\0")

@@ -10,6 +10,7 @@
             ServerFailed            a vLLM server failed one process; raised on all of them
             ServerRefusedError      a vLLM server answered a request with a 4xx status
             ServerTimeoutError      a vLLM server did not answer in time
+            StoreLostError          the store of a run's processes is gone; defined in launch/machine_store.py
         WorseError              4   compare --fail-if-worse: a model is worse than another one
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv_text.py
@@ -21,7 +22,6 @@
         FreshRunError               a second process of a check failed; defined in workbench/fresh.py
         InvalidChatRequestError     a rollout's request is not in OpenAI's format; also in environment/chat_request.py
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
-        LinkError                   a connection between machines is lost; defined in launch/node_link.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
         PortTakenError              another process took the port before vLLM did; defined in vllm/start_failure.py
         RefusedCallError            an environment's server refused a call; defined in environment/env_connection.py
@@ -29,16 +29,19 @@
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
         UnknownStateError           an object's state cannot be compared; defined in environment/object_walk.py
-        WrongTokenError             another machine does not know the token; also in launch/node_link.py
 
-The last eighteen are caught and turned into something that a user sees. A message says what happened, where, and what
+The last sixteen are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 
 from __future__ import annotations
 
 import errno
+import json
+import os
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -182,3 +185,11 @@ def to_aitrain_error(error: BaseException) -> AitrainError:
             f"Cannot write{where}: {error.strerror}\nFree some disk space. Everything saved before is intact."
         )
     return RunFailed(f"Training failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def write_error_file(error: AitrainError) -> None:
+    """Tell torchrun why this process fails, in the file that it has named. No-op without it."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        more = {"py_callstack": str(error), "timestamp": str(int(time.time()))}
+        with suppress(OSError), open(file, "w", encoding="utf-8") as opened:
+            json.dump({"message": {"message": str(error), "extraInfo": more}}, opened)

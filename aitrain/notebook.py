@@ -57,7 +57,7 @@ def train_here(config: TrainConfig | None, environment: object, options: dict[st
     _silence_tqdm()
     with errors_in_python(), ExitStack() as locks:
         plan = check(_for_one_process(config), environment is not None, locks)
-        if plan.nodes is not None:
+        if plan.nodes is not None or plan.launched is not None:
             raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
         if plan.folder is not None and plan.is_done:
             print(_in_python(done_text(plan.folder)), file=sys.stderr)
@@ -240,7 +240,7 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
             watchers.show(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
 
     read = partial(activity.read, activity.own.memory)
-    with Watchdog(config.stall_timeout, 1, read, on_stall, {0: os.getpid()}):
+    with Watchdog(config.stall_timeout, [0], read, on_stall, {0: os.getpid()}):
         try:
             yield
         except KeyboardInterrupt as interrupt:

@@ -8,6 +8,7 @@ The server is this file, run by the fixture `preloaded_aitrain` once for each pr
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import itertools
@@ -29,7 +30,7 @@ from typing import Any, NoReturn
 MODULES = (
     "aitrain", "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat",
     "aitrain.jobs.env_terminal", "aitrain.jobs.env_model", "torch.distributed.run", "benchmarks.plain_trl",
-    "pytest", "tests.training.scripted_run", "tests.training.server_run",
+    "pytest", "tests.training.scripted_run",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
@@ -46,6 +47,9 @@ TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subproc
 
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Variables that glibc reads when a program starts, with the parameter of mallopt that each stands for."""
+
+HIGH = 1000
+"""Lowest number of a copy of a file descriptor."""
 
 SCRIPT = """\
 #!{python} -ISE
@@ -151,7 +155,8 @@ class ForkingPopen(subprocess.Popen[Any]):
             kept = [
                 number for number in numbers if os.path.exists(f"/proc/self/fd/{number}") and os.get_inheritable(number)
             ]
-        copies = {fd: os.dup(fd) for fd in kept}  # a fork drops the locks of its parent
+        # a fork drops the locks of its parent, and libuv of torch's store closes low numbers that it used there
+        copies = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in kept}
         self.pid = os.fork()
         if self.pid == 0:
             _forget_interrupted_imports()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.launch import preflight, ray_fit, ray_processes
+from aitrain.launch import preflight, ray_processes
 from aitrain.launch.launcher import launcher_of
 from aitrain.launch.ray_processes import RayProcesses
 from aitrain.options.train import TrainConfig
@@ -39,7 +39,7 @@ def started(config: TrainConfig) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "check_packages", lambda _: None)
         patch.setattr(ray_processes, "connected", connected)
-        patch.setattr(ray_fit, "has_gpus", lambda: False)
+        patch.setattr(ray_processes, "has_gpus", lambda: False)
         for name, module in modules.items():
             patch.setitem(sys.modules, name, module)
         plan = preflight.check(config)
@@ -50,8 +50,7 @@ def started(config: TrainConfig) -> dict[str, Any]:
             run = RayProcesses(plan, folder, lambda _: None)
             with suppress(ConfigError):
                 run.run()
-            run._fit()
-            assert run._failure is None
+            ray_processes.fit(plan, folder, {})
     return seen
 
 

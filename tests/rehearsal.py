@@ -27,9 +27,7 @@ class Rehearsed:
         return bool(self.moves) and self.moves[-1].is_over
 
 
-def rehearse(
-    environment: Any, replies: Sequence[str], case: Case | None = None, seed: int = 0, given: Sequence[str] = ()
-) -> Rehearsed:
+def rehearse(environment: Any, replies: Sequence[str], case: Case | None = None, seed: int = 0) -> Rehearsed:
     """Play the replies, one a turn, tool calls in the `<tool_call>` form; then score."""
     case = case or Case(0, [{"role": "user", "content": "?"}], {"prompt": "?"})
     dialogue = session_for(environment)
@@ -44,6 +42,6 @@ def rehearse(
         if moves[-1].is_over:
             break
     content = messages if case.is_chat else "".join(message["content"] for message in messages)
-    scored = dialogue.score({**Transcript(case, content).arguments(), **dict.fromkeys(given)})
+    scored = dialogue.score(Transcript(case, content).arguments())
     dialogue.close()
     return Rehearsed(scored, opening, moves)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.batch import BatchPlan, PassLimit, plan_batch, schedule_cases
+from aitrain.batch import BatchPlan, PassLimit, RolloutSize, plan_batch, schedule_cases
 
 DEFAULTS = TrainConfig()
 
@@ -19,58 +19,30 @@ def plan(processes: int, **options: int) -> BatchPlan:
     return plan_batch(DEFAULTS.model_copy(update=options), processes)
 
 
-@pytest.mark.parametrize(
-    ("processes", "prompts", "shown"),
-    [
-        (1, 2, "2 prompts x 4 completions = 8 a step = 1 process x 8, in forward passes of up to 2 completions"),
-        (8, 16, "16 prompts x 4 completions = 64 a step = 8 processes x 8, in forward passes of up to 2 completions"),
-    ],
-)
-def test_without_a_word_each_process_adds_its_prompts(processes: int, prompts: int, shown: str) -> None:
-    assert plan(processes).prompts_per_step == prompts
-    assert str(plan(processes)) == f"{shown}, sorted by length"
-
-
 NUMBERS = list(product(range(1, 9), range(2, 9), range(1, 9), range(1, 9)))
 """(processes, completions per prompt, batch size, prompts or passes)"""
 
 
-def test_a_step_has_the_prompts_that_were_asked_for_whatever_the_batch_size() -> None:
-    for processes, generations, size, prompts in NUMBERS:
-        options = {"rl_num_generations": generations, "batch_size": size, "rl_prompts_per_step": prompts}
-        if prompts * generations % processes:
-            with pytest.raises(ConfigError, match="rl_prompts_per_step"):
-                plan(processes, **options)
-        else:
-            made = plan(processes, **options)
-            assert (made.prompts_per_step, made.limit) == (prompts, PassLimit(min(size, made.share)))
-            assert made.processes * made.share == prompts * generations
-
-
-def test_a_step_without_prompts_has_the_passes_that_were_asked_for_and_groups_are_never_cut() -> None:
-    for processes, generations, size, passes in NUMBERS:
-        options = {"rl_num_generations": generations, "batch_size": size, "gradient_accumulation": passes}
-        if processes * size * passes % generations:
-            with pytest.raises(ConfigError, match="cannot be divided into groups"):
-                plan(processes, **options)
-        else:
-            made = plan(processes, **options)
-            assert made.prompts_per_step * generations == made.completions_per_step == processes * size * passes
-
-
-def test_every_way_out_that_a_refusal_names_works() -> None:
-    for processes, generations, size, prompts in NUMBERS:
+@pytest.mark.parametrize("way", ["rl_prompts_per_step", "gradient_accumulation"])
+def test_a_step_has_what_was_asked_for_in_whole_groups_or_is_refused_with_a_way_out_that_works(way: str) -> None:
+    for processes, generations, size, count in NUMBERS:
         options = {"rl_num_generations": generations, "batch_size": size}
-        for given in ({"rl_prompts_per_step": prompts}, {"gradient_accumulation": prompts}):
-            try:
-                plan(processes, **options, **given)
-            except ConfigError as error:
-                way_out = int(re.findall(r"--rl-prompts-per-step (\d+)", str(error))[0])
-                for times in (1, 3):
-                    assert plan(processes, **options, rl_prompts_per_step=way_out * times)
+        completions = count * generations if way == "rl_prompts_per_step" else processes * size * count
+        if completions % (processes if way == "rl_prompts_per_step" else generations):
+            with pytest.raises(ConfigError, match=r"rl_prompts_per_step|cannot be divided") as caught:
+                plan(processes, **options, **{way: count})
+            way_out = int(re.findall(r"--rl-prompts-per-step (\d+)", str(caught.value))[0])
+            for times in (1, 3):
+                assert plan(processes, **options, rl_prompts_per_step=way_out * times)
+        else:
+            made = plan(processes, **options, **{way: count})
+            assert made.prompts_per_step * generations == made.completions_per_step == completions
+            assert made.processes * made.share == completions
+            assert made.limit == PassLimit(min(size, made.share))
 
 
-def test_passes_beside_prompts_must_agree_with_them() -> None:
+def test_each_process_adds_its_prompts_and_passes_beside_given_ones_must_agree_with_them() -> None:
+    assert (plan(1).prompts_per_step, plan(8).prompts_per_step) == (2, 16)
     with pytest.raises(ConfigError, match="contradict rl_prompts_per_step"):
         plan(1, rl_prompts_per_step=4, gradient_accumulation=3)
     assert plan(2, rl_prompts_per_step=4, gradient_accumulation=4).share == 8
@@ -106,10 +78,21 @@ def test_padding_is_not_trimmed_where_that_would_train_something_else(options: d
 
 
 @pytest.mark.parametrize(
-    ("options", "updates"),
-    [({}, 1), ({"rl_updates_per_rollout": 3}, 3), ({"rl_updates_per_rollout": 2, "trl": {"num_iterations": 2}}, 4)],
-)
-def test_a_rollout_is_trained_on_for_as_many_steps_as_it_has_updates(options: dict[str, Any], updates: int) -> None:
+    ("options", "updates", "said"),
+    [
+        ({}, 1, "2 prompts x 4 completions = 8, for one optimizer step; on-policy"),
+        (
+            {"rl_updates_per_rollout": 2, "trl": {"num_iterations": 2}}, 4,
+            "4 prompts x 4 completions = 16, for 4 optimizer steps; "
+            "the first is on-policy, the later ones are off-policy",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rollout_is_trained_on_for_as_many_steps_as_it_has_updates(
+    options: dict[str, Any], updates: int, said: str
+) -> None:
     config = TrainConfig(**options)
-    schedule = schedule_cases(config, plan_batch(config, 1), 10)
+    batch = plan_batch(config, 1)
+    schedule = schedule_cases(config, batch, 10)
     assert (schedule.updates, schedule.prompts) == (updates, 2 * config.rl_updates_per_rollout)
+    assert str(RolloutSize.of(config, batch)) == said

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
@@ -18,10 +17,11 @@ import torch
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.runner import EnvRunner, start_runner
-from aitrain.environment.session import AssistantTurn
-from aitrain.environment.tool_call_parser import ToolCall
+from aitrain.environment.runner import start_runner
+from aitrain.rollout.limits import Limits
 from tests import runner_calls
+from tests.rollout.asking import play
+from tests.rollout.scripted import Scripted, cases
 
 EPISODES = 12
 
@@ -172,28 +172,15 @@ class NoState(Rows):
         return case_idx / EPISODES
 
 
-@functools.lru_cache
-def doubled(number: int) -> int:
-    return 2 * number
-
-
 class HoldsClients(NoState):
     """What judges hold, which changes in each call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.client, self.async_client = httpx.Client(), httpx.AsyncClient()
-        self.made: httpx.Client | None = None
-        self.slots = asyncio.Semaphore(4)
-        self.logger = logging.getLogger("judge")
 
     def score_episode(self, completion: str, case_idx: int) -> float:
-        if self.made is None:
-            self.made = httpx.Client()
         self.client.headers["x"] = completion
-        self.logger.debug("case %d", case_idx)
-        with self.lock:
-            doubled(case_idx)
         return super().score_episode(completion, case_idx)
 
 
@@ -218,25 +205,6 @@ def test_environments_that_change_nothing_or_say_that_they_may_run_at_the_same_t
 
 
 # -- what is seen late, or hidden
-
-
-def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:
-    over = threading.Event()
-
-    def seeds() -> None:  # as an engine in this process does
-        for number in itertools.count():
-            if over.wait(0.001):
-                return
-            torch.manual_seed(number)
-
-    engine = threading.Thread(target=seeds)
-    engine.start()
-    try:
-        _, notices = scored(NoState(), batches=3)
-    finally:
-        over.set()
-        engine.join()
-    assert notices == []
 
 
 class ChangesInARareBranch(Rows):
@@ -273,29 +241,6 @@ def test_scores_of_a_batch_that_changed_something_unwatched_are_missing() -> Non
     assert "missing data" in told[0]
 
 
-def test_the_state_of_code_without_source_is_found_even_if_it_is_set_back(meter: Meter) -> None:
-    names: dict[str, Any] = {"Rows": Rows, "wait": wait}
-    body = "self.case = case_idx; wait(); right = float(self.case == case_idx); self.case = None; return right"
-    exec(f"class Hidden(Rows):\n    def score_episode(self, case_idx):\n        {body}", names)
-
-    scores, told = scored(names["Hidden"](), batches=2)
-
-    assert scores == [1.0] * EPISODES * 2
-    assert meter.most == 1
-    assert len(told) == 1
-
-
-def test_calls_are_in_turn_while_another_tool_traces_them(meter: Meter) -> None:
-    threading.settrace(lambda *_: None)
-    try:
-        _, told = scored(NoState())
-    finally:
-        threading.settrace(None)
-
-    assert meter.most == 1
-    assert "one after another" in told[0]
-
-
 def test_a_call_that_hangs_while_it_is_watched_does_not_stop_the_others() -> None:
     released = threading.Event()
 
@@ -314,13 +259,6 @@ def test_a_call_that_hangs_while_it_is_watched_does_not_stop_the_others() -> Non
 
 
 # -- episodes
-
-
-class Plays(Rows):
-    def episode(self, case_idx: int) -> Generator[Any, str, float]:
-        self.case = case_idx
-        reply = yield None
-        return float(self.case == case_idx and reply == str(case_idx))
 
 
 class StartsItself(Rows):
@@ -361,41 +299,38 @@ class Basket(Rows):
         return float(self.log == [str(case_idx)])
 
 
-def one_part(runner: EnvRunner, cases: Sequence[Case]) -> list[float | None]:
-    """The scores of episodes that are played at the same time."""
-    plays = runner_calls.open_sessions(runner, cases, range(len(cases)))
-    is_basket = isinstance(runner.environment, Basket)
-    texts = [str(case.case_idx) for case in cases]
-    turns = [AssistantTurn(text, (ToolCall("put", {"item": text}),) * is_basket) for text in texts]
-    runner_calls.respond(runner, plays, turns)
-    completions = [Transcript(case, [{"role": "assistant", "content": str(case.case_idx)}]) for case in cases]
-    results = runner_calls.score(runner, plays, completions)
-    assert [result.failure for result in results] == [None] * len(cases)
-    runner_calls.end(runner, plays)
-    return [result.score for result in results]
-
-
-def played(environment: Any, isolation: str) -> tuple[list[float | None], list[str]]:
-    told: list[str] = []
-    cases = [Case(number, [{"role": "user", "content": "?"}], {"prompt": "?"}) for number in range(EPISODES)]
-    found: list[float | None] = []
-    with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES))) as runner:
-        runner.notify = told.append
-        for _ in range(2):
-            left = cases
-            while left:  # as a rollout does: those that cannot run beside others, then the others
-                part, left = (left[:1], left[1:]) if runner.plays_alone else (left, [])
-                found += one_part(runner, part)
-    return found, told
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", [Plays, StartsItself, NeverResets, Basket])
+@pytest.mark.parametrize("kind", [StartsItself, NeverResets, Basket])
 def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: str) -> None:
     environment = kind()
 
-    found, told = played(environment, isolation)
+    def answer(so_far: str) -> str:
+        number = so_far.removeprefix("u:").partition("?")[0]
+        call = f'<tool_call>{{"name": "put", "arguments": {{"item": "{number}"}}}}</tool_call>'
+        return f"{number if kind is not Basket or 'done' in so_far else call}$"
 
-    assert found == [1.0] * EPISODES * 2
+    settings = {"rl_env_isolation": isolation, "rl_env_workers": EPISODES}
+    episodes, told = play(environment, Scripted(answer), Limits(2, 99), cases(EPISODES), **settings)
+
+    assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * EPISODES
     assert (environment.case, environment.log, environment.count) == (None, [], 0)
     assert len(told) <= 1
+
+
+def test_a_seed_that_another_thread_sets_is_no_change_of_a_call() -> None:
+    over = threading.Event()
+
+    def seeds() -> None:  # as an engine in this process does
+        for number in itertools.count():
+            if over.wait(0.001):
+                return
+            torch.manual_seed(number)
+
+    engine = threading.Thread(target=seeds)
+    engine.start()
+    try:
+        _, notices = scored(NoState(), batches=3)
+    finally:
+        over.set()
+        engine.join()
+    assert notices == []

@@ -1,4 +1,4 @@
-"""The command line itself: help, versions, plans, and what --debug adds."""
+"""The command line itself: help, options that are searched, and runs that may not be read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run, listing
+from tests.properties import run_in_process
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "aitrain", *arguments], capture_output=True, text=True, check=False)
+def test_a_missing_command_is_answered_with_the_help() -> None:
+    code, _, err = run_in_process()
+    assert code == 2
+    assert err.startswith("Usage: aitrain")
+
+
+def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_tools_names() -> None:
+    def found(*words: str) -> str:
+        return run_in_process("options", *words)[1]
+
+    assert re.findall(r"^  --\S+", found("clip", "dual"), re.MULTILINE) == ["  --rl-dual-clip"]
+    assert "--rl-kl-coef" in found("--", "--beta")
+    assert {"max_steps": "--max-steps"}.items() <= {
+        one["name"]: one["flag"] for one in json.loads(found("max-steps", "--json"))
+    }.items()
+    assert run_in_process("options", "zzz")[0] == 2
 
 
 @pytest.fixture
@@ -33,64 +47,15 @@ def as_other_user(tmp_path: Path) -> list[str]:
     return [setpriv, *drop, sys.executable] if setpriv and os.geteuid() == 0 else [sys.executable]
 
 
-@pytest.mark.parametrize("command", ["show", "compare", "eval --rl-env envs.arithmetic", "env rescore", "chat"])
-def test_a_run_that_may_not_be_read_is_said_in_one_line(command: str, as_other_user: list[str], tmp_path: Path) -> None:
-    asked = [*as_other_user, "-m", "aitrain", *command.split(), "runs/closed"]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert re.fullmatch(r"aitrain: runs/closed\S*: Permission denied\n", done.stderr)
-
-
-def test_a_run_that_may_not_be_read_does_not_keep_the_others_from_the_page(
+def test_a_run_that_may_not_be_read_is_said_in_one_line_and_leaves_the_others_on_the_page(
     as_other_user: list[str], tmp_path: Path
 ) -> None:
-    code = "from aitrain.ui.run_registry import *; print(*RunRegistry(places(['runs'])).runs())"
-    done = subprocess.run([*as_other_user, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    def said(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*as_other_user, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    for command in ("show", "eval --rl-env envs.arithmetic"):
+        done = said("-m", "aitrain", *command.split(), "runs/closed")
+        assert done.returncode == 2
+        assert re.fullmatch(r"aitrain: runs/closed\S*: Permission denied\n", done.stderr)
+    done = said("-c", "from aitrain.ui.run_registry import *; print(*RunRegistry(places(['runs'])).runs())")
     assert done.stdout == "open\n", done.stderr
-
-
-@pytest.mark.parametrize("arguments", [[], ["data"]], ids=str)
-def test_a_missing_command_is_answered_with_the_help(arguments: list[str]) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("Usage: aitrain")
-    assert "Commands:" in done.stderr
-
-
-def test_help_shows_the_ten_most_used_options_first_and_where_the_others_are() -> None:
-    text = run("grpo", "--help").stdout
-    assert text.index("  --model TEXT\n") < text.index("  --project-name TEXT\n") < text.index("  --config FILE\n")
-    assert text.count("\n  --") == 10 + 7
-    assert "--vllm-mode" not in text
-    assert "--help-all" in text
-    assert "aitrain demo" in text
-
-
-def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_tools_names() -> None:
-    assert re.findall(r"^  --\S+", run("options", "clip", "dual").stdout, re.MULTILINE) == ["  --rl-dual-clip"]
-    assert "--rl-kl-coef" in run("options", "--", "--beta").stdout
-    found = json.loads(run("options", "max-steps", "--json").stdout)
-    assert [one["flag"] for one in found if one["name"] == "max_steps"] == ["--max-steps"]
-    nothing = run("options", "zzz")
-    assert nothing.returncode == 2
-
-
-def test_flags_may_be_written_as_aitraining_writes_its_aliases(aitrain_grpo: Run) -> None:
-    done = aitrain_grpo("--model", "tiny", "--rl_env_module", "envs.arithmetic", "--rl_num_generations=8", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "1 prompt x 8 completions = 8 a step" in done.stdout
-
-
-def test_a_dry_run_shows_the_plan_and_makes_nothing(aitrain_grpo: Run, here: Path) -> None:
-    named = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--project-name", "mine"]
-    done = aitrain_grpo(*named, "--rl-prompts-per-step=6", "--num-processes=3", "--max-steps=7", "--dry-run")
-
-    assert done.returncode == 0, done.stderr
-    plan = {line[:12].strip(): line[13:] for line in done.stdout.splitlines()}
-    step = "6 prompts x 4 completions = 24 a step = 3 processes x 8"
-    assert plan["batch"] == f"{step}, in forward passes of up to 8 completions, sorted by length"
-    assert plan["steps"] == "7"
-    assert plan["processes"] == "3 on CPU"
-    assert plan["run folder"] == "runs/mine"
-    assert plan["environment"].endswith("arithmetic.py")
-    assert listing(here) == []

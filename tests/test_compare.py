@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aitrain.cli import compare as command
 from aitrain.cli.eval import AskedEvals
+from tests.conftest import write
 from tests.properties import run_in_process
 from tests.runs.scorings import episode, episodes, write_scoring
 
@@ -22,17 +22,13 @@ def runs(here: Path) -> Path:
     low, high = {f"case {n}": [float(n % 4 == 0)] for n in range(40)}, {f"case {n}": [1.0] for n in range(40)}
     write_scoring(here / "runs" / "low", episodes(low))
     write_scoring(here / "runs" / "high", episodes(high))
-    evil = [one | {"completion": EVIL, "messages": [*one["prompt"], said(EVIL)]} for one in episodes(low)]
+    evil = [one | {"messages": [*one["prompt"], {"role": "assistant", "content": EVIL}]} for one in episodes(low)]
     write_scoring(here / "runs" / "evil", evil)
     phases = ("before_sampled", low), ("after_sampled", high)
     trained = [one for phase, scores in phases for one in episodes(scores, eval_phase=phase)]
     (write_scoring(here / "runs" / "trained", trained) / "status.json").write_text('{"status": "finished"}')
     (here / "runs" / "trained" / "result.json").write_text('{"score_after": 1.0}')
     return here / "runs"
-
-
-def said(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:
@@ -45,24 +41,12 @@ def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:
     assert "won 2" not in out
 
 
-def test_a_run_is_compared_with_itself_before_training(runs: Path) -> None:
-    code, out, _ = run_in_process("compare", "trained", "--json")
-    (comparison,) = json.loads(out)["comparisons"]
-    assert (code, comparison["a"], comparison["b"], comparison["verdict"]) == (0, "before", "after", "better")
-    assert comparison["rows"]["sampled"]["change"]["mean"] == 0.75
-    assert comparison["counts"]["won"] == 30
-    assert len(comparison["cases"]) == 40
-    assert (comparison["cases"][0]["difference"], comparison["cases"][1]["difference"]) == (0.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("models", "flags", "expected"),
     [
         (("high", "low"), ["--fail-if-worse"], 4),
-        (("high", "low"), ["--fail-if-worse", "0.5"], 4),
         (("high", "low"), ["--fail-if-worse=0.7"], 0),
         (("low", "high"), ["--fail-if-worse"], 0),
-        (("low", "evil"), ["--fail-if-worse"], 0),
         (("high", "low"), [], 0),
     ],
 )
@@ -85,10 +69,6 @@ def test_what_a_model_said_is_no_command_to_the_terminal(runs: Path) -> None:
     ("arguments", "word"),
     [
         ([], "Name what is compared"),
-        (["low"], "one model"),
-        (["low", "high", "--html", "no/such/folder.html"], "--html"),
-        (["low", "high", "--fail-if-worse", "-1"], "fail-if-worse"),
-        (["high", "low", "--fail-if-worse", "inf"], "--fail-if-worse inf"),
         (["high", "low", "--detect", "nan"], "--detect nan"),
     ],
 )
@@ -128,15 +108,11 @@ def test_a_model_without_scores_is_evaluated_like_the_run_beside_it(evals: Evals
     assert (code, asked.models, asked.flags, asked.existing) == (0, ["tiny"], {}, "reuse")
     assert asked.like is not None
     assert asked.like.name == "trained"
-    (comparison,) = json.loads(out)["comparisons"]
-    assert (comparison["b"], comparison["rows"]["sampled"]["change"]["mean"]) == ("trained", 0.5)
+    assert json.loads(out)["comparisons"][0]["rows"]["sampled"]["change"]["mean"] == 0.5
 
 
 def test_options_of_an_eval_evaluate_the_models_of_runs_and_never_evals(evals: Evals, runs: Path) -> None:
-    model = runs / "trained" / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_text("")
+    write(runs / "trained" / "model", {"config.json": "{}", "model.safetensors": ""})
     run_in_process("compare", "trained", "low", "--samples", "8", "--rl-env", "some.module:Env")
     run_in_process("compare", "trained", "--cases", "16")
 

@@ -6,15 +6,6 @@ import json
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-
-
-def test_make_demo_runs_the_command() -> None:
-    done = subprocess.run(
-        ["make", "--no-print-directory", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1].endswith("bin/aitrain demo")
-
 
 def test_the_demo_learns_to_add(tmp_path: Path, preloaded_aitrain: Path) -> None:
     command = [str(preloaded_aitrain / "aitrain"), "demo", "--seed", "7", "--project-name", "mine"]

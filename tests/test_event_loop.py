@@ -15,42 +15,6 @@ async def where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     return asyncio.get_running_loop(), threading.current_thread()
 
 
-def test_all_coroutines_run_on_one_loop_in_the_calling_thread() -> None:
-    loop = EventLoop()
-    first, second = loop.run(where()), loop.run(where())
-    assert first == second
-    assert first[1] is threading.current_thread()
-    loop.close()
-    assert first[0].is_closed()
-
-
-def test_in_a_notebook_another_thread_runs_and_closes_the_loop() -> None:
-    """Its cells run inside of a loop."""
-
-    async def cell() -> None:
-        loop = EventLoop()
-        first, second = loop.run(where()), loop.run(where())
-        assert first[0] is second[0] is not asyncio.get_running_loop()
-        assert first[1] is not threading.current_thread()
-        loop.close()
-        assert first[0].is_closed()
-
-    asyncio.run(cell())
-
-
-def test_an_error_comes_out_of_it() -> None:
-    async def fail() -> None:
-        raise ValueError("its own")
-
-    async def cell() -> None:
-        EventLoop().run(fail())
-
-    with pytest.raises(ValueError, match="its own"):
-        EventLoop().run(fail())
-    with pytest.raises(ValueError, match="its own"):
-        asyncio.run(cell())
-
-
 def test_ctrl_c_in_a_notebook_ends_what_runs_in_the_other_thread() -> None:
     """The calling thread gets it, and the coroutine would go on beside whatever comes next."""
     cancelled, main = [], threading.get_ident()
@@ -73,7 +37,10 @@ def test_ctrl_c_in_a_notebook_ends_what_runs_in_the_other_thread() -> None:
         finally:
             signal.signal(signal.SIGINT, before)
         assert cancelled == [True]
-        assert loop.run(where())[0]
+        loop_of_its_own, thread = loop.run(where())
+        assert loop_of_its_own is not asyncio.get_running_loop()
+        assert thread is not threading.current_thread()
         loop.close()
+        assert loop_of_its_own.is_closed()
 
     asyncio.run(cell())

@@ -54,88 +54,57 @@ def module(tmp_path: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("text", "truth"),
+    ("text", "truth", "exact", "lenient"),
     [
-        ("#### 72", "72"),
-        ("#### 1,000", "1000"),
-        ("#### -5", "-5"),
-        ("#### 10\n#### 72", "72"),
-        ("#### 72" + "x" * 293, "72"),
+        ("#### 72", "72", True, True),
+        ("#### 10\n#### 1,000", "1000", True, True),
+        ("#### 72" + "x" * 293, "72", True, True),
+        ("#### 72" + "x" * 294, "72", False, True),
+        ("#### **$72.00**", "72", False, True),
+        ("#### **2.** Adding up\n30 + 42 = 72", "72", False, True),
+        ("\\[ \\boxed{\\$72 \\text{ in 3 days}} \\]", "72", False, True),
+        ("It is 1\u202f000 rolls.", "1000", False, True),
+        ("72 cm^2", "72", False, True),
+        ("It is $.50", "0.5", False, True),
+        ("the result of 10-5", "5", False, True),
+        *(
+            (text, "72", False, False)
+            for text in ("", "#### 72\n#### 10", "#### -72", "\\boxed{7}2", "72 or 73", "#### 72.5", "#### 1,72")
+        ),
+        ("boxed{" * 10_000, "72", False, False),
     ],
+    ids=range(19),
 )
-def test_both_judges_accept_what_xtuner_accepts(module: ModuleType, text: str, truth: str) -> None:
-    assert module.exact(text, truth)
-    assert module.lenient(text, truth)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["####72", "#### $72", "#### 72.0", "\\boxed{72}", "#### 72" + "x" * 294, "0072", "#### 72\n#### 10", "72", ""],
-)  # fmt: skip
-def test_the_exact_judge_refuses_what_xtuner_refuses(module: ModuleType, text: str) -> None:
-    assert not module.exact(text, "72")
-
-
-@pytest.mark.parametrize(
-    ("text", "truth"),
-    [
-        ("####72", "72"),
-        ("#### **$72.00**", "72"),
-        ("#### 72, which is 30 more than 42", "72"),
-        ("#### **2.** Adding up\n30 + 42 = 72", "72"),
-        ("\\[ \\boxed{\\$72 \\text{ in 3 days}} \\]", "72"),
-        ("\\boxed{1{,}000}", "1000"),
-        ("It is 1\u202f000 rolls.", "1000"),
-        ("The answer is...72", "72"),
-        ("72 cm^2", "72"),
-        ("It is $.50", "0.5"),
-        ("#### -$5", "-5"),
-        ("#### \u22125", "-5"),
-        ("the result of 10-5", "5"),
-        ("#### 18", "18."),
-    ],
-)
-def test_the_lenient_judge_accepts_the_right_number_in_other_forms(module: ModuleType, text: str, truth: str) -> None:
-    assert module.lenient(text, truth)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "####", "#### 73", "#### -72", "\\boxed{7}2", "72 or 73", "#### 720", "#### 72.5", "#### 1,72",
-     "#" * 50_000, "9" * 50_000, "boxed{" * 10_000, "-$" * 25_000],
-    ids=lambda text: text[:10],
-)  # fmt: skip
-def test_the_lenient_judge_refuses_other_numbers_and_endless_rambling(module: ModuleType, text: str) -> None:
-    assert not module.lenient(text, "72")
+def test_the_exact_judge_accepts_what_xtuner_accepts_and_the_lenient_one_the_right_number_in_other_forms(
+    module: ModuleType, text: str, truth: str, exact: bool, lenient: bool
+) -> None:
+    assert (module.exact(text, truth), module.lenient(text, truth)) == (exact, lenient)
 
 
 # -- the environment
 
 
-@pytest.mark.parametrize("judge", ["exact", "lenient"])
-def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(judge: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("judge", "expected"), [("exact", 0.0), ("lenient", 1.0)])
+def test_the_judge_is_chosen_by_name_and_the_lenient_score_stands_beside_it(
+    judge: str, expected: float, tmp_path: Path
+) -> None:
     environment = load(data_path=str(write_rows(tmp_path / "rows.jsonl", row())), judge=judge)
-    for text, exact in (("#### 72", 1.0), ("It is 72.", 0.0), ("#### 71", 0.0)):
-        scored = score(environment, text)
-        lenient = float("72" in text)
-        assert (scored.score, scored.metrics) == (exact if judge == "exact" else lenient, {"lenient": lenient})
+    scored = score(environment, "It is 72.")
+    assert (scored.score, scored.metrics) == (expected, {"lenient": 1.0})
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("{", "line 2"),
-        ("[1]", "line 2"),
-        ("\udcff", "line 2"),
         ('{"question": "a", "answer": "b"}', "`aitrain data gsm8k`"),
-        (json.dumps(row(72)), "ground_truth is 72"),
         (json.dumps(row("1,000")), "ground_truth is '1,000'"),
         (json.dumps(row(source="my/sums")), "unknown data_source 'my/sums'"),
     ],
 )
 def test_a_row_in_another_format_is_an_error_with_its_file_and_line(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text(f"{json.dumps(row())}\n{line}\n", encoding="utf-8", errors="surrogateescape")
+    path.write_text(f"{json.dumps(row())}\n{line}\n", encoding="utf-8")
     with pytest.raises(EnvironmentFailed) as caught:
         load(data_path=str(path))
     assert f"{path}, line 2: " in str(caught.value)
@@ -164,11 +133,9 @@ def test_original_rows_become_rows_of_xtuner_to_which_the_reference_is_a_right_a
         "extra_info": {"split": "train", "index": 1, "answer": original[1]["answer"], "question": question},
     }
     assert [made_row["reward_model"]["ground_truth"] for made_row in made] == ["72", "1234", "-5"]
-    assert [made_row["extra_info"]["split"] for made_row in read(tmp_path / "new" / "out" / "test.jsonl")] == ["test"]
     rows, held_out = (str(tmp_path / "new" / "out" / name) for name in ("train.jsonl", "test.jsonl"))
     environment = load(data_path=rows, eval_path=held_out)
     assert environment.build_eval_dataset(None) == read(Path(held_out))
-    assert not callable(load(data_path=rows).build_eval_dataset)
     assert [score(environment, environment.reference(case_idx), case_idx).score for case_idx in range(3)] == [1.0] * 3
 
 
@@ -176,16 +143,13 @@ def test_original_rows_become_rows_of_xtuner_to_which_the_reference_is_a_right_a
     ("file", "text", "said"),
     [
         ("test.jsonl", '{"question": "a", "answer": "#### 2"}\n{"question": "a", "answer": "2"}\n', "line 2: needs"),
-        ("test.jsonl", "\udcff\n", "line 1: not a JSON object"),
-        ("test.jsonl", "", "has no rows"),
-        ("train-00000-of-00001.parquet", "version https://git-lfs.github.com/spec/v1\n", "git-lfs"),
         ("other.jsonl", "", "train-*.parquet"),
     ],
 )
 def test_what_is_no_gsm8k_is_refused_with_its_place_and_nothing_is_written(
     tmp_path: Path, file: str, text: str, said: str
 ) -> None:
-    (tmp_path / file).write_text(text, encoding="utf-8", errors="surrogateescape")
+    (tmp_path / file).write_text(text, encoding="utf-8")
     code, _, err = convert(tmp_path, tmp_path / "out")
     assert code == 2
     assert said in err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -48,12 +47,6 @@ def refusal(kind: type[AitrainError], files: Mapping[str, str | bytes | None], *
     return str(caught.value)
 
 
-def installed(folder: Path, files: Mapping[str, str]) -> None:
-    """Packages that come from somewhere else than the working directory."""
-    write(folder.parent / "site", files)
-    sys.path.insert(0, str(folder.parent / "site"))
-
-
 # -- finding
 
 
@@ -64,7 +57,6 @@ def installed(folder: Path, files: Mapping[str, str]) -> None:
         {"rl_env": "~/here/envs/hotel.py"},
         {"rl_env": "envs.hotel:Env"},
         {"rl_env_module": "envs.hotel", "rl_env_class": "Env"},
-        {"rl_env_module": "envs.hotel"},
     ],
     ids=str,
 )
@@ -84,15 +76,9 @@ def test_bundled_environments_and_a_users_own_envs_folder_do_not_hide_each_other
     assert type(made({}, rl_env="envs.guess_number")).__name__ == "Env", "the user's own file wins"
 
 
-@pytest.mark.parametrize("name", ["own", "other"])
-def test_an_installed_package_and_a_users_folder_of_its_name_do_not_hide_each_other(name: str, here: Path) -> None:
-    installed(here, {"hotels/__init__.py": ENV, "hotels/other.py": ENV})
-
-    assert made({f"hotels/{'own.py' if name == 'own' else 'data.csv'}": ENV}, rl_env_module=f"hotels.{name}")
-
-
 def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Path) -> None:
-    installed(here, {"library/__init__.py": "name = 'the real one'"})
+    write(here.parent / "site", {"library/__init__.py": "name = 'the real one'"})
+    sys.path.insert(0, str(here.parent / "site"))
     users = {
         "library/__init__.py": "name = 'not this one'",
         "env.py": "import library\n" + ENV + "    name = library.name",
@@ -101,13 +87,12 @@ def test_a_users_folder_named_like_a_library_does_not_hide_the_library(here: Pat
     assert made(users, rl_env="env.py").name == "the real one"
 
 
-@pytest.mark.parametrize("name", ["datasets", "code"])
-def test_a_module_in_a_folder_named_like_a_library_is_refused_and_its_file_is_taken(name: str) -> None:
-    said = refusal(ConfigError, {f"{name}/hotel.py": ENV}, rl_env_module=f"{name}.hotel")
+def test_a_module_in_a_folder_named_like_a_library_is_refused_and_its_file_is_taken() -> None:
+    said = refusal(ConfigError, {"datasets/hotel.py": ENV}, rl_env_module="datasets.hotel")
 
-    assert f"rl_env_module: {name}.hotel begins with the name of the library {name}" in said
-    assert f"--rl-env {name}/hotel.py" in said
-    assert made({}, rl_env=f"{name}/hotel.py")
+    assert "rl_env_module: datasets.hotel begins with the name of the library datasets" in said
+    assert "--rl-env datasets/hotel.py" in said
+    assert made({}, rl_env="datasets/hotel.py")
 
 
 @pytest.mark.parametrize(
@@ -115,25 +100,18 @@ def test_a_module_in_a_folder_named_like_a_library_is_refused_and_its_file_is_ta
     [
         ({}, "--rl-env path/to/file.py:Class"),
         ({"rl_env": "hotle.py:Env"}, "Did you mean hotel.py?"),
-        ({"rl_env": "~nobody_has_this_name/x.py"}, "there is no file"),
-        ({"rl_env": "pkg"}, "pkg.inner"),
-        ({"rl_env": "notes.txt:Env"}, "does not end in .py"),
         ({"rl_env": "book.ipynb"}, "aitrain.train"),
-        ({"rl_env_module": "hotle"}, "Did you mean hotel?"),
         ({"rl_env_module": "pkg.iner"}, "Did you mean pkg.inner?"),
-        ({"rl_env_module": "hotel.py"}, "--rl-env path/to/file.py"),
         ({"rl_env": "hotel.py:Evn"}, "Did you mean Env?"),
         ({"rl_env": "two.py"}, "--rl-env-class Other"),
-        ({"rl_env": "notes.py"}, "has build_dataset"),
         ({"rl_env": "three.py:Env"}, "not a class"),
     ],
     ids=lambda value: str(value)[:60],
 )
 def test_what_is_not_there_is_refused_with_what_is(options: dict[str, str], word: str) -> None:
     files = {
-        "hotel.py": ENV, "pkg/inner.py": ENV, "notes.txt": "", "book.ipynb": "{}",
-        "two.py": ENV + ENV.replace("Env", "Other"), "notes.py": "class A(B): pass\nclass B(A): pass\n",
-        "three.py": "Env = 3\n",
+        "hotel.py": ENV, "pkg/inner.py": ENV, "book.ipynb": "{}",
+        "two.py": ENV + ENV.replace("Env", "Other"), "three.py": "Env = 3\n",
     }  # fmt: skip
     assert word in refusal(ConfigError, files, **options)
 
@@ -144,9 +122,7 @@ def test_what_is_not_there_is_refused_with_what_is(options: dict[str, str], word
 @pytest.mark.parametrize(
     "text",
     [
-        ENV + "class Helper:\n    pass\n",
         ENV.replace("Env:", "_Base:") + "class Env(_Base):\n    pass\n",
-        ENV.replace("def build", "async def build"),
         "try:\n    import not_there\nexcept ImportError:\n    class Env:\n        def build_dataset(self): ...\n",
         "from elsewhere import Base\nclass Env(Base):\n    pass\n",
     ],
@@ -165,11 +141,9 @@ def with_init(parameters: str) -> str:
     ("text", "config", "word"),
     [
         (with_init(", city=1"), {"ctiy": 1}, "Did you mean city?"),
-        (ENV, {"city": 1}, "does not take city"),
         (with_init(", *, city, stars=3"), {"stars": 4}, "also needs city"),
         ("from dataclasses import dataclass\n@dataclass\n" + ENV.replace("Env:", "Env:\n    stars: int = 1"),
          {"city": 1}, "It takes: stars"),
-        ("def Env(city): ...\n", {"town": 1}, "It takes: city"),
     ],
 )  # fmt: skip
 def test_a_keyword_that_the_constructor_refuses_is_a_wrong_command(
@@ -181,11 +155,6 @@ def test_a_keyword_that_the_constructor_refuses_is_a_wrong_command(
     assert word in said
 
 
-@pytest.mark.parametrize("parameters", [", city", ", **config", ", *rest, city"])
-def test_keywords_that_the_constructor_takes_are_handed_to_it(parameters: str) -> None:
-    assert made({"env.py": with_init(parameters)}, rl_env="env.py", config={"city": 1}).city == "Rome"
-
-
 # -- importing
 
 
@@ -193,30 +162,16 @@ def test_keywords_that_the_constructor_takes_are_handed_to_it(parameters: str) -
     ("content", "words"),
     [
         ("class Env:\n    def build_dataset(self:\n", ["env.py, line 2: SyntaxError"]),
-        (b"\x00\x01", ["null bytes"]),
         ("import os\nimport not_there\n" + ENV, ["No module named 'not_there'", "line 2"]),
         ("import sys\nsys.exit('no key')\n" + ENV, ["SystemExit: no key", "line 2"]),
-        (ENV + "    def __init__(self): exit(3)\n", ["SystemExit: 3"]),
-        (ENV + "    def __new__(cls): raise KeyError('x')\n", ["KeyError: 'x'"]),
         (ENV + "    def __init__(self):\n        import json\n        json.loads('')\n", ["JSONDecodeError", "line 6"]),
     ],
 )
-def test_whatever_a_file_does_is_one_short_message_with_its_line(content: str | bytes, words: list[str]) -> None:
+def test_whatever_a_file_does_is_one_short_message_with_its_line(content: str, words: list[str]) -> None:
     said = refusal(EnvironmentFailed, {"env.py": content}, rl_env="env.py:Env")
 
     assert all(word in said for word in words), said
     assert len(said) < 800
-
-
-def test_postponed_annotations_and_dataclasses_work_in_a_file_loaded_by_its_path() -> None:
-    text = (
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-        "@dataclass\nclass State:\n    numbers: list[int]\n" + ENV + "    state = State([1])\n"
-    )
-
-    environment = made({"env.py": text}, rl_env="env.py:Env")
-
-    assert pickle.loads(pickle.dumps(environment.state)).numbers == [1]
 
 
 # -- constructing

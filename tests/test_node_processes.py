@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +19,11 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
-from aitrain.launch import nodes, processes
-from aitrain.launch.local_processes import reserved_port
-from aitrain.launch.node_link import NodeLink
-from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
-from aitrain.launch.nodes import SharedFolder, gather_nodes, join_node_0
-from aitrain.launch.slurm import Nodes
+from aitrain.launch import machine_store, processes
+from aitrain.launch.machine_store import join_store, serve_store
+from aitrain.launch.machines import Nodes
+from aitrain.launch.nodes import NodeGroup
+from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder, read_object
 
 READY = "touch $0/ready-$RANK"
@@ -35,6 +36,9 @@ def says(*events: Event) -> str:
     return "; ".join(f"echo {shlex.quote(encode(event).strip())}" for event in events)
 
 
+WAIT_FOR_GOT = f"while [ ! -e $0/got ]; do sleep 0.05; done; {says(END)}"
+
+
 def wait_until(is_so: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not is_so():
@@ -42,17 +46,8 @@ def wait_until(is_so: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-class Leading(LeadingProcesses):
-    """Node 0 with a script as its rank 0."""
-
-    script = WAIT
-
-    def _command(self) -> list[str]:
-        return ["bash", "-c", self.script, str(self.folder.path)]
-
-
-class Following(FollowingProcesses):
-    """The other machine, with a script as its rank 1."""
+class Script(Processes):
+    """The parent of one machine, with a script as its rank."""
 
     script = WAIT
 
@@ -63,17 +58,16 @@ class Following(FollowingProcesses):
 class Machines:
     """Two machines that have met."""
 
-    def __init__(self, folder: Path, links: tuple[NodeLink, NodeLink]) -> None:
-        self.folder, self.links, self.heard = RunFolder(folder), links, list[Event]()
-        shared = SharedFolder(folder, None)
-        self.first = Leading(self._plan(0), self.folder, self.heard.append, link=links[0])
-        self.second = Following(self._plan(1), self.folder, lambda _: None, link=links[1], shared=shared)
+    def __init__(self, folder: Path, groups: tuple[NodeGroup, NodeGroup]) -> None:
+        self.folder, self.groups, self.heard = RunFolder(folder), groups, list[Event]()
+        self.first = Script(self._plan(0), self.folder, self.heard.append, groups[0])
+        self.second = Script(self._plan(1), self.folder, lambda _: None, groups[1])
         self.ends: list[Failed | Ended | BaseException | None] = [None, None]
 
     def _plan(self, rank: int) -> Any:
         batch, config = SimpleNamespace(processes=2), TrainConfig(model="tiny", stall_timeout=60.0)
-        place = Nodes(2, rank, "127.0.0.1", 1)
-        return SimpleNamespace(config=config, batch=batch, processes=1, gpus=(), checkpoint=None, nodes=place)
+        more = {"gpus": (), "checkpoint": None, "nodes": self.groups[rank].nodes, "launched": None}
+        return SimpleNamespace(config=config, batch=batch, processes=1, **more)
 
     def run(self, first: str, second: str, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Run both to their ends, with these scripts."""
@@ -89,7 +83,7 @@ class Machines:
             thread.join(60)
             assert not thread.is_alive()
 
-    def _run(self, node: int, processes: LeadingProcesses | FollowingProcesses) -> None:
+    def _run(self, node: int, processes: Processes) -> None:
         try:
             self.ends[node] = processes.run()
         except AitrainError as error:
@@ -104,23 +98,21 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    monkeypatch.setattr(nodes, "TRY_EVERY", 0.01)
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    monkeypatch.setattr(machine_store, "POLL", 0.01)
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
-    with reserved_port() as port:
-        joined: list[NodeLink] = []
-        join = threading.Thread(
-            target=lambda: joined.append(join_node_0(Nodes(2, 1, "127.0.0.1", port), {}, tmp_path, 20))
-        )
-        join.start()
-        leading = gather_nodes(Nodes(2, 0, "127.0.0.1", port), {}, tmp_path, 20)
-        join.join()
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    stores = [serve_store("127.0.0.1", port, is_local=True), join_store("127.0.0.1", port, 20)]
+    first, second = (NodeGroup(Nodes(2, rank, "127.0.0.1", port), store, 2.0) for rank, store in enumerate(stores))
+    join = threading.Thread(target=lambda: second.meet({}, 0, 20))
+    join.start()
+    first.meet({}, 0, 20)
+    join.join()
     folder = tmp_path / "run"
     folder.mkdir()
-    made = Machines(folder, (leading, joined[0]))
-    yield made
-    for link in made.links:
-        link.close()
+    return Machines(folder, (first, second))
 
 
 def test_both_end_when_rank_0_says_so(machines: Machines) -> None:
@@ -146,21 +138,25 @@ def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: M
     assert [node["host"] for node in json.loads(first["AITRAIN_NODES"])] == [os.uname().nodename] * 2
 
 
-def test_the_other_machine_gets_the_address_and_the_key_of_node_0s_server(
+def test_the_other_machine_gets_address_and_key_of_node_0s_server_by_a_file_of_its_owner(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Leading, "_environment", lambda self: dict(os.environ))
     server = {SERVER_VARIABLE: "http://nodeA:8000", "VLLM_API_KEY": "of the server"}
-    machines.second._begun.put({"port": 1, "world": 2, "server": server})
-    machines.run(says(END), f"echo ${SERVER_VARIABLE} $VLLM_API_KEY > {shlex.quote(str(machines.folder.path))}/got")
-    assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n"
+    monkeypatch.setattr(processes, "managed_server", lambda *_: nullcontext(server))
+    run = shlex.quote(str(machines.folder.path))
+    machines.run(
+        WAIT_FOR_GOT,
+        f"cd {run}; (echo ${SERVER_VARIABLE} $VLLM_API_KEY; stat -c %a .servers.json) > new; mv new got",
+    )
+    assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n600\n"
+    assert not (machines.folder.path / ".servers.json").exists()
 
 
 def test_an_error_of_a_rank_elsewhere_ends_the_run_with_the_name_of_its_machine(machines: Machines) -> None:
     failed = Failed("No space left on device", 1)
     machines.run(says(Started(0, 1)), f"{says(failed)}; exit 1")
     first, second = machines.messages()
-    assert first == f"{machines.links[0].peers[0].name}: No space left on device"
+    assert first == f"{machines.groups[0].name(1)}: No space left on device"
     assert second == "No space left on device"
 
 
@@ -173,7 +169,7 @@ def test_a_rank_that_is_killed_ends_both_at_once_and_is_named(node: int, machine
         assert f"Rank {node} of 2 ended without an error message: SIGKILL (out of memory?)" in message
     assert machines.messages()[node].startswith(f"Rank {node} of 2")
     other = machines.messages()[1 - node]
-    assert other.startswith(machines.links[1 - node].peers[0].name)
+    assert other.startswith(machines.groups[0].name(node))
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,27 +11,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli.node_run import report_refusal
 from aitrain.errors import AitrainError, RunFailed
-from aitrain.launch import nodes
-from aitrain.launch.local_processes import reserved_port
-from aitrain.launch.node_link import NodeLink
-from aitrain.launch.node_token import TOKEN_VARIABLE, read_token
-from aitrain.launch.nodes import (
-    SharedFolder,
-    difference,
-    facts,
-    find_folder,
-    gather_nodes,
-    join_node_0,
-    show_folder,
-)
+from aitrain.launch import machine_store, nodes
+from aitrain.launch.machine_store import MachineStore, join_store, serve_store
+from aitrain.launch.machines import LaunchedRank, Nodes, expand, find_nodes, idle_nodes, launched_rank
+from aitrain.launch.nodes import NodeGroup, SharedFolder, difference, facts
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import process_variables
-from aitrain.launch.slurm import Nodes, expand, find_nodes, idle_nodes
 
 FACTS = {"versions": {"trl": "1.0"}, "options": {"lr": 1.0}}
 SLURM = {
@@ -43,20 +34,29 @@ SLURM = {
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NODELIST": "gpu[07,12]",
 }
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for long."""
-    monkeypatch.setattr(nodes, "TRY_EVERY", 0.01)
+    monkeypatch.setattr(machine_store, "POLL", 0.01)
     monkeypatch.setattr(nodes, "SEES_WITHIN", 0.05)
-    monkeypatch.setattr(nodes, "TOKEN_SECONDS", 0.2)
+    monkeypatch.setattr(nodes, "LEAVE_SECONDS", 1.0)
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    with reserved_port() as port:
-        yield port
+def stores() -> list[MachineStore]:
+    """The store of two machines, as each of them sees it."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    return [serve_store("127.0.0.1", port, is_local=True), join_store("127.0.0.1", port, 20.0)]
 
 
 def beside(call: Callable[[], Any]) -> Future[Any]:
@@ -73,18 +73,20 @@ def beside(call: Callable[[], Any]) -> Future[Any]:
     return made
 
 
-def of(rank: int, port: int, count: int = 2) -> Nodes:
-    return Nodes(count, rank, "127.0.0.1", port)
+def group_of(stores: list[MachineStore], rank: int, count: int = 2) -> NodeGroup:
+    return NodeGroup(Nodes(count, rank, "127.0.0.1", 1), stores[rank], silence=0.8)
 
 
 @pytest.fixture
-def links(tmp_path: Path, port: int) -> Iterator[tuple[NodeLink, NodeLink]]:
-    """The connections of two machines that have met."""
-    other = beside(lambda: join_node_0(of(1, port), FACTS, tmp_path, 20.0, gpus=3))
-    pair = gather_nodes(of(0, port), FACTS, tmp_path, 20.0), other.result()
-    yield pair
-    for link in pair:
-        link.close()
+def pair(stores: list[MachineStore]) -> Iterator[tuple[NodeGroup, NodeGroup]]:
+    """Two machines that have met."""
+    first, second = group_of(stores, 0), group_of(stores, 1)
+    other = beside(lambda: second.meet(FACTS, 3, 20.0))
+    first.meet(FACTS, 2, 20.0)
+    other.result(20)
+    yield first, second
+    second.leave()
+    first.leave()
 
 
 # -- which machines
@@ -112,6 +114,44 @@ def test_the_machines_are_those_of_the_flags_or_of_the_launcher(
     assert find_nodes(TrainConfig(**options), environ) == found
 
 
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "nodeA",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        (TORCHRUN, LaunchedRank(3, 4, 1, 2, "nodeA", 29500, has_store=True, restarts=2)),
+        ({"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0"}, None),  # one command on each machine
+        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, None),
+        (SLURM, None),
+        (
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2", "SLURM_PROCID": "3"},  # dealt out cyclically
+            LaunchedRank(6, 8, 2, 4, "gpu07", 20049),
+        ),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}, None),  # no srun
+        ({**MPI, "MASTER_PORT": "1234"}, LaunchedRank(1, 2, 1, 2, "127.0.0.1", 1234)),
+        (
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "a"},
+            LaunchedRank(3, 4, 1, 2, "a", 29400),
+        ),
+    ],
+)
+def test_a_process_knows_its_rank_by_the_variables_of_the_program_that_started_it(
+    environ: dict[str, str], found: LaunchedRank | None
+) -> None:
+    assert launched_rank(environ) == found
+
+
 def test_names_and_idle_machines_of_a_slurm_job_are_read() -> None:
     assert expand("gpu[01-03,7],login") == ["gpu01", "gpu02", "gpu03", "gpu7", "login"]
     assert expand("r[1-2]n[08-09]") == ["r1n08", "r1n09", "r2n08", "r2n09"]
@@ -122,10 +162,11 @@ def test_names_and_idle_machines_of_a_slurm_job_are_read() -> None:
 @pytest.mark.parametrize(
     ("options", "environ", "word"),
     [
-        ({}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "--num-processes"),
-        ({}, {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, "4 times"),
-        ({}, {"PMI_SIZE": "4", "PMI_RANK": "3"}, "4 times"),  # MPICH
-        ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "srun --ntasks-per-node=1"),
+        ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "7"}, "same number on each"),
+        ({"nnodes": 2}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "nnodes: a launcher"),
+        ({}, {**MPI, "OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR"),
+        ({}, {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "consecutive ranks"),
+        ({}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true"}, "fsdp2"),
         ({"nnodes": 2, "master_addr": "a"}, {}, "node_rank"),
         ({"nnodes": 2, "node_rank": 1}, {}, "master_addr"),
         ({"nnodes": 2, "node_rank": 2, "master_addr": "a"}, {}, "0 to 1"),
@@ -178,17 +219,12 @@ def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
 # -- meeting
 
 
-def test_machines_that_are_equal_meet_by_a_token_that_only_its_owner_can_read(tmp_path: Path, port: int) -> None:
-    gathering = beside(lambda: gather_nodes(of(0, port), FACTS, tmp_path / "runs", 20.0))
-    while not (made := list(tmp_path.glob("runs/.nodes-????????????"))):
-        time.sleep(0.01)
-    assert stat.S_IMODE(made[0].stat().st_mode) == 0o600
-    assert len(read_token(of(0, port).place, tmp_path / "runs") or "") == 64
-    join_node_0(of(1, port), FACTS, tmp_path / "runs", 20.0, gpus=3).close()
-    leading = gathering.result()
-    assert [(peer.node, peer.address, peer.gpus) for peer in leading.peers] == [(1, "127.0.0.1", 3)]
-    assert list((tmp_path / "runs").iterdir()) == []
-    leading.close()
+def test_machines_that_are_equal_meet_and_know_each_other(pair: tuple[NodeGroup, NodeGroup]) -> None:
+    assert pair[0].infos == pair[1].infos
+    assert [(info.rank, info.address, info.gpus) for info in pair[0].infos] == [
+        (0, "127.0.0.1", 2),
+        (1, "127.0.0.1", 3),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -196,89 +232,96 @@ def test_machines_that_are_equal_meet_by_a_token_that_only_its_owner_can_read(tm
     [(2, {"lr": 2.0}, r"lr 2.0 \(node 0: 1.0\)"), (3, {"lr": 1.0}, r"nnodes 3 \(node 0: 2\)")],
 )
 def test_a_machine_that_differs_ends_the_start_on_both_with_the_same_sentence(
-    count: int, options: dict[str, Any], says: str, tmp_path: Path, port: int
+    count: int, options: dict[str, Any], says: str, stores: list[MachineStore]
 ) -> None:
-    other = beside(lambda: join_node_0(of(1, port, count), {**FACTS, "options": options}, tmp_path, 20.0))
+    other = beside(lambda: group_of(stores, 1, count).meet({**FACTS, "options": options}, 0, 20.0))
     with pytest.raises(ConfigError, match=rf"node 1 \(.*\) differs from node 0: {says}") as own:
-        gather_nodes(of(0, port), FACTS, tmp_path, 20.0)
+        group_of(stores, 0).meet(FACTS, 0, 20.0)
     with pytest.raises(ConfigError) as theirs:
-        other.result()
+        other.result(20)
     assert str(own.value) == str(theirs.value)
 
 
+def test_a_machine_that_does_not_come_is_named(stores: list[MachineStore]) -> None:
+    with pytest.raises(ConfigError, match=r"node 1 did not connect to 127.0.0.1:1 within 0 seconds \(--ddp-timeout\)"):
+        group_of(stores, 0).meet(FACTS, 0, 0.1)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_machine_whose_checks_refuse_the_command_tells_the_other_one(
-    rank: int, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, "both know it")
-
-    def wait() -> None:
-        if rank == 1:
-            gather_nodes(of(0, port), FACTS, tmp_path, 20.0)
-        else:
-            find_folder(join_node_0(of(1, port), FACTS, tmp_path, 20.0))
-
-    waiting = beside(wait)
-    own = {"nnodes": 2, "node_rank": rank, "master_addr": "127.0.0.1", "master_port": port}
-    report_refusal(TrainConfig(model="tiny", output_dir=str(tmp_path), **own), ConfigError("model: not here\nMove it."))
-    with pytest.raises(AitrainError, match=r"node [01] \(.*127.0.0.1\) .*: model: not here$"):
+def test_a_machine_whose_checks_refuse_the_command_tells_the_other_one(rank: int, stores: list[MachineStore]) -> None:
+    waiting = beside(lambda: group_of(stores, 1 - rank).meet(FACTS, 0, 20.0))
+    own = TrainConfig(model="tiny", nnodes=2, node_rank=rank, master_addr="127.0.0.1")
+    report_refusal(own, group_of(stores, rank), ConfigError("model: not here\nMove it."))
+    with pytest.raises(AitrainError, match=rf"node {rank} .*: model: not here$"):
         waiting.result(20)
 
 
-@pytest.mark.parametrize("token", ["wrong", None])
-def test_a_machine_with_another_token_or_none_is_not_let_in_and_told_so(
-    token: str | None, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathering = beside(lambda: gather_nodes(of(0, port), FACTS, tmp_path, 2.0))
-    while read_token(of(0, port).place, tmp_path) is None:
-        time.sleep(0.01)
-    monkeypatch.setattr(nodes, "read_token", lambda *_: token)
-    with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
-        join_node_0(of(1, port), FACTS, tmp_path, 20.0)
-    with pytest.raises(ConfigError, match="node 1 did not connect") as caught:
-        gathering.result()
-    assert (TOKEN_VARIABLE in str(caught.value)) == (token is not None)
+def test_a_port_that_is_in_use_and_a_node_0_that_is_not_there_are_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"master_port: port {port} cannot be used"):
+            serve_store("127.0.0.1", port, is_local=True)
+    with pytest.raises(ConfigError, match=f"node 0 does not answer at 127.0.0.1:{port}"):
+        join_store("127.0.0.1", port, 0.1)
+
+
+def test_the_store_of_one_machine_listens_on_that_machine_only(stores: list[MachineStore]) -> None:
+    listening = [each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
+    assert set(listening) == {"127.0.0.1"}
 
 
 # -- the run folder
 
 
-def test_the_run_folder_that_all_machines_see_is_agreed_on(links: tuple[NodeLink, NodeLink], tmp_path: Path) -> None:
-    finding = beside(lambda: find_folder(links[1]))
-    show_folder(links[0], tmp_path, tmp_path / "checkpoints" / "checkpoint-4", epoch=3)
+def test_the_run_folder_that_all_machines_see_is_agreed_on(pair: tuple[NodeGroup, NodeGroup], tmp_path: Path) -> None:
+    finding = beside(pair[1].find_folder)
+    pair[0].show_folder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", epoch=3)
 
-    assert finding.result() == SharedFolder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", 3)
+    assert finding.result(20) == SharedFolder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", 3)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_had_finished_is_told(pair: tuple[NodeGroup, NodeGroup]) -> None:
+    finding = beside(pair[1].find_folder)
+    pair[0].show_done()
+    assert finding.result(20) is None
+
+
 def test_a_run_folder_that_one_machine_does_not_see_is_refused_on_both(
-    links: tuple[NodeLink, NodeLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[NodeGroup, NodeGroup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodes.Path, "exists", lambda self: False)
-    monkeypatch.setattr(nodes, "SEES_WITHIN", 0.0)
-    finding = beside(lambda: find_folder(links[1]))
+    finding = beside(pair[1].find_folder)
     with pytest.raises(ConfigError, match=r"output_dir: node 1 \(.*\) does not see"):
-        show_folder(links[0], tmp_path, None)
+        pair[0].show_folder(tmp_path, None)
     with pytest.raises(ConfigError, match="output_dir: this machine does not see"):
-        finding.result()
+        finding.result(20)
 
 
-def test_a_machine_that_is_gone_before_the_folder_is_agreed_on_is_named(
-    links: tuple[NodeLink, NodeLink], tmp_path: Path
+# -- lost machines
+
+
+def test_a_machine_that_is_silent_is_named_and_one_that_has_ended_is_not_lost(
+    pair: tuple[NodeGroup, NodeGroup], tmp_path: Path
 ) -> None:
-    links[1].close()
+    lost: list[str] = []
+    pair[0].on_lost = lost.append
+    pair[1]._over.set()
+    pair[1]._changed.set()
     with pytest.raises(RunFailed, match=r"node 1 \(.*, 127.0.0.1\) is gone"):
-        show_folder(links[0], tmp_path, None)
+        pair[0].show_folder(tmp_path, None)
+    assert lost == [pair[0].lost]
+    pair[0].leave()
+    time.sleep(1.0)
+    assert pair[1].lost == ""
 
 
 # -- the processes
 
 
-def test_a_training_process_gets_neither_the_token_nor_another_launchers_ranks(
-    monkeypatch: pytest.MonkeyPatch, here: Path
-) -> None:
-    for name in (TOKEN_VARIABLE, "RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+def test_a_training_process_does_not_get_another_launchers_ranks(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    for name in ("RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     variables = process_variables(check(TrainConfig(model="tiny", rl_env="envs.arithmetic")))
-    assert not {TOKEN_VARIABLE, "RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & variables.keys()
+    assert not {"RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & variables.keys()
     assert variables["PATH"] == os.environ["PATH"]

@@ -28,6 +28,14 @@ log = result.folder.with_name("loud") / "train.log"
 assert log.read_text().count("said") > 10
 """
 
+FAILS = """class Fails(Sums):
+    def build_dataset(self, tokenizer):
+        return [1 / 0]
+
+
+train(model="tiny", environment=Fails())
+"""
+
 
 class ThisPython(KernelSpecManager):
     """Knows one kernel, which runs the Python of the tests."""
@@ -42,18 +50,17 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The executed code cells, by their first line."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    notebook.cells.insert(-1, nbformat.v4.new_code_cell(LOUD))
+    fails = nbformat.v4.new_code_cell(FAILS, metadata={"tags": ["raises-exception"]})
+    notebook.cells[-1:-1] = [nbformat.v4.new_code_cell(LOUD), fails]
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ThisPython())
     client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(folder)}})
     client.execute()
     return {cell.source.splitlines()[0]: cell for cell in notebook.cells if cell.cell_type == "code"}
 
 
-def html_of(cell: Any) -> str:
-    return "".join(output.data["text/html"] for output in cell.outputs if "data" in output)
-
-
-def test_the_display_shows_progress_and_the_curve_in_one_output(cells: dict[str, Any]) -> None:
+def test_progress_and_results_are_displayed_and_an_error_has_the_lines_of_its_cell(
+    cells: dict[str, Any],
+) -> None:
     outputs = [output for output in cells["config = TrainConfig("].outputs if output.output_type == "display_data"]
     assert len(outputs) == 1
     html = outputs[0].data["text/html"]
@@ -61,12 +68,15 @@ def test_the_display_shows_progress_and_the_curve_in_one_output(cells: dict[str,
     assert "<polyline" in html
     assert "held-out" in outputs[0].data["text/plain"]
 
-
-def test_libraries_and_environments_write_nothing_into_the_notebook(cells: dict[str, Any]) -> None:
     assert [output for cell in cells.values() for output in cell.outputs if output.output_type == "stream"] == []
+    result, comparison = (
+        "".join(output.data["text/html"] for output in cells[source].outputs if "data" in output)
+        for source in ("result", "result.compare()")
+    )
+    assert re.search(r"<th[^>]*>change</th>.*sampled.*greedy", result)
+    assert "runs/sums/model" in result
+    assert "cases won" in comparison
 
-
-def test_a_result_and_a_comparison_are_tables(cells: dict[str, Any]) -> None:
-    assert re.search(r"<th[^>]*>change</th>.*sampled.*greedy", html_of(cells["result"]))
-    assert "runs/sums/model" in html_of(cells["result"])
-    assert "cases won" in html_of(cells["result.compare()"])
+    shown = "\n".join(cells["class Fails(Sums):"].outputs[-1].traceback)
+    assert re.search(r"Cell In\[\d+\], line 3, in build_dataset\n +return \[1 / 0\]", shown), shown
+    assert "/aitrain/" not in shown

@@ -9,28 +9,22 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.options.reading import read_file, resolve
-from aitrain.options.yaml_text import read_yaml, write_yaml
 from aitrain.runs.run_folder import RunFolder
 from tests.conftest import case_name, write
 
 AITRAINING = {
     "rl_num_generations": 4, "rl_kl_coef": 0.1, "rl_max_new_tokens": 128,
     "rl_top_p": 1.0, "rl_temperature": 1.0, "rl_loss_type": "grpo", "rl_mask_truncated_completions": False,
-    "rl_env_module": None, "rl_env_class": None, "rl_env_config": None,
-    "use_vllm": False, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": None, "vllm_server_url": None,
+    "vllm_mode": "colocate",
     "vllm_tensor_parallel_size": 1, "vllm_server_gpus": 1,
     "model": "google/gemma-3-270m", "project_name": "project-name", "gradient_accumulation": 4,
     "epochs": 1, "warmup_ratio": 0.1, "optimizer": "adamw_torch", "scheduler": "linear", "weight_decay": 0.0,
     "max_grad_norm": 1.0, "logging_steps": -1, "save_strategy": "epoch", "save_steps": 500, "save_total_limit": 1,
-    "eval_strategy": "epoch", "mixed_precision": None, "disable_gradient_checkpointing": False,
-    "attn_implementation": None, "resume_from_checkpoint": None, "ddp_timeout": 7200,
-    "peft": False, "lora_r": 16, "lora_alpha": 32, "target_modules": "all-linear", "merge_adapter": True,
-    "quantization": None, "chat_template": None, "push_to_hub": False, "username": None, "repo_id": None,
-    "hub_private": True,
+    "eval_strategy": "epoch", "ddp_timeout": 7200, "lora_r": 16, "lora_alpha": 32, "target_modules": "all-linear",
+    "merge_adapter": True, "hub_private": True,
 }  # fmt: skip
 DIFFERENT = {
-    "lr": None, "batch_size": None, "rl_top_k": 0, "log": "none", "lora_dropout": 0.0, "trust_remote_code": False,
-    "model_max_length": None,
+    "rl_top_k": 0, "log": "none", "lora_dropout": 0.0, "trust_remote_code": False,
 }  # fmt: skip
 
 
@@ -65,20 +59,11 @@ def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("1e-6", 1e-6), ("true", True), ("null", None), ("none", "none"), ("[1, 2]", [1, 2]), ("[1", "[1")],
-)
-def test_a_value_for_trl_is_what_it_looks_like(text: str, value: Any) -> None:
-    assert resolve(TrainConfig, None, {"trl": [f"key={text}"]}).trl == {"key": value}
-
-
-@pytest.mark.parametrize(
     ("file", "flags", "expected"),
     [
         ("rl_prompts_per_step: 8", {"gradient_accumulation": "2"},
          {"rl_prompts_per_step": None, "gradient_accumulation": 2}),
         ("rl_env_module: a.b\nrl_env_class: C", {"rl_env": "x.py:Y"}, {"rl_env_module": None, "rl_env_class": None}),
-        ("rl_env: x.py", {"rl_env_class": "Z"}, {"rl_env": "x.py", "rl_env_class": "Z"}),
     ],
 )  # fmt: skip
 def test_a_flag_wins_over_the_other_way_to_say_it_in_the_file(
@@ -123,10 +108,8 @@ def test_the_configuration_of_an_environment_is_an_object_a_text_or_a_file(here:
          {"rl_env_config": {"small": 1e-6, "big": 2e5, "signed": -1000.0}}),
         ("rl_env_config: {day: 2024-11-20}", {"rl_env_config": {"day": "2024-11-20"}}),
         ("eval_strategy: no\nsave_strategy: off", {"eval_strategy": "no", "save_strategy": "no"}),
-        ("peft: yes\nuse_vllm: off", {"peft": True, "use_vllm": False}),
         ("save_total_limit: null\nmax_steps: ~\nrl_env_config:\ntrl:",
          {"save_total_limit": None, "max_steps": None, "rl_env_config": None, "trl": {}}),
-        ("target_modules: [q_proj, v_proj]", {"target_modules": "q_proj,v_proj"}),
     ],
 )  # fmt: skip
 def test_yaml_is_read_as_it_was_meant(here: Path, text: str, expected: dict[str, Any]) -> None:
@@ -135,13 +118,6 @@ def test_yaml_is_read_as_it_was_meant(here: Path, text: str, expected: dict[str,
     config = resolve(TrainConfig, Path("c.yaml"))
 
     assert {name: getattr(config, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    "value", ["1e5", "1e-6", "no", "2024-11-20", "12", "", "a: b", "#", "é", "x\ny", "~", "=", "1_0"]
-)
-def test_text_stays_text_in_yaml(value: str) -> None:
-    assert read_yaml(write_yaml({"key": value})) == {"key": value}
 
 
 SERVED = {"use_vllm": True, "vllm_mode": "server"}
@@ -153,8 +129,6 @@ SERVED = {"use_vllm": True, "vllm_mode": "server"}
         ("model", Path("models") / "mine", str(Path("models/mine"))),
         ("rl_stop", "</a>", ["</a>"]),
         ("rl_stop", '["</a>", "\\n"]', ["</a>", "\n"]),
-        ("rl_stop", "[", ["["]),
-        ("vllm_server_url", "http://localhost:8000/v1/", "http://localhost:8000"),
         ("vllm_server_url", "http://a:1/v1, https://b:2", "http://a:1,https://b:2"),
         ("vllm_server_url", ["http://a:1", "https://b:2/"], "http://a:1,https://b:2"),
     ],
@@ -171,36 +145,17 @@ def test_a_value_comes_in_several_forms(name: str, given: Any, taken: Any) -> No
     [
         ({"rl_num_generations": 1}, "at least 2"),
         ({"lr": "-1"}, "lr: must be above 0, not -1"),
-        ({"lr": "nan"}, "finite"),
-        ({"rl_kl_coef": None}, "not null"),
-        ({"rl_top_p": 1.5}, "at most 1"),
-        ({"seed": 2**32}, "below 4294967296"),
-        ({"batch_size": 2.5}, "a whole number, not 2.5"),
-        ({"logging_steps": 0}, "logging_steps: give 1 or more, or -1"),
         ({"vllm_mode": "servr"}, "Did you mean server?"),
-        ({"model": "a\nb\n"}, "one line of plain text"),
         ({"project_name": "a/b"}, "--output-dir"),
-        ({"project_name": ".."}, "'..' is not a folder name"),
         ({"rl_env_config": "{'a': 1}"}, "single quotes"),
         ({"rl_env_config": "@missing.json"}, "missing.json: No such"),
-        ({"rl_env_config": {1: 2}}, "its keys must be text"),
-        ({"rl_env_config": {"a": object()}}, "only what JSON can hold"),
         ({"rl_env": "a.py", "rl_env_module": "b"}, "both name an environment"),
-        ({"rl_env": "a.py:A", "rl_env_class": "B"}, "name two classes"),
         ({"rl_env_class": "A"}, "add --rl-env-module"),
-        *(({"rl_stop": stop}, "rl_stop: must be a text, or a list") for stop in ([], [""], 5)),
-        ({**SERVED, "rl_stop": list("abcde")}, "at most 4 texts, not 5"),
+        ({"rl_stop": [""]}, "rl_stop: must be a text, or a list"),
         ({"vllm_server_url": "http://x:1"}, "--vllm-mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "an address like http://"),
-        ({**SERVED, "vllm_server_url": "http://x:1,http://x:1/"}, "http://x:1 twice"),
         ({**SERVED, "vllm_server_url": "http://x:1,http://y:1", "vllm_sync": "nccl"}, "nccl takes one server"),
-        ({"use_vllm": True, "vllm_servers": 2}, "vllm_servers: for vLLM servers that aitrain starts only"),
-        ({**SERVED, "vllm_listen_address": "a", "vllm_server_url": "http://x:1"}, "leave --vllm-server-url out"),
-        ({**SERVED, "vllm_sync": "adapter"}, "without --peft"),
         ({"rl_ahead": 1, "use_vllm": True}, "rl_ahead: needs a vLLM server"),
-        ({**SERVED, "rl_ahead_turns": True}, "without --rl-ahead 1"),
-        ({"quantization": "int4"}, "--peft"),
-        ({**SERVED, "quantization": "int4", "peft": True, "vllm_sync": "disk"}, "only the adapter"),
     ],
     ids=case_name,
 )
@@ -216,11 +171,8 @@ def test_a_wrong_value_is_refused_with_the_options_name_and_what_it_must_be(wron
     ("file", "content", "told"),
     [
         ("none.yaml", "", "There is more/none.yaml."),
-        ("more", "", "Name the file in it: more/config.yaml"),
         ("c.yaml", "rl_num_generation: 4", "rl_num_generations?"),
-        ("c.yaml", "params:\n  lr: 1", "without an indent"),
         ("c.yaml", "- lr", "one option a line"),
-        ("c.yaml", "epochs: 1\n\tlr: 1", "c.yaml, line 2: "),
         ("c.yaml", "lr: 1\nlr: 2", "c.yaml, line 2: duplicate key lr"),
         ("c.yaml", b"\x00\xff\xfe", "not a YAML text"),
     ],
@@ -229,7 +181,7 @@ def test_a_wrong_value_is_refused_with_the_options_name_and_what_it_must_be(wron
 def test_a_file_of_options_that_cannot_be_read_is_refused_with_its_name(
     file: str, content: str | bytes, told: str, here: Path
 ) -> None:
-    write(here, {"more/none.yaml": "", "more/config.yaml": "", "c.yaml": content})
+    write(here, {"more/none.yaml": "", "c.yaml": content})
 
     with pytest.raises(ConfigError) as caught:
         resolve(TrainConfig, Path(file))
@@ -240,11 +192,9 @@ def test_a_file_of_options_that_cannot_be_read_is_refused_with_its_name(
 @pytest.mark.parametrize(
     ("options", "sync", "may"),
     [
-        ({}, None, False),
         ({"peft": True}, None, True),
         ({"peft": True, "use_vllm": True}, None, False),
         ({**SERVED, "peft": True}, "adapter", True),
-        (SERVED, "disk", False),
         ({**SERVED, "peft": True, "vllm_sync": "disk"}, "disk", False),
     ],
     ids=str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def plan(
     return plan_batch(choose_batch_size(TrainConfig(**options), processes, shape, device, recorded), processes)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"rl_prompts_per_step": 16}, {"rl_num_generations": 8}, {"rl_prompts_per_step": 3}]
-)
+@pytest.mark.parametrize("options", [{}, {"rl_prompts_per_step": 16}, {"rl_prompts_per_step": 3}])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_step_that_fits_is_one_pass_with_the_completions_of_before(options: dict[str, Any], processes: int) -> None:
     before = plan_batch(TrainConfig(**options), processes)
@@ -55,14 +52,12 @@ def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total:
     chosen = plan(HALF_BILLION, device=device, **options).limit.completions
     assert peak(chosen) <= 0.8 * total
     assert chosen == 256 or peak(2 * chosen) > 0.8 * total
-    assert plan(HALF_BILLION, device=DeviceMemory("GPU"), **options).limit.completions == 2, "of unknown size"
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"gradient_accumulation": 4},
-        {"batch_size": 2},
         {"rl_loss_type": "bnpo"},
         {"rl_entropy_coef": 0.1},
         {"tokens_per_pass": 64},
@@ -77,13 +72,14 @@ def test_a_resumed_run_has_the_passes_of_its_checkpoint() -> None:
     assert plan(recorded={"batch_size": None}).limit.completions == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"num_processes": 2}])
+@pytest.mark.usefixtures("here")
 def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory_is_free(
-    options: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = check(TrainConfig(model="tiny", rl_env="envs.arithmetic", **options))
+    config = TrainConfig(model="tiny", rl_env="envs.arithmetic", num_processes=2)
+    first = check(config)
     monkeypatch.setattr(resource_check, "free_memory", lambda: 700 << 20)
-    again = check(TrainConfig(model="tiny", rl_env="envs.arithmetic", **options))
+    again = check(config)
     replayed = check(TrainConfig.read(first.config.written()))
     assert first.batch == again.batch == replayed.batch
     assert first.config.written() == replayed.config.written()

@@ -11,13 +11,15 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.cli.grpo import train_options
-from aitrain.launch import resource_check
+from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check
+from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL
 from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, enum_values, trl_fields
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
+from aitrain.runs.model_reference import read_model
 from aitrain.runs.run_folder import RunFolder
 from tests.conftest import write
 
@@ -68,37 +70,7 @@ def test_a_gpu_must_have_free_what_vllm_will_take_of_it(monkeypatch: pytest.Monk
     assert plan(**OURS).server_gpus == ("0",)
 
 
-@pytest.mark.usefixtures("vllm")
-def test_the_machine_must_have_free_what_vllms_engines_on_the_cpu_were_told_to_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(resource_check, "free_memory", lambda: 20.5 * 2**30)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
-    assert plan(use_vllm=True, num_processes=2).config.use_vllm
-    assert "3 x 8 GiB for vLLM's cache, and 20.5 GiB" in refusal(use_vllm=True, num_processes=3)
-    assert plan(**OURS, num_processes=3).config.use_vllm  # one engine
-
-
 # -- GPUs and processes
-
-
-@pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [
-        ("", ()),
-        ("-1", ()),
-        ("2, 5", ("2", "5")),
-        ("0,-1,1", ("0",)),
-        ("GPU-8932f937,MIG-41b3", ("GPU-8932f937", "MIG-41b3")),
-    ],
-)
-def test_the_gpus_are_those_that_cuda_visible_devices_names(
-    monkeypatch: pytest.MonkeyPatch, visible: str, gpus: tuple[str, ...]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-
-    assert visible_gpus() == gpus
 
 
 @pytest.mark.usefixtures("vllm")
@@ -106,14 +78,11 @@ def test_the_gpus_are_those_that_cuda_visible_devices_names(
     ("visible", "options", "processes", "gpus", "server_gpus"),
     [
         ("0,1,2,3", {}, 4, "0123", ""),
+        ("2, 5,-1,1", {}, 2, "25", ""),
         ("0,1,2,3", {"num_processes": 2}, 2, "01", ""),
-        ("", {"num_processes": 3}, 3, "", ""),
-        ("0,1,2,3", THEIRS, 3, "012", ""),
-        ("0,1,2,3", {**THEIRS, "vllm_server_gpus": 3}, 1, "0", ""),
         ("0,1,2,3", {**THEIRS, "vllm_server_url": "http://127.0.0.1:1,http://localhost:2,http://10.1.2.3:3"}, 2, "01",
          ""),
         ("0,1,2,3", {**OURS, "vllm_server_gpus": 2, "vllm_tensor_parallel_size": 2}, 2, "01", "23"),
-        ("0,1,2,3", {**OURS, "vllm_servers": 3}, 1, "0", "123"),
     ],
 )  # fmt: skip
 def test_every_visible_gpu_trains_but_the_last_ones_which_servers_on_this_machine_get(
@@ -131,13 +100,8 @@ def test_every_visible_gpu_trains_but_the_last_ones_which_servers_on_this_machin
     ("options", "told"),
     [
         ({"num_processes": 5}, "num_processes: 5 processes need 5 GPUs, and 4"),
-        ({"use_vllm": True, "vllm_tensor_parallel_size": 3}, "vllm_tensor_parallel_size: 4 processes"),
         ({**THEIRS, "vllm_server_gpus": 4}, "vllm_server_gpus: 4 GPUs are visible"),
-        ({**OURS, "vllm_server_gpus": 0}, "vllm_server_gpus: "),
-        ({**OURS, "vllm_tensor_parallel_size": 2}, "2 GPUs for a server that has 1"),
-        ({**OURS, "vllm_servers": 2, "vllm_server_gpus": 2}, "none is left to train on"),
         ({"optimizer": "adam"}, "adamw_torch"),
-        ({"scheduler": "cos"}, "cosine"),
     ],
 )
 def test_what_the_machine_or_transformers_does_not_have_is_refused(
@@ -150,13 +114,10 @@ def test_what_the_machine_or_transformers_does_not_have_is_refused(
 @pytest.mark.usefixtures("vllm")
 def test_servers_listen_at_an_address_of_this_machine_that_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    two = {**OURS, "nnodes": 2, "master_addr": "127.0.0.1", "vllm_listen_address": "192.0.2.1"}
 
     plan(**OURS, vllm_listen_address="127.0.0.2")
-    for address in ("192.0.2.1", "0.0.0.0", "no host at all"):
-        assert f"vllm_listen_address: {address} " in refusal(**OURS, vllm_listen_address=address)
-    assert "vllm_listen_address: " in refusal(**two, node_rank=0)
-    plan(**two, node_rank=1)  # the address is of machine 0
+    assert "vllm_listen_address: 0.0.0.0 " in refusal(**OURS, vllm_listen_address="0.0.0.0")
+    assert "vllm_listen_address: 192.0.2.1 " in refusal(**OURS, vllm_listen_address="192.0.2.1")
 
 
 # -- libraries
@@ -204,15 +165,9 @@ VLLM = {"use_vllm": True}
     [
         ({}, "beta", 0.1, "--rl-kl-coef"),
         ({}, "scale_reward", "none", "Did you mean scale_rewards?"),
-        ({}, "num_iterations", True, "must be int, not True"),
-        ({}, "num_iterations", 0, "must be at least 1, not 0"),
         (VLLM, "generation_kwargs", {"min_p": 0.1}, "--rl-min-p, --rl-stop"),
-        ({}, "eval_steps", 5, "--eval-steps"),
         ({}, "vllm_importance_sampling_mode", "token_mask", "Add --use-vllm"),
-        (VLLM, "cache_implementation", "static", "here vLLM generates"),
         (VLLM, "model_init_kwargs", {"revision": "x"}, "would not reach vLLM"),
-        ({}, "model_init_kwargs", {"dtype": "bfloat16"}, "Use --dtype"),
-        ({"rl_min_p": 0.1}, "use_transformers_continuous_batching", True, "--rl-min-p"),
     ],
 )
 @pytest.mark.usefixtures("vllm")
@@ -270,8 +225,6 @@ def test_auto_resumes_the_newest_whole_checkpoint_by_its_step_and_not_its_time(h
     (note,) = made.notes
     assert "checkpoint-300 is skipped" in note
     assert "Did you mean runs/mine/checkpoints/checkpoint-100?" in refusal(resume_from_checkpoint="runs/mine")
-    named = plan(resume_from_checkpoint="runs/mine/checkpoints/checkpoint-20")
-    assert named.checkpoint == (here / "runs/mine/checkpoints/checkpoint-20").resolve()
 
 
 @pytest.mark.parametrize(
@@ -281,24 +234,18 @@ def test_auto_resumes_the_newest_whole_checkpoint_by_its_step_and_not_its_time(h
         ("weights", b"1.5 2.4", "weights was changed"),
         ("weights", None, "weights is missing"),
         ("adapter_model.bin", b"", "adapter_model.bin does not belong to it"),
-        (MANIFEST, b"\0" * 40, "manifest.json was changed"),
-        (MANIFEST, "edited", "manifest.json was changed"),
-        ("../checkpoint-9", "renamed", "manifest.json is that of step 8"),
+        (MANIFEST, b"{}", "manifest.json was changed"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_refused_where_it_is_named(
-    file: str, content: bytes | str | None, why: str, here: Path
+    file: str, content: bytes | None, why: str, here: Path
 ) -> None:
     checkpoint(here, 4)
     damaged = checkpoint(here, 8)
     if content is None:
         (damaged / file).unlink()
-    elif content == "renamed":
-        damaged = damaged.rename(damaged.with_name("checkpoint-9"))
-    elif content == "edited":
-        (damaged / file).write_text((damaged / file).read_text().replace('"processes": 1', '"processes": 2'))
     else:
-        (damaged / file).write_bytes(content)  # type: ignore[arg-type]
+        (damaged / file).write_bytes(content)
 
     made = plan(**RESUME)
 
@@ -312,9 +259,7 @@ def test_a_changed_option_is_refused_with_both_its_values_and_a_harmless_one_pas
     checkpoint(here, 4, lr=1e-5, trl={"num_iterations": 2}, eval_steps=5)
     resume = {**RESUME, "logging_steps": 3}
 
-    assert "rl_num_generations: 4 -> 8" in refusal(**resume, rl_num_generations=8, trl={"num_iterations": 1})
     assert "lr: 1e-05 -> 0.001; trl.num_iterations: 2 -> 1" in refusal(**resume, lr=1e-3, trl={"num_iterations": 1})
-    assert "processes: 1 -> 2" in refusal(**resume, trl={"num_iterations": 2}, num_processes=2)
     assert plan(**resume, lr=1e-5, trl={"num_iterations": 2}, num_processes=1).checkpoint is not None
     assert plan(**resume, lr=1e-3, resume_anyway=True).checkpoint is not None
 
@@ -334,12 +279,11 @@ def test_without_a_run_or_a_checkpoint_resuming_starts_from_the_beginning_and_sa
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({"config.yaml": "lr: 0.1", "result.json": '{"status": "finished"}'}, "runs/mine has finished"),
         ({"config.yaml": "", "status.json": '{"job": "eval"}'}, "runs/mine is an eval"),
         ({"thesis.tex": "", ".lock": ""}, "runs/mine is not a run folder"),
         ({"checkpoints/checkpoint-3/weights": ""}, "there is no complete checkpoint in runs/mine/checkpoints"),
     ],
-    ids=["finished", "eval", "foreign", "damaged"],
+    ids=["eval", "foreign", "damaged"],
 )
 def test_what_a_run_from_the_beginning_would_overwrite_is_refused(files: dict[str, str], why: str, here: Path) -> None:
     write(here / "runs/mine", files)
@@ -348,33 +292,23 @@ def test_what_a_run_from_the_beginning_would_overwrite_is_refused(files: dict[st
     assert "--project-name" in said
 
 
-def test_nothing_is_left_to_do_where_the_run_has_finished_with_the_same_options(here: Path) -> None:
-    options = {"project_name": "mine", "max_steps": 4, "lr": 1e-4}
-    checkpoint(here, 4, **options)
-    finished = '{"status": "finished"}'
-    write(here / "runs/mine", {"status.json": finished, "result.json": finished})
-    RunFolder(here / "runs/mine").write_config(plan(**options).config)
-
-    assert plan(**options, resume_from_checkpoint="auto").is_done
-    assert plan(**options, resume_from_checkpoint="auto", output_dir=str(here / "runs")).is_done
-    assert not plan(**options, resume_from_checkpoint="runs/mine/checkpoints/checkpoint-4").is_done
-    assert not plan(**options | {"max_steps": 8}, resume_from_checkpoint="auto").is_done
-    write(here / "runs/mine", {"status.json": '{"status": "running"}'})  # killed while it was being continued
-    assert not plan(**options, resume_from_checkpoint="auto").is_done
-
-
 def test_the_config_of_a_copied_run_resumes_the_copy(here: Path) -> None:
     run = {"config.yaml": "project_name: mine\noutput_dir: runs\n", "status.json": "{}"}
-    write(here / "runs/mine", run)
     write(here / "copies/other", run)
-    write(here / "settings", {"config.yaml": run["config.yaml"]})
 
     def place(file: str, *, resume: bool = True, **flags: str) -> Path:
         config = train_options(Path(file), flags, resume)
         return Path(config.output_dir) / config.project_name
 
     assert place("copies/other/config.yaml") == Path("copies/other")
-    assert place(f"{here}/copies/other/config.yaml") == Path("copies/other")
-    assert place("copies/other/config.yaml", project_name="third") == Path("copies/third")
     assert place("copies/other/config.yaml", resume=False) == Path("runs/mine")
-    assert place("settings/config.yaml") == Path("runs/mine")
+
+
+@pytest.mark.usefixtures("driver", "vllm")
+def test_the_server_of_an_eval_may_take_the_only_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    options = {"model": "tiny", "rl_env": "envs.arithmetic", "use_vllm": True}
+    found = check_eval(EvalConfig.read(options), read_model("tiny"))
+    assert (found.gpus, found.server_gpus) == ((), ("0",))
+    with pytest.raises(ConfigError, match="2 GPUs"):
+        check_eval(EvalConfig.read({**options, "vllm_servers": 2}), read_model("tiny"))

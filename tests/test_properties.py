@@ -31,12 +31,10 @@ def test_any_mapping_is_taken_as_it_is_or_refused_by_name(mapping: dict[Any, Any
 @few
 @given(st.text())
 @example("[" * properties.DEEP)
-@example("a: &x [*x]")
 @example("rl_env_config: &x {a: *x}")
 @example("? [a]\n: b")
 @example("lr: " + "9" * 5000)
 @example("lr: !!python/object:os.system x")
-@example("trl: {1: 2, true: 3}")
 @example("\ufeffmodel: tiny")
 @pytest.mark.slow
 def test_any_text_is_a_file_of_options_or_refused(text: str) -> None:
@@ -46,19 +44,15 @@ def test_any_text_is_a_file_of_options_or_refused(text: str) -> None:
 @few
 @given(st.sampled_from(properties.OPTIONS), properties.flag_values)
 @example("rl_env_config", "[" * properties.DEEP)
-@example("rl_env_config", '{"a":' * properties.DEEP)
-@example("rl_env_config", '{"a": ' + "9" * 5000 + "}")
 @example("trl", "delta=" + "[" * properties.DEEP)
 @example("seed", "9" * 5000)
 @example("project_name", "ab\udcff")
 @example("output_dir", "\udcff")
 @example("output_dir", "x" * 5000)
-@example("model", "x" * 5000)
 @example("rl_env", "x" * 5000 + ".py")
 @example("rl_env", "~nobody-of-this-name/x.py")
 @example("resume_from_checkpoint", "x" * 5000)
 @example("max_steps", "1" + "0" * 300)
-@example("rl_prompts_per_step", "1" + "0" * 300)
 @pytest.mark.slow
 def test_any_text_behind_a_flag_is_taken_or_refused_by_name(name: str, value: str) -> None:
     properties.holds_for_a_flag(name, value)
@@ -69,7 +63,6 @@ def test_any_text_behind_a_flag_is_taken_or_refused_by_name(name: str, value: st
 @example({"a": math.nan, "b": -math.inf}, True)
 @example({"\x85": "a\x85b"}, False)
 @example({"2020-01-01": "1e5", "null": "~"}, True)
-@example({"\ud800": 1}, True)
 @example({"a": "\x00\x85\u2028\ufeff"}, True)
 @pytest.mark.slow
 def test_any_json_is_a_config_of_an_environment_or_refused(value: Any, as_text: bool) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
-import sys
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
-from typing import Any
+from runpy import run_path
 
 import pytest
 
 from aitrain import ConfigError, TrainConfig
+from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.options.reading import resolve
 from aitrain.options.recipes import Recipe, read_recipe, recipes
+from tests.rehearsal import rehearse
 
 ALL = recipes()
 OWN = [one for one in ALL if (one.folder / "environment.py").is_file()]
@@ -28,11 +27,6 @@ WITH_REFERENCE = [one for one in OWN if "def reference(" in (one.folder / "envir
 
 def by_name(recipe: Recipe) -> str:
     return recipe.name
-
-
-def loaded(recipe: Recipe) -> Any:
-    config = resolve(TrainConfig, None, {}, recipe.options(tiny=True))
-    return load_env(find_env(config), config.rl_env_config or {})
 
 
 @pytest.mark.parametrize("recipe", ALL, ids=by_name)
@@ -63,48 +57,21 @@ def test_the_twin_of_a_recipe_trains_with_the_tiny_model(recipe: Recipe, here: P
 
 @pytest.mark.parametrize("recipe", WITH_REFERENCE, ids=by_name)
 def test_the_reference_of_an_environment_earns_the_highest_score(recipe: Recipe) -> None:
-    environment = loaded(recipe)
-    takes_tokenizer = "tokenizer" in signature(environment.build_dataset).parameters
-    rows = environment.build_dataset(**({"tokenizer": None} if takes_tokenizer else {}))
-    for number in range(0, len(rows), max(1, len(rows) // 20)):
-        assert score_of(environment, rows[number], number, environment.reference(number)) == 1.0
-        assert score_of(environment, rows[number], number, "") < 0.2
-
-
-def score_of_question(question: Any, replies: list[str]) -> float:
-    """A reply that is a call goes to the tool."""
-    for reply in replies:
-        if found := re.fullmatch("<tool_call>(.*)</tool_call>", reply):
-            (tool,) = question.get_tools()
-            tool(**json.loads(found[1])["arguments"])
-        else:
-            question.step(reply)
-    return float(question.score())
-
-
-def score_of(environment: Any, row: dict[str, Any], number: int, replies: str | list[str]) -> float:
-    if hasattr(environment, "start"):
-        every = [replies] if isinstance(replies, str) else replies
-        return score_of_question(environment.start(row["expression"]), every)
-    if not hasattr(environment, "episode"):
-        wanted = {name: row[name] for name in ("answer", "numbers", "target") if name in row}
-        score = environment.score_episode(text=replies, **wanted)
-        return float(score["score"] if isinstance(score, dict) else score)
-    known = {**row, "case_idx": number, "seed": 0}
-    episode = environment.episode(**{name: known[name] for name in signature(environment.episode).parameters})
-    next(episode)
-    for reply in [*([replies] if isinstance(replies, str) else replies), *[""] * 50]:
-        try:
-            episode.send(reply)
-        except StopIteration as end:
-            return float(end.value)
-    raise AssertionError("the episode does not end")
+    config = resolve(TrainConfig, None, {}, recipe.options(tiny=True))
+    environment = load_env(find_env(config), config.rl_env_config or {})
+    cases, _ = build_cases(environment, None)
+    for number in range(0, len(cases), max(1, len(cases) // 20)):
+        reference = environment.reference(number)
+        replies = [reference] if isinstance(reference, str) else reference
+        assert rehearse(environment, [*replies, *[""] * 50], cases[number]).scored.score == 1.0
+        assert rehearse(environment, [""] * 50, cases[number]).scored.score < 0.2
 
 
 def test_games_follow_their_rules() -> None:
-    game = sys.modules[type(loaded(read_recipe("2048"))).__module__]
-    assert game.slid([[2, 2, 4], [0, 4, 4], [2, 0, 2]], "left") == [[4, 4, 0], [8, 0, 0], [4, 0, 0]]
-    countdown = sys.modules[type(loaded(read_recipe("countdown"))).__module__]
-    assert countdown.evaluate("(1 + 2) * 3") == ([1, 2, 3], 9)
+    folders = {recipe.name: recipe.folder for recipe in ALL}
+    slid = run_path(str(folders["2048"] / "environment.py"))["slid"]
+    assert slid([[2, 2, 4], [0, 4, 4], [2, 0, 2]], "left") == [[4, 4, 0], [8, 0, 0], [4, 0, 0]]
+    evaluate = run_path(str(folders["countdown"] / "environment.py"))["evaluate"]
+    assert evaluate("(1 + 2) * 3") == ([1, 2, 3], 9)
     for hostile in ("__import__('os')", "9**9**9", "1 if 1 else 2", "(" * 99, "1/0", "1" * 300):
-        assert countdown.evaluate(hostile)[1] is None, hostile
+        assert evaluate(hostile)[1] is None, hostile

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -153,17 +154,11 @@ def test_a_named_secret_is_masked_in_a_record_and_what_a_task_is_about_is_not() 
 
 CODE = [
     'api_key = os.environ["SOME_OTHER_KEY_2024"]',
-    "api_key=os.environ['SOME_OTHER_KEY_2024'],",
-    "token: str = Field()",
     'token: Annotated[str, Field(min_length=8)] = Field(default="")',
-    "api_key: str | None = None",
     "token: Optional[List[TokenEncoder2]] = None",
-    "api_key=self._client2.api_key, x=1",
     "api_key = self._client2.settings.api_key",
     "token=read_token_of_user_2(1)",
     "token = token_of_each_case_2[0]",
-    "secret = random.Random(seed2).randint(1, 9999)",
-    "key = hashlib.sha256(text.encode()).hexdigest()",
     "sorted(cases, key=str.casefold)",
     "api_key: ${OPENAI_API_KEY_2024}",
 ]
@@ -182,22 +177,15 @@ def test_a_variable_is_no_secret_in_source_code_while_a_word_may_be_one() -> Non
     assert source_without_secrets("'host=db password=open_sesame'") == f"'host=db password={MASK}'"
 
 
-@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"shell", "bearer"}))
-def test_an_option_with_a_secret_is_refused_before_it_is_written(form: str) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [{"x": ["a", {"y": TEXTS["hugging face"]}]}, {"x": {"db-password": "open sesame"}}, {"login": [VALUE]}],
+)
+def test_an_option_with_a_secret_is_refused_before_it_is_written(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="rl_env_config: it holds") as refused:
-        check(TrainConfig(model="tiny", rl_env="envs.arithmetic", rl_env_config={"x": ["a", {"y": TEXTS[form]}]}))
-    assert FORMS[form][1] not in str(refused.value)
-
-
-@pytest.mark.parametrize("given", [{"api_key": "not random"}, {"x": {"db-password": "open sesame"}}, {"key": RANDOM}])
-def test_an_option_with_the_name_of_a_secret_is_refused(given: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="rl_env_config: it holds a secret"):
-        refuse_secrets(TrainConfig(rl_env_config=given))
-
-
-@pytest.mark.parametrize("given", [{"api_key": "MY_API_KEY"}, {"api_key": "${MY_API_KEY}"}, {"key": "answer_column"}])
-def test_the_name_of_a_variable_or_of_a_column_may_be_an_option(given: dict[str, object]) -> None:
-    refuse_secrets(TrainConfig(rl_env_config=given))
+        check(TrainConfig(model="tiny", rl_env="envs.arithmetic", rl_env_config=given))
+    assert not any(secret in str(refused.value) for secret in (FORMS["hugging face"][1], "sesame", VALUE[:5]))
+    refuse_secrets(TrainConfig(rl_env_config={"api_key": "${MY_API_KEY}", "key": "answer_column"}))
 
 
 def test_a_log_is_written_while_its_lines_come_and_survives_its_opener(tmp_path: Path) -> None:
@@ -213,18 +201,10 @@ def test_a_log_is_written_while_its_lines_come_and_survives_its_opener(tmp_path:
     assert (tmp_path / "log").read_bytes() == b"one\ntwo three"
 
 
-def test_what_would_be_written_to_the_configuration_is_refused_by_the_name_of_the_variable() -> None:
-    config = TrainConfig(model="tiny", rl_env="envs.arithmetic", rl_env_config={"login": {"password": VALUE}})
-    with pytest.raises(ConfigError, match=r"rl_env_config: it holds the value of SOME_api_key") as refused:
-        check(config)
-    assert "cr" not in str(refused.value).replace("written", "").replace("environ", "")
-
-
-@pytest.mark.parametrize(("file", "told"), [("pytorch_model.bin", "only safetensors are loaded"), ("x", "no weights")])
-def test_weights_that_are_no_safetensors_are_refused(file: str, told: str, tmp_path: Path) -> None:
-    for name in ("config.json", file):
+def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "pytorch_model.bin"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match="only safetensors are loaded"):
         check(TrainConfig(model=str(tmp_path), rl_env="envs.arithmetic"))
 
 
@@ -249,32 +229,23 @@ def test_other_names_are_no_secrets(name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        ({"credential": "x", "level": 3}, {"credential": MASK, "level": 3}),
         ({"a": [{"b": {"dbPassword": "x"}}]}, {"a": [{"b": {"dbPassword": MASK}}]}),
         ({"credentials": {"user": "me", "value": ["x"]}}, {"credentials": MASK}),
         ({"password": 1234, "max_tokens": 64, "use_auth": True, "token": None},
          {"password": MASK, "max_tokens": 64, "use_auth": True, "token": None}),
         ([{"name": "api_key", "value": "x"}, {"name": "city", "value": "Rome"}],
          [{"name": "api_key", "value": MASK}, {"name": "city", "value": "Rome"}]),
-        ({"db": "postgres://me:pw@host/x"}, {"db": f"postgres://{MASK}@host/x"}),
-        ({"url": "https://h/?city=Rome&api_key=x#top"}, {"url": f"https://h/?city=Rome&api_key={MASK}#top"}),
-        ({"db": "Password=x y;Server=db"}, {"db": f"Password={MASK} y;Server=db"}),
-        ({"db": "host=db password=x sslmode=on"}, {"db": f"host=db password={MASK} sslmode=on"}),
-        ({"url": "https://h/?sv=2020&sig=x"}, {"url": f"https://h/?sv=2020&sig={MASK}"}),
-        (["Authorization: Basic x", "max_tokens=64"], [f"Authorization:{MASK}", "max_tokens=64"]),
         (["AIza" + "b" * 35, "sk_live_" + "c" * 24], [MASK, MASK]),
-        ({"text": "a task-based skill, sk-1 and hf_x"}, {"text": "a task-based skill, sk-1 and hf_x"}),
     ],
-    ids=range(13),
+    ids=range(5),
 )  # fmt: skip
 def test_a_secret_in_a_configuration_is_masked_at_any_depth(value: object, shown: object) -> None:
     assert without_secrets(value) == shown
 
 
-@pytest.mark.parametrize("named", [{"rl_env": "envs.arithmetic"}, {}], ids=["command", "notebook"])
-def test_the_model_card_which_is_uploaded_holds_no_secret_of_the_environment_or_of_trl(named: dict[str, str]) -> None:
+def test_the_model_card_which_is_uploaded_holds_no_secret_of_the_environment_or_of_trl() -> None:
     given = {"credential": "open sesame", "nested": [{"apiKey": "open sesame"}], "level": 7}
-    config = TrainConfig(rl_env_config=given, trl={"hub_token": "open sesame"}, **named)
+    config = TrainConfig(rl_env_config=given, trl={"hub_token": "open sesame"}, rl_env="envs.arithmetic")
     facts = dict(card._facts(config, {}, {}))
     assert "level" in facts["its configuration"]
     assert "sesame" not in str(facts) + card._again(config, {})

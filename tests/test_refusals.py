@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,11 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
     ("environment", "arguments", "code", "words"),
     [
         (GOOD, "--rl-num-generatons 4", 2, "Did you mean --rl-num-generations?"),
-        (GOOD, "--use-vllm true", 2, "true"),
         (GOOD, "--rl-num-generations 3", 2, "--rl-prompts-per-step 3"),
-        (GOOD, "--output-dir env.py/a", 2, "output_dir: "),
-        (SINKS, """--rl-env-config '{"town": 1}'""", 2, "It takes: city"),
         (SINKS, """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3, "env.py, line 7, in __init__"),
         ("import not_there\n" + GOOD, "", 3, "Install not_there"),
-        ("import sys\nsys.exit(2)\n" + GOOD, "", 3, "SystemExit: 2"),
         ("input()\n" + GOOD, "", 3, "aitrain env play"),
-        ("breakpoint()\nx = 1\n" + GOOD, "", 3, "aitrain env play"),
         ("open('rows.txt')\n" + GOOD, "", 3, "There is data/rows.txt."),
-        ("class Env:\n" + BUILD, "", 3, "Env has no score_episode"),
     ],
     ids=case_name,
 )
@@ -73,10 +66,6 @@ class Good:
         return self.score
 
 
-def leave() -> None:
-    raise SystemExit("no data today")
-
-
 CHAT = [{"role": "user", "content": "say"}]
 
 
@@ -84,15 +73,11 @@ CHAT = [{"role": "user", "content": "say"}]
     ("rows", "words"),
     [
         ([], ["returned no rows"]),
-        (lambda: None, ["returned None", "list of dicts"]),
-        (["a"] * 9, ["row 0 of build_dataset is a str"]),
         ([*[{"prompt": "a"}] * 5, {"prompt": CHAT}], ["row 0 has a string, row 5 messages"]),
-        ([{"prompt": "a"}, {"question": "b"}], ["row 1 of build_dataset has no prompt (it has: question)"]),
         (lambda: {}["words"], ["KeyError: 'words'", "in <lambda>"]),
-        (leave, ["SystemExit: no data today"]),
         *(
             ([{"prompt": prompt}], ["row 0 of build_dataset has an invalid prompt"])
-            for prompt in (None, 3, "", [], ["a"], CHAT[0], [{"content": "x"}], [{"role": "user", "content": None}])
+            for prompt in (3, "", [], CHAT[0], [{"content": "x"}])
         ),
     ],
     ids=case_name,
@@ -113,30 +98,6 @@ def short(model: Path, **options: Any) -> TrainConfig:
     return TrainConfig(**{"model": str(model), **quick, **options})
 
 
-@pytest.mark.parametrize(
-    ("environment", "options", "kind", "told"),
-    [
-        (Good, {}, ConfigError, "environment: give an object"),
-        (Good(), {"eval_cases": 20}, ConfigError, "eval_cases: cannot hold out 20 of 20"),
-        (Good([{"prompt": "a"}]), {}, ConfigError, "rl_prompts_per_step=1"),
-        (Good(), {"rl_max_prompt_length": 2}, ConfigError, "20 had a prompt of more than 2 tokens"),
-        (Good(), {"peft": True, "target_modules": "foo"}, ConfigError, "foo"),
-        (Good(score="0.5"), {}, EnvironmentFailed, "all 8 held-out cases (wrong_type)"),
-    ],
-    ids=case_name,
-)
-@pytest.mark.slow
-def test_what_only_the_run_can_see_is_refused_before_the_first_step(
-    environment: Any, options: dict[str, Any], kind: type[AitrainError], told: str, here: Path, small_model: Path
-) -> None:
-    with pytest.raises(kind) as caught:
-        aitrain.train(short(small_model, **options), environment=environment)
-
-    assert told in str(caught.value)
-    assert len(str(caught.value).splitlines()) <= 5
-    assert listing(here) == []
-
-
 def test_a_run_in_which_nothing_was_scored_is_no_success_and_its_first_failure_is_told(
     here: Path, small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,60 +111,23 @@ def test_a_run_in_which_nothing_was_scored_is_no_success_and_its_first_failure_i
 # -- tokenizers
 
 
-@pytest.fixture
-def model_with(small_model: Path, tmp_path: Path) -> Callable[..., Path]:
-    """`model_with(pad_token=None)`: the small model with another tokenizer; with nothing, without one."""
-
-    def make(**changes: Any) -> Path:
-        from tests.tiny_model import build_tokenizer
-
-        folder = Path(shutil.copytree(small_model, tmp_path / "model"))
-        for file in (*folder.glob("*token*"), folder / "chat_template.jinja"):
-            file.unlink(missing_ok=True)
-        tokenizer = build_tokenizer()
-        for name, value in changes.items():
-            setattr(tokenizer, name, value)
-        if changes:
-            tokenizer.save_pretrained(folder)
-        return folder
-
-    return make
-
-
 @pytest.mark.parametrize(
-    ("changes", "kind", "told"),
+    ("template", "kind", "told"),
     [
-        ({"chat_template": None}, ConfigError, 'chat_template="chatml"'),
-        ({"chat_template": "{{ raise_exception('Roles must alternate') }}"}, EnvironmentFailed, "The prompt: [{'role'"),
-        ({"pad_token": None, "eos_token": None}, ConfigError, "Set eos_token"),
-        ({}, ConfigError, "it has no tokenizer"),
+        (None, ConfigError, 'chat_template="chatml"'),
+        ("{{ raise_exception('Roles must alternate') }}", EnvironmentFailed, "The prompt: [{'role'"),
     ],
     ids=case_name,
 )
-def test_a_tokenizer_that_cannot_write_the_prompts_is_refused_with_the_way_out(
-    changes: dict[str, Any], kind: type[AitrainError], told: str, here: Path, model_with: Callable[..., Path]
+def test_a_template_that_cannot_write_the_prompts_is_refused_with_the_way_out(
+    template: str | None, kind: type[AitrainError], told: str, here: Path, small_model: Path, tmp_path: Path
 ) -> None:
+    folder = Path(shutil.copytree(small_model, tmp_path / "model"))
+    (folder / "chat_template.jinja").unlink()
+    if template:
+        (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(kind) as caught:
-        aitrain.train(short(model_with(**changes)), environment=Good([{"prompt": CHAT}] * 20))
+        aitrain.train(short(folder), environment=Good([{"prompt": CHAT}] * 20))
 
     assert told in str(caught.value)
     assert listing(here) == []
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.slow
-def test_a_tokenizer_without_a_template_or_a_pad_token_gets_them(model_with: Callable[..., Path]) -> None:
-    from aitrain.training.model import load_tokenizer
-
-    config = short(model_with(pad_token=None, chat_template=None), chat_template="chatml")
-
-    assert load_tokenizer(config).pad_token == load_tokenizer(config).eos_token
-    assert aitrain.train(config, environment=Good([{"prompt": CHAT}] * 20)).steps == 1
-
-
-def test_a_misspelt_run_is_not_only_a_model_that_the_hub_does_not_have(here: Path) -> None:
-    from aitrain.training.model import load_tokenizer
-
-    (here / "runs" / "sums").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"Did you mean sums\?"):
-        load_tokenizer(TrainConfig(model="summs"))

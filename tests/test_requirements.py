@@ -11,7 +11,6 @@ from aitrain import EnvironmentFailed, EnvRequirements, TrainConfig
 from aitrain.environment.requirements import with_requirements
 from aitrain.options.reading import resolve
 from aitrain.runs.checkpoint import Manifest, changed_options
-from aitrain.runs.run_folder import RunFolder
 
 NEEDS = EnvRequirements(
     isolation="process", max_turns=4, max_new_tokens=12, score_range=(-1, 1), episodes_at_once=2
@@ -42,24 +41,12 @@ def test_options_that_were_not_given_take_what_the_environment_declares() -> Non
     assert "--rl-env-isolation process, --rl-max-turns 4" in note
 
 
-@pytest.mark.parametrize(
-    ("declared", "options"),
-    [
-        (EnvRequirements(max_turns=2), {"rl_max_turns": 2}),
-        (EnvRequirements(score_range="any"), {"rl_score_range": "any"}),  # type: ignore[arg-type]
-        (EnvRequirements(score_range=[-2, 3]), {"rl_score_range": "-2,3"}),  # type: ignore[arg-type]
-        ({"stars": 3}, {}),
-    ],
-)
-def test_an_instance_may_declare_for_itself_and_another_attribute_of_the_name_declares_nothing(
-    declared: Any, options: dict[str, Any]
-) -> None:
-    environment = Plain()
-    environment.requirements = declared  # type: ignore[attr-defined]
-    given = TrainConfig(seed=3)
-    config, note = with_requirements(given, environment)
-    assert {name: getattr(config, name) for name in options} == options
-    assert (config == given) == (note == "") == (not options)
+def test_an_instance_may_declare_for_itself_and_another_attribute_of_the_name_declares_nothing() -> None:
+    environment: Any = Plain()
+    environment.requirements = EnvRequirements(score_range=(-2, 3))
+    assert with_requirements(TrainConfig(), environment)[0].rl_score_range == "-2,3"
+    environment.requirements = {"stars": 3}
+    assert with_requirements(TrainConfig(seed=3), environment) == (TrainConfig(seed=3), "")
 
 
 def test_an_option_that_was_given_wins_even_if_it_is_the_default(tmp_path: Path) -> None:
@@ -80,7 +67,6 @@ def test_an_option_that_was_given_wins_even_if_it_is_the_default(tmp_path: Path)
     ("requirements", "message"),
     [
         ({"max_turns": 4}, "Needs.requirements is a dict"),
-        (EnvRequirements(max_turns=0), "Needs.requirements: rl_max_turns: "),
         (EnvRequirements(score_range=(1, -1)), "Needs.requirements: rl_score_range: "),
     ],
 )
@@ -95,22 +81,6 @@ def test_a_declaration_that_cannot_be_is_a_failure_of_the_environment(requiremen
     assert str(caught.value).startswith(message)
 
 
-def test_config_yaml_says_what_was_given_until_the_environment_was_asked_and_all_of_it_afterwards(
-    tmp_path: Path,
-) -> None:
-    folder = RunFolder(tmp_path)
-    folder.write_config(TrainConfig(rl_max_turns=3))
-    read = resolve(TrainConfig, folder.config)
-    assert read.model_fields_set & AS_OPTIONS.keys() == {"rl_max_turns"}
-
-    resolved, _ = with_requirements(read, Needs())
-    folder.write_config(resolved)
-    again = resolve(TrainConfig, folder.config)
-    assert again.model_fields_set >= AS_OPTIONS.keys()
-    assert values(again) == {**AS_OPTIONS, "rl_max_turns": 3}
-    assert with_requirements(again, Plain()) == (again, "")
-
-
 def manifest(config: TrainConfig, environment: object) -> Manifest:
     resolved, _ = with_requirements(config, environment)
     requires = NEEDS.as_options() if isinstance(environment, Needs) else {}
@@ -118,12 +88,7 @@ def manifest(config: TrainConfig, environment: object) -> Manifest:
 
 
 def test_a_resumed_run_may_leave_out_again_what_the_environment_declared() -> None:
-    given = manifest(TrainConfig(rl_max_turns=3), Plain())
-    assert changed_options(given, TrainConfig(), 1) == ["rl_max_turns: 3 -> 16"]
     before = manifest(TrainConfig(seed=1), Needs())
     assert changed_options(before, TrainConfig(seed=1), 1) == []
     assert changed_options(before, TrainConfig(seed=1, rl_max_turns=4), 1) == []
     assert changed_options(before, TrainConfig(seed=1, rl_max_turns=5), 1) == ["rl_max_turns: 4 -> 5"]
-    assert changed_options(before, with_requirements(TrainConfig(seed=1), Plain())[0], 1) == [
-        "rl_score_range: -1,1 -> 0,1", "rl_max_new_tokens: 12 -> 128", "rl_max_turns: 4 -> 16"
-    ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import activity
-from aitrain.activity import HEAD, ROLLOUT, SLOT, Activity, RolloutProgress, read
+from aitrain.activity import SLOT, Activity, RolloutProgress
 from aitrain.events import Event, Playing
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.runs.heartbeat import BEAT, Heartbeat, Progress
@@ -60,38 +59,12 @@ def test_episodes_and_tokens_are_counted_while_they_are_played() -> None:
     assert seen[0] == (0, 3, 0)
     assert seen[-1][1:] == (3, 12)
     assert max(done for done, _, _ in seen) >= 1
-    assert all(0 <= time.time() - one.since < 60 for one in engine.seen)
     assert activity.rollouts() == RolloutProgress()
 
 
-def test_the_ranks_are_added_up_and_phases_do_not_disturb_it(memory: bytearray) -> None:
-    other = Activity(memory, 1)
-    with activity.own.rollout(3) as mine, activity.own.rollout(1), other.rollout(6) as theirs:
-        mine.end()
-        theirs.end(5)
-        other.add_tokens(70)
-        with activity.own.doing("generating"):
-            other.enter("a phase " + "with a long name " * 20)
-            found = activity.rollouts()
-    assert (found.done, found.episodes, found.tokens) == (6, 10, 70)
-    name = read(memory, 1).part.name
-    assert name.startswith("a phase with")
-    assert len(name) == SLOT - HEAD.size - ROLLOUT.size
-
-
-def test_a_rank_that_has_played_its_episodes_counts_until_all_have(memory: bytearray) -> None:
-    other = Activity(memory, 1)
-    with other.rollout(6) as theirs:
-        with activity.own.rollout(4) as mine:
-            mine.end(4)
-        theirs.end()
-        assert (activity.rollouts().done, activity.rollouts().episodes) == (5, 10)
-    assert activity.rollouts() == RolloutProgress()
-    with other.rollout(6):
-        assert (activity.rollouts().done, activity.rollouts().episodes) == (0, 6)
-
-
-def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None:
+def test_a_heartbeat_tells_of_the_rollouts_of_all_ranks_where_they_take_seconds(
+    memory: bytearray, tmp_path: Path
+) -> None:
     told: list[Event] = []
     heartbeat = Heartbeat(RunFolder(tmp_path), Progress(), announce=told.append)
 
@@ -100,9 +73,8 @@ def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None
         heartbeat.beat()
         return read_object(tmp_path / "status.json").get("rollout")
 
-    with activity.own.rollout(4) as played:
+    with activity.own.rollout(3) as played, Activity(memory, 1).rollout(1):
         assert beat() == {}
-        assert told == []
         activity.own._since -= 2 * BEAT
         played.end()
         assert beat() == {"done": 1, "episodes": 4, "tokens_per_second": None}
@@ -111,5 +83,3 @@ def test_a_heartbeat_tells_of_rollouts_that_take_seconds(tmp_path: Path) -> None
     assert beat() == {}
     assert told[0] == Playing(1, 4, None)
     assert told[-1] == Playing(0, 0, None)
-    beat()
-    assert len(told) == 3

@@ -128,7 +128,6 @@ class Endless(Asks):
     [
         (Limits(3, 9, context=99), True, "0,1", "max_turns", 0.25),
         (Limits(9, 9, 12, context=99), True, "0,1", "truncated", 0.25),
-        (Limits(2, 9, context=99), False, "0,1", "max_turns", 0.0),
         (Limits(2, 9, context=99), False, "1,2", "max_turns", 1.0),
     ],
 )
@@ -166,7 +165,6 @@ class Mistake(Asks):
         (lambda first, answer: {"messages": [user("One"), answer, user("two")]}, "rewrote messages[0] (role user)"),
         (lambda first, answer: {"messages": [*first, {**answer, "content": "other"}, user("two")]},
          "rewrote messages[1] (the policy's answer): it was '1', now 'other'"),
-        (lambda first, answer: {"messages": first}, "asked for a second answer to the same messages"),
         (lambda first, answer: {"messages": [*first, answer, user("two")], "tools": []}, "changed the tools"),
     ],
 )  # fmt: skip
@@ -175,39 +173,6 @@ def test_a_conversation_that_is_rewritten_fails_with_what_was_rewritten(second: 
     assert episode.stop == "env_error"
     assert episode.failure_message.startswith(f"rollout of case 0 {message}")
     assert "trained=False" in episode.failure_message
-
-
-def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:
-    class Raises(Twice):
-        async def rollout(self, case: dict[str, Any], endpoint: Any) -> Score:
-            if case["word"] == "w1":
-                raise ValueError("no such word")
-            return await super().rollout(case, endpoint)
-
-    episodes, _ = play(Raises(), ECHO, of=words(3))
-    assert [episode.result.score for episode in episodes] == [0.5, None, 0.5]
-    assert "rollout of case 1 raised: ValueError: no such word" in episodes[1].failure_message
-    assert "test_rollout_session.py, line" in episodes[1].failure_message
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        ({"messages": "hello"}, "messages is str"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\] has the role 'robot'"),
-        ({"messages": [{"role": "tool", "content": "3"}]}, "no tool_call_id"),
-        ({"messages": [{"role": "assistant", "content": "3"}]}, "the last message is the assistant's"),
-    ],
-)
-def test_a_request_that_is_not_in_openais_format_raises_where_it_is_made(request_: Any, message: str) -> None:
-    class Wrong(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            with pytest.raises(ValueError, match=message):
-                await endpoint.chat(**request_)
-            await endpoint.chat([user("right")])
-            return 1.0
-
-    assert play_one(Wrong(), ECHO).result.score == 1.0
 
 
 # -- tools
@@ -220,31 +185,19 @@ class Calculator(Asks):
         messages = [user("1+2?")]
         answer = await endpoint.chat(messages, tools=[CALCULATOR])
         (call,) = answer["tool_calls"]
-        try:
-            result = str(sum(json.loads(call["function"]["arguments"]).values()))
-        except ValueError as error:
-            result = f"error: {error}"
+        result = str(sum(json.loads(call["function"]["arguments"]).values()))
         said = {"role": "tool", "tool_call_id": call["id"], "content": result}
         last = await endpoint.chat([*messages, answer, said])
         return Score(1.0 if last["content"] == "3" else 0.0)
 
 
-@pytest.mark.parametrize(
-    ("call", "score", "wrong", "result"),
-    [
-        ('{"name": "add", "arguments": {"a": 1, "b": 2}}', 1.0, 0, "3"),
-        ('{"name": "add", "arguments": {"a": 1, "b": 2', 0.0, 2, "error: Expecting value"),
-    ],
-)
-def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy(
-    call: str, score: float, wrong: int, result: str
-) -> None:
+def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy() -> None:
+    call = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
     engine = Scripted(lambda so_far: "3$" if "t:3$" in so_far else f"<tool_call>{call}</tool_call>$")
     episode = play_one(Calculator(), engine, Limits(2, 99))
 
-    assert (episode.result.score, episode.wrong_tool_calls) == (score, wrong)
-    assert episode.tool_calls == max(1, wrong)
-    assert episode.messages[1]["content"].startswith(result)
+    assert (episode.result.score, episode.tool_calls, episode.wrong_tool_calls) == (1.0, 1, 0)
+    assert episode.messages[1]["content"] == "3"
     assert episode.session.reset.tools == (CALCULATOR,)
 
 
@@ -267,23 +220,3 @@ def test_a_coroutine_that_hangs_is_cancelled_at_the_deadline_with_its_line() -> 
     assert episode.stop == "env_timeout"
     assert "asyncio.sleep(60)" in episode.failure_message
     assert ended.wait(20)
-
-
-def test_a_rollout_is_ended_when_its_episode_fails() -> None:
-    ended: list[type[BaseException]] = []
-
-    class Rewrites(Asks):
-        async def rollout(self, endpoint: Any) -> float:
-            await endpoint.chat([user("one")])
-            try:
-                try:
-                    await endpoint.chat([user("two")])
-                except Exception:
-                    await asyncio.sleep(60)
-            except BaseException as error:
-                ended.append(type(error))
-                raise
-            return 1.0
-
-    assert play_one(Rewrites(), ECHO).stop == "env_error"
-    assert ended == [asyncio.CancelledError]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import socket
 import threading
-import urllib.error
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -18,7 +15,7 @@ import pytest
 from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.failure_count import FailureCount
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.score_parsing import ScoreResult, parse_score
 from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tool_call_parser import ToolCall
@@ -43,52 +40,31 @@ def scored_by(score_episode: Callable[..., Any], *texts: str, **options: Any) ->
 # -- what may be returned
 
 
-def torch_scalar() -> Any:
-    import torch
-
-    return torch.tensor(0.25, requires_grad=True)
-
-
 @pytest.mark.parametrize(
     ("value", "score"),
     [
         (0.25, 0.25), (1, 1.0), (True, 1.0), (None, None),
-        (np.float32(0.25), 0.25), (np.int64(1), 1.0), (np.True_, 1.0), (np.array([0.25]), 0.25), (torch_scalar, 0.25),
-        (Score(None), None), (Score(np.float32(0.25)), 0.25), ({"score": 0.25}, 0.25),  # type: ignore[arg-type]
-        ({"score": None, "why": 1}, None), (1.0000000000000002, 1.0), (-1e-17, 0.0),
+        (np.float32(0.25), 0.25), (np.True_, 1.0), (np.array([0.25]), 0.25), (Score(None), None),
+        ({"score": 0.25}, 0.25), (1.0000000000000002, 1.0), (-1e-17, 0.0),
     ],
     ids=case_name,
 )  # fmt: skip
-def test_a_score_comes_in_many_types(value: Any, score: float | None) -> None:
-    result = parse_score(value() if callable(value) else value)
+def test_a_score_comes_in_many_types_and_metrics_are_the_numbers_beside_it(value: Any, score: float | None) -> None:
+    result = parse_score(value)
 
     assert (result.score, type(result.score), result.failure) == (score, type(score), None)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        Score(0.5, {"turns": 3, "kept": True, "far": math.inf, "note": "text"}),  # type: ignore[dict-item]
-        {"score": 0.5, "metrics": {"turns": 3}, "kept": np.True_, "note": None},
-    ],
-    ids=repr,
-)
-def test_metrics_are_the_numbers_beside_the_score(value: Any) -> None:
-    assert parse_score(value).metrics == {"turns": 3.0, "kept": 1.0}
+    beside: dict[str, Any] = {"turns": 3, "kept": True, "far": math.inf, "note": "text"}
+    for given in (Score(score, beside), {"score": score, "metrics": {"turns": 3}, "kept": np.True_, "note": None}):
+        assert parse_score(given).metrics == {"turns": 3.0, "kept": 1.0}
 
 
 @pytest.mark.parametrize(
     ("value", "kind", "told"),
     [
         ("0.5", "wrong_type", "'0.5' (str)"),
-        (np.array([0.5, 1.0]), "wrong_type", "(ndarray)"),
-        (np.array([]), "wrong_type", "(ndarray)"),
         ({"reward": 1.0}, "wrong_type", 'a dict needs a "score"'),
-        ("x" * 500, "wrong_type", "... (str)"),
         (-math.inf, "not_finite", "-inf"),
-        (10**400, "not_finite", "inf"),
         (1.5, "out_of_range", "--rl-score-range"),
-        (Score(-1.0), "out_of_range", "returned -1"),
     ],
     ids=case_name,
 )
@@ -104,36 +80,17 @@ def test_what_is_no_score_is_unscored_with_its_kind(value: Any, kind: str, told:
 
 @pytest.mark.parametrize(
     ("score_range", "value", "kind"),
-    [("-1,1", -1, None), ("-1,1", -1.5, "out_of_range"), ("0, 10", 7.5, None), ([-5, 5], -4, None),
-     ((0.5, 2), 2, None), ("1,5", 0, "out_of_range"), ("any", -1e9, None), ("any", math.inf, "not_finite")],
+    [("-1,1", -1, None), ("-1,1", -1.5, "out_of_range"), ([-5, 5], -4, None), ("any", -1e9, None),
+     ("any", math.inf, "not_finite")],
 )  # fmt: skip
 def test_the_option_says_which_scores_are_in_range(score_range: Any, value: float, kind: str | None) -> None:
     (result,) = scored_by(lambda: value, rl_score_range=score_range)
 
     assert result.score == (value if kind is None else None)
     assert (result.failure and result.failure.kind) == kind
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize(("score_range", "score"), [("-1,1", 0.0), ("1,5", 1.0), ("any", 0.0)])
-def test_an_episode_that_a_limit_ends_has_a_score_in_range(score_range: str, score: float, isolation: str) -> None:
-    class Plays:
-        def episode(self) -> Any:
-            yield None
-            return 5.0
-
-    case = Case(0, "?", {"prompt": "?"})
-    with closing(start_runner(Plays(), TrainConfig(rl_score_range=score_range, rl_env_isolation=isolation))) as runner:
-        plays = runner_calls.open_sessions(runner, [case], [0])
-        (result,) = runner_calls.score(runner, plays, [Transcript(case, "")])
-        runner_calls.end(runner, plays)
-    assert result.score == score
-
-
-@pytest.mark.parametrize("wrong", ["1,0", "0", "0,1,2", "low,high", "0,inf", "nan,1", "1,1", "all"])
-def test_a_range_that_is_none_is_refused(wrong: str) -> None:
-    with pytest.raises(ConfigError, match="rl_score_range: must be LOW,HIGH"):
-        TrainConfig(rl_score_range=wrong)
+    for wrong in ("1,0", "0,1,2", "0,inf"):
+        with pytest.raises(ConfigError, match="rl_score_range: must be LOW,HIGH"):
+            TrainConfig(rl_score_range=wrong)
 
 
 # -- what may go wrong
@@ -143,32 +100,10 @@ def fail_deep(text: str) -> float:
     return {"ok": 1.0}[text]
 
 
-async def fail_slowly(text: str) -> float:
-    await asyncio.sleep(0)
-    return fail_deep(text)
-
-
-def leave(text: str) -> float:
-    raise SystemExit(text)
-
-
-async def give_up() -> float:
-    raise asyncio.CancelledError
-
-
-class Unshowable:
-    def __repr__(self) -> str:
-        raise RuntimeError("no picture")
-
-
 @pytest.mark.parametrize(
     ("score_episode", "error", "line"),
     [
         (lambda text: fail_deep(text), "KeyError: 'no'", 'in fail_deep: return {"ok": 1.0}[text]'),
-        (fail_slowly, "KeyError: 'no'", 'in fail_deep: return {"ok": 1.0}[text]'),
-        (lambda text: 1.0 if text == "ok" else leave(text), "SystemExit: no", "in leave: raise SystemExit(text)"),
-        (lambda text: 1.0 if text == "ok" else give_up(), "CancelledError", "raise asyncio.CancelledError"),
-        (lambda text: 1.0 if text == "ok" else Unshowable(), "RuntimeError: no picture", 'no picture")'),
     ],
 )
 def test_an_error_is_told_with_the_users_line_and_harms_no_other_episode(
@@ -183,17 +118,6 @@ def test_an_error_is_told_with_the_users_line_and_harms_no_other_episode(
     assert failed.failure.message.endswith(line)
     assert "Traceback" in failed.failure.trace
     assert "Traceback" not in failed.failure.message
-
-
-def test_scores_are_asked_for_at_the_same_time_and_come_back_in_order() -> None:
-    everyone = threading.Barrier(40)
-
-    def score_episode(text: str) -> float:
-        everyone.wait(30)
-        return float(text)
-
-    texts = [str(number / 100) for number in range(40)]
-    assert [result.score for result in scored_by(score_episode, *texts)] == [number / 100 for number in range(40)]
 
 
 def test_a_score_that_never_comes_is_given_up_and_harms_no_other_episode() -> None:
@@ -219,17 +143,6 @@ def answered(status: int) -> Callable[[], None]:
     return lambda: httpx.Response(status, request=request).raise_for_status()  # type: ignore[func-returns-value]
 
 
-def too_late() -> None:
-    """As urllib, which reads from such a file."""
-    connection, _other = socket.socketpair()
-    connection.settimeout(0.01)
-    connection.makefile("rb").read()
-
-
-def in_other_words() -> None:
-    raise ValueError("no judge") from ConnectionResetError("reset")
-
-
 def raised(error: Exception) -> Callable[[], None]:
     def raises() -> None:
         raise error
@@ -237,26 +150,14 @@ def raised(error: Exception) -> Callable[[], None]:
     return raises
 
 
-def named(name: str, **values: Any) -> Callable[[], None]:
-    """Raises an error of a library that need not be installed."""
-    return raised(type(name, (Exception,), values)())
-
-
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
-        *((answered(status), "server") for status in (429, 502, 503, 504)),
-        *((answered(status), "raised") for status in (401, 404, 500)),
-        (too_late, "server"),
-        (in_other_words, "server"),
+        *((answered(status), "server") for status in (429, 503)),
+        *((answered(status), "raised") for status in (401, 500)),
         (raised(ConnectionRefusedError("refused")), "server"),
-        (raised(urllib.error.URLError(ConnectionRefusedError())), "server"),
-        (raised(urllib.error.HTTPError("http://judge", 503, "busy", {}, None)), "server"),  # type: ignore[arg-type]
-        (named("ConnectError"), "server"),  # httpx
-        (named("ClientResponseError", status=503), "server"),  # aiohttp
-        (named("RateLimitError", status_code=429), "server"),  # openai
-        (raised(TimeoutError("a deadline of one's own")), "raised"),
-        (raised(OSError("no space")), "raised"),
+        (raised(type("ClientResponseError", (Exception,), {"status": 503})()), "server"),  # aiohttp
+        (raised(type("RateLimitError", (Exception,), {"status_code": 429})()), "server"),  # openai
     ],
 )
 def test_a_service_that_cannot_be_reached_or_is_busy_is_a_failure_of_its_own_kind(
@@ -265,16 +166,6 @@ def test_a_service_that_cannot_be_reached_or_is_busy_is_a_failure_of_its_own_kin
     with pytest.raises(Exception) as caught:
         call()
     assert as_failure(caught.value).kind == kind
-
-
-def test_a_cause_that_was_never_raised_hides_nothing() -> None:
-    def late() -> None:
-        raise RuntimeError("the judge was too slow") from TimeoutError()
-
-    with pytest.raises(RuntimeError) as caught:
-        late()
-    failure = as_failure(caught.value)
-    assert (failure.kind, "the judge was too slow" in failure.message, bool(failure.trace)) == ("raised", True, True)
 
 
 @pytest.fixture
@@ -286,8 +177,8 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "retries", "tries"),
     [
-        (ConnectionRefusedError("refused"), None, 3), (ConnectionRefusedError("refused"), 0, 1), (OSError("no"), 0, 1),
-        (OSError("no"), None, 1), (OSError("no"), 1, 2), (OSError("no"), 5, 4), (None, 3, 1),
+        (ConnectionRefusedError("refused"), None, 3), (ConnectionRefusedError("refused"), 0, 1),
+        (OSError("no"), None, 1), (OSError("no"), 5, 4), (None, 3, 1),
     ],
 )  # fmt: skip
 def test_a_failed_score_is_tried_again_as_the_option_says_and_twice_where_a_service_failed(
@@ -308,90 +199,46 @@ def test_a_failed_score_is_tried_again_as_the_option_says_and_twice_where_a_serv
     assert (result.failure is None) == (error is None or tries == 4)
 
 
-class Asks:
-    """Asks a service in each method, which is away for one of them."""
+class Looks:
+    """Asks a service that is away, in a tool."""
 
-    def __init__(self, away: str) -> None:
-        self.away, self.asked = away, list[str]()
+    def __init__(self) -> None:
+        self.asked = 0
 
-    def ask(self, place: str) -> str:
-        self.asked.append(place)
-        if place == self.away:
-            raise ConnectionRefusedError("refused")
-        return place
-
-
-class Steps(Asks):
-    def start(self) -> Steps:
-        return self
-
-    def step(self, reply: str) -> None:
-        self.ask("step")
-
-    def score(self) -> float:
-        return len(self.ask("score")) / 10
-
-
-class Episodes(Asks):
-    def episode(self) -> Iterator[None]:
-        yield
-        self.ask("episode")
-
-
-class Looks(Asks):
     def get_tools(self) -> list[Any]:
         return [self.look]
 
     def look(self) -> str:
         """Look."""
-        return self.ask("look")
+        self.asked += 1
+        raise ConnectionRefusedError("refused")
 
     def score_episode(self) -> float:
         return 1.0
 
 
 @pytest.mark.usefixtures("no_pause")
-@pytest.mark.parametrize(
-    ("environment", "turn", "retries", "asked"),
-    [
-        (Steps("step"), AssistantTurn("hello"), 2, ["step"]),
-        (Steps("score"), AssistantTurn("hello"), None, ["step", "score"]),
-        (Episodes("episode"), AssistantTurn("hello"), 2, ["episode"]),
-        (Looks("look"), AssistantTurn("", (ToolCall("look", {}),)), 2, ["look"]),
-    ],
-)
-def test_what_changes_an_episode_is_never_called_twice(
-    environment: Asks, turn: AssistantTurn, retries: int | None, asked: list[str]
-) -> None:
-    case = Case(0, "?", {"prompt": "?"})
-    with closing(EnvRunner(environment, TrainConfig(rl_env_retries=retries))) as runner:
+def test_what_changes_an_episode_is_never_called_twice() -> None:
+    environment, case = Looks(), Case(0, "?", {"prompt": "?"})
+    with closing(EnvRunner(environment, TrainConfig(rl_env_retries=2))) as runner:
         plays = runner_calls.open_sessions(runner, [case], [0])
-        runner_calls.respond(runner, plays, [turn])
+        runner_calls.respond(runner, plays, [AssistantTurn("", (ToolCall("look", {}),))])
         runner_calls.score(runner, plays, [Transcript(case, "hello")])
-    assert environment.asked == asked
+    assert environment.asked == 1
 
 
 # -- over a whole run
-
-
-def test_of_each_kind_of_failure_the_first_is_told_once() -> None:
-    count = FailureCount()
-
-    assert count.first_of_each([("raised", "a"), ("raised", "b"), ("not_finite", "c")]) == ["c", "a"]
-    assert count.first_of_each([("raised", "d"), ("out_of_range", "e")]) == ["e"]
 
 
 @pytest.mark.parametrize(
     ("batches", "max_failed", "has_failures", "ends", "why"),
     [
         ([0, 0, 5, 0, 0, 0], 1.0, True, 6, "failed on every episode of 3 batches in a row"),
-        ([0, 0, 0], 1.0, False, 3, "Is a `return` missing?"),
+        ([0, 0, 0], 1.0, False, 3, "Is a `return` missing?"),  # no failure
         ([4, 0, 0, 0, 0], 1.0, False, None, ""),  # left unscored on purpose
         ([3, 3, 4, 3, 3, 3], 0.5, True, 6, "5 of 8"),  # exactly half is not too many
         ([0], 1.0, True, "run", "failed on every episode of the whole run"),  # too short for patience
         ([8, 0], 1.0, True, "run", "the last 1 of 2"),
-        ([8, 8, 8, 0], 1.0, True, None, ""),
-        ([], 1.0, True, None, ""),
     ],
 )
 def test_three_batches_in_a_row_that_teach_nothing_end_the_run_and_so_does_a_short_run_of_them(
@@ -400,7 +247,8 @@ def test_three_batches_in_a_row_that_teach_nothing_end_the_run_and_so_does_a_sho
     """`batches` are the scores of each, of 8 episodes."""
     count, ended, told = FailureCount(max_failed), None, ""
     if has_failures:
-        count.first_of_each([("raised", "the first")])
+        assert count.first_of_each([("raised", "the first"), ("raised", "another")]) == ["the first"]
+        assert count.first_of_each([("raised", "one more")]) == []
     try:
         for number, scores in enumerate(batches, 1):
             ended = number
@@ -413,14 +261,6 @@ def test_three_batches_in_a_row_that_teach_nothing_end_the_run_and_so_does_a_sho
     assert ended == ends
     assert why in told
     assert told.endswith("the first") == (has_failures and ends is not None)
-
-
-def test_of_several_environments_that_fail_the_message_names_one() -> None:
-    count = FailureCount()
-    count.of("hotel").first_of_each([("raised", "start raised: KeyError")])
-    count.after_batch(0, failures=4, episodes=8)
-    with pytest.raises(EnvironmentFailed, match=r"failed on every episode of the whole run.*\n.*\nhotel: start raised"):
-        count.after_run()
 
 
 def test_calls_that_hang_are_told_once_and_64_of_them_end_the_run_with_the_line() -> None:

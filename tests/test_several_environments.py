@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.environment.dataset import MixedCases, build_cases, number_apart
 from aitrain.environment.locator import find_environments
 from aitrain.environment.mixed_runner import MixedRunner
-from aitrain.errors import AitrainError, EnvironmentFailed
+from aitrain.errors import AitrainError
 from aitrain.events import Event
 from aitrain.jobs.env_loading import load_runner
 from aitrain.rollout.chat_format import ChatFormat
@@ -30,8 +29,6 @@ TWICE = [f"easy={FILE}:Early", f"hard={FILE}:Early"]
     ("place", "name"),
     [
         ("folder/hotel.py", "hotel"),
-        ("hotel.py:HotelEnv", "HotelEnv"),
-        ("gem:game:GuessTheNumber-v0-easy", "game-GuessTheNumber-v0-easy"),
         ("http://127.0.0.1:8000/?a=b", "127.0.0.1-8000-a-b"),
     ],
 )
@@ -39,7 +36,6 @@ def test_an_environment_without_a_name_is_called_after_its_place(place: str, nam
     environments = TrainConfig(rl_env=["other=x.py", place]).environments
     assert list(environments) == ["other", name]
     assert TrainConfig(rl_env=TWICE, rl_env_weights=[3, 1]).env_shares == {"easy": 0.75, "hard": 0.25}
-    assert environments[name].rl_env == place
 
 
 @pytest.mark.parametrize(
@@ -47,12 +43,7 @@ def test_an_environment_without_a_name_is_called_after_its_place(place: str, nam
     [
         ({"rl_env": [FILE, FILE]}, "as in NAME="),
         ({"rl_env": TWICE, "rl_env_weights": "1,2,3"}, "3 weights for 2 environments"),
-        ({"rl_env": TWICE, "rl_env_weights": "0,2"}, "above 0"),
-        ({"rl_env": TWICE, "rl_env_class": "Early"}, "rl_env_class: "),
-        ({"rl_env": TWICE, "rl_env_workers": "ray:4"}, "rl_env_workers: "),
         ({"rl_env": TWICE, "rl_env_config": {"eazy": {}}}, "Did you mean easy?"),
-        ({"rl_env": TWICE, "rl_env_config": {"easy": 3}}, "the keywords of easy"),
-        ({"rl_env": TWICE, "custom_sampler": "x:f", "rl_env_weights": "1,2"}, "custom_sampler"),
     ],
     ids=str,
 )
@@ -87,18 +78,12 @@ def test_each_episode_is_played_by_the_environment_of_its_case() -> None:
         found = played(runner)
         assert [part.processes is not None for part in runner.parts.values()] == [False, True, False]
     assert [one.result.score for one in found["Early"]] == [2 / 3] * 3
-    assert [one.result.metrics for one in found["Early"]] == [{"letters": 3.0}] * 3
     assert [len(one.trajectory.turns) for one in found["talk"]] == [2] * 3
     assert [one.result.score for one in found["talk"]] == pytest.approx([-1.0, 1 / 3, -1.0])
     assert [one.result.score for one in found["Ranked"]] == [0.0] * 3
 
 
 def test_what_an_environment_requires_holds_for_its_own_episodes() -> None:
-    with closing(loaded(THREE, rl_max_new_tokens=9)) as runner:
-        found = played(runner, "abcdefghijklmn")
-    assert {one.stop for one in found["Early"]} == {"max_tokens"}
-    assert [one.trajectory.sampled_tokens for one in found["Early"]] == [9] * 3
-    assert [one.trajectory.sampled_tokens for one in found["talk"]] == [18] * 3
     with closing(loaded(THREE)) as runner:
         assert (runner.config.rl_max_turns, runner.parts["talk"].config.rl_max_turns) == (16, 2)
         assert runner.config.rl_score_range == "-1.0,1.0"
@@ -108,17 +93,11 @@ def test_what_an_environment_requires_holds_for_its_own_episodes() -> None:
     assert [one.trajectory.sampled_tokens for one in found["talk"]] == [8] * 3
 
 
-@pytest.mark.parametrize("place", [FILE, "tests.environments.several"])
-def test_two_environments_of_one_class_are_watched_one_after_the_other(place: str) -> None:
-    twice = [f"easy={place}:Early", f"hard={place}:Early"]
+def test_two_environments_of_one_class_have_their_own_keywords() -> None:
+    twice = ["easy=tests.environments.several:Early", "hard=tests.environments.several:Early"]
     with closing(loaded(twice, rl_env_config={"hard": {"word": "spell"}})) as runner:
-        easy, hard = (part.environment for part in runner.parts.values())
-        assert (type(easy) is type(hard)) == (place != FILE)
-        assert (easy.word, hard.word) == ("say", "spell")
-        for _ in range(2):
-            found = played(runner)
-        assert not any("__setattr__" in vars(type(one)) for one in (easy, hard))
-    assert [one.case.prompt for one in found["hard"]] == ["spell 0:", "spell 1:", "spell 2:"]
+        found = played(runner)
+    assert [found[name][0].case.prompt for name in ("easy", "hard")] == ["say 0:", "spell 0:"]
 
 
 def test_cases_of_all_environments_have_numbers_of_their_own() -> None:
@@ -126,41 +105,10 @@ def test_cases_of_all_environments_have_numbers_of_their_own() -> None:
         built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
     everything = [case for train, held_out in built.values() for case in (*train, *(held_out or ()))]
     assert [case.number for case in everything] == list(range(20 + 12 + 12 + 3))
-    assert [case.case_idx for case in everything if case.env == "Ranked"] == list(range(15))
     mixed = MixedCases([train for train, _ in built.values()])
-    assert len(mixed) == 44
     assert [case.env for case in mixed[18:34:5]] == ["Early", "talk", "talk", "Ranked"]
-    assert mixed[-1] == mixed[43]
-    with pytest.raises(IndexError):
-        mixed[44]
 
 
-def test_a_failure_of_one_environment_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(loaded([THREE[0], THREE[2]])) as runner:
-        notes: list[str] = []
-        runner.notify = notes.append
-        broken = runner.parts["Early"]
-        monkeypatch.setattr(type(broken.environment), "score_episode", lambda self: 1 / 0)
-        found = played(runner)
-        broken.notify("slow")
-    assert [one.stop for one in found["Early"]] == ["env_error"] * 3
-    assert [one.stop for one in found["Ranked"]] == ["done"] * 3
-    assert notes[-1] == "Early: slow"
-
-
-def test_what_is_wrong_with_one_environment_names_it(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
-    from aitrain.training.dataset import build_datasets
-
+def test_what_is_wrong_with_one_environment_names_it() -> None:
     with pytest.raises(AitrainError, match="environment second"):
         find_environments(TrainConfig(rl_env=[THREE[0], "second=no_such.py:Env"]))
-    (tmp_path / "chat.py").write_text(
-        "class Chat:\n"
-        "    def build_dataset(self): return [{'prompt': [{'role': 'user', 'content': 'hello'}]}]\n"
-        "    def score_episode(self): return 1.0\n"
-    )
-    with closing(loaded([THREE[0], f"{tmp_path}/chat.py"])) as runner:
-        context: Any = SimpleNamespace(runner=runner, config=runner.config, enter=print)
-        with pytest.raises(EnvironmentFailed, match="Early has strings, chat has messages"):
-            build_datasets(context, None, processes=1)  # type: ignore[arg-type]

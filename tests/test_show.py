@@ -77,12 +77,8 @@ def test_a_run_is_its_scores_its_curve_and_what_its_episodes_came_to(run: Path) 
     ("arguments", "scores"),
     [
         (["--worst"], ["0.300", "0.900"]),  # of the newest scoring of held-out cases
-        (["--worst", "--step", "2"], ["0.000", "0.500"]),
-        (["--worst", "--limit", "1"], ["0.300"]),
         (["--failed"], ["-"]),
         (["--case", "0"], ["0.250", "0.750", "0.000"]),
-        (["--case", "0", "--step", "2"], ["0.000"]),
-        (["--case", "h1"], ["0.100", "0.900"]),
     ],
     ids=" ".join,
 )
@@ -93,27 +89,3 @@ def test_options_choose_among_the_episodes(run: Path, arguments: list[str], scor
     assert r"\x1b[2J\x1b]0;pwned\x07\x9b31m\r over\u202e txt \x00\x08\u2066" in plain
     as_json = json.loads(shown("mine", *arguments, "--json"))
     assert [one["score"] for one in as_json] == [None if score == "-" else float(score) for score in scores]
-
-
-def test_a_step_is_shown_group_by_group(run: Path) -> None:
-    text = shown("mine", "--step", "1")
-    headings = [line for line in text.splitlines() if line.startswith("step")]
-    assert headings == ["step 1, group 0, case 0  0.250  0.750", "step 1, group 1, case 1  1.000  -"]
-    assert text.count("user: say") == 2
-    assert "  score 0.250  advantage +0.50, done, 3 tokens, environment 0.50s" in text
-
-
-def test_json_holds_the_run_and_whole_records(run: Path) -> None:
-    assert json.loads(shown("mine", "--json"))["scores"]["sampled"]["after"]["mean"] == 0.6
-    text = shown("mine", "--step", "1", "--json")
-    assert json.loads(text) == RECORDS[1:5]
-    assert text.replace("\n", "").isascii()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [(["mone"], "Did you mean mine?"), (["runs"], "aitrain runs runs"), (["mine", "--step", "9"], "steps 1 to 2"),
-     (["mine", "--case", "99"], "no episode of case 99")],
-)  # fmt: skip
-def test_what_is_not_there_is_said(run: Path, arguments: list[str], told: str) -> None:
-    assert told in shown(*arguments, code=2)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-import shlex
-import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import yaml
 
 from aitrain.cli.env import ENV_COMMANDS
-from aitrain.cli.lazy_group import load_command
-from aitrain.cli.main import COMMANDS, main
 from aitrain.environment.adapters import ADAPTERS
 from aitrain.environment.judges.rules import RULES
 from aitrain.execution.failure import FAILURE_KINDS
-from aitrain.options import loss_types, presets
+from aitrain.options.algorithms import losses_as_markdown, presets_as_markdown
 from aitrain.options.documentation import options_page
-from aitrain.options.other_names import SAME_AS
 from aitrain.options.sweep import SweepConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.rollout_record import RolloutRecord
@@ -37,8 +26,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 sys.path.insert(0, str(DOCS))
-import draw_data_flow  # noqa: E402
-import draw_report  # noqa: E402
 import write_reference  # noqa: E402
 import write_scaling_tables  # noqa: E402
 
@@ -65,80 +52,7 @@ def test_links_lead_to_a_page_and_a_heading(page: Path) -> None:
             assert anchor in anchors(target), f"{file}#{anchor}"
 
 
-def test_every_page_is_in_the_navigation_once_and_linked_from_the_home_page() -> None:
-    site = yaml.safe_load(text_of(ROOT / "mkdocs.yml"))
-    named = [page for entry in site["nav"] for _, page in write_reference.pages_of(entry)]
-    assert sorted(named) == sorted(page.name for page in DOCS.glob("*.md"))
-    linked = re.findall(r"\]\(([\w-]+\.md)", text_of(DOCS / "index.md"))
-    assert set(named) - set(linked) == {"index.md"}
-
-
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed; .ci/docs builds the site")
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 # -- names
-
-
-@cache
-def flags_of_commands() -> dict[str, set[str]]:
-    """The flags of each command, and those of the commands below a group together."""
-    modules = {name: name for name in COMMANDS} | {f"env {name}": f"env_{name}" for name in ENV_COMMANDS}
-    found = {}
-    for name, module in modules.items():
-        command = load_command(module)
-        every = [command, *getattr(command, "commands", {}).values()]
-        found[name] = {flag for one in every for each in one.params for flag in (*each.opts, *each.secondary_opts)}
-    return found
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_flags_that_a_page_names_exist(page: Path) -> None:
-    known = flags_of_commands()
-    prose = CODE.sub("", text_of(page))
-    examples = "\n".join(CODE.findall(text_of(page)))
-    named = re.findall(r"`aitrain (env \w+|\w+)", prose) + re.findall(
-        r"^(?:\$ )?aitrain (env \w+|\w+)", examples, re.MULTILINE
-    )
-    assert set(named) <= known.keys()
-    if page.name not in ("benchmarks.md", "changelog.md"):  # they name flags of the benchmarks, and those that are gone
-        flags = set(re.findall(r"`(--[a-z][a-z0-9-]+[a-z0-9])(?=[ `])", prose))
-        assert flags - OTHER_FLAGS <= set().union(*known.values())
-
-
-OTHER_FLAGS = {
-    "--middleware", "--generation-config", "--gpu-memory-utilization", "--no-enable-prefix-caching",
-    "--token", "--wandb-token", "--use-sweep", "--signal",
-}  # fmt: skip
-"""Flags of vLLM, AITraining and SLURM."""
-
-REFERENCE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|js|toml|dot))(?::\s+([\w., ]+))?`")
-"""`room/file.py`, or `room/file.py: name, Class.method`."""
-
-
-def names_in(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
-    """What a module defines: `name`, and `Class.member` for each member of a class."""
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield prefix + node.name
-        if isinstance(node, ast.ClassDef):
-            yield from names_in(node.body, f"{node.name}.")
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_and_names_of_the_package_that_a_page_names_exist(page: Path) -> None:
-    rooms = {file.parent.name for file in (ROOT / "aitrain").glob("*/__init__.py")} | {"aitrain", "tests", "benchmarks"}
-    for file, names in REFERENCE.findall(text_of(page)):
-        if file.partition("/")[0] in rooms:
-            found = [place / file for place in (ROOT / "aitrain", ROOT) if (place / file).is_file()]
-            assert found, f"there is no {file}"
-            wanted = {name.strip() for name in names.split(",")} - {""}
-            assert not wanted or wanted <= set(names_in(ast.parse(text_of(found[0])).body)), (file, wanted)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +71,7 @@ def test_a_page_names_all_that_it_is_the_reference_of(page: str, names: list[str
     assert [name for name in names if not re.search(rf"`{name}\b", text)] == []
 
 
-def test_architecture_has_a_row_for_each_room_in_the_order_of_the_layers() -> None:
-    settings = text_of(ROOT / "pyproject.toml")
-    layers = re.findall(r'"aitrain\.(\w+)"', settings[settings.index("layers = [") :].partition("]")[0])
-    rooms = [name for name in layers if (ROOT / "aitrain" / name).is_dir()]
-    assert re.findall(r"^\| `(\w+)/` \|", text_of(DOCS / "architecture.md"), re.MULTILINE) == rooms
-    drawn = re.findall(r'\[label="(\w+)/\\n', text_of(draw_data_flow.SOURCES[0]))
-    assert {*drawn, "cli"} == set(rooms)
-
-
-# -- made pages and pictures
+# -- made pages
 
 
 def test_made_pages_are_those_that_make_docs_writes() -> None:
@@ -174,7 +79,7 @@ def test_made_pages_are_those_that_make_docs_writes() -> None:
     made |= {file: text() for file, text in write_reference.FILES.items()}
     stale = [file.name for file, text in made.items() if text_of(file) != text]
     assert not stale, "run `make docs`"
-    for table in (loss_types.as_markdown(), presets.as_markdown()):
+    for table in (losses_as_markdown(), presets_as_markdown()):
         assert table in text_of(DOCS / "algorithms.md"), table
 
 
@@ -182,45 +87,3 @@ def test_made_pages_are_those_that_make_docs_writes() -> None:
 def test_the_tables_of_models_are_those_that_make_docs_writes() -> None:
     for page in write_scaling_tables.TABLES:
         assert write_scaling_tables.with_tables(page) == text_of(page), page.name
-
-
-def test_pictures_are_those_of_their_sources() -> None:
-    for source in draw_data_flow.SOURCES:
-        drawn = text_of(source.with_suffix(".svg"))
-        assert f"{source.name} {draw_data_flow.digest(source)} " in drawn, "run `make docs`"
-    kept = json.loads(text_of(draw_report.DATA))
-    redraw = "run `python docs/draw_report.py`, which needs Chromium"
-    assert draw_report.digest(draw_report.page_of(kept["data"])) == kept["page"], f"page or run changed: {redraw}"
-    for picture in draw_report.PICTURES.values():
-        assert draw_report.digest(picture.read_bytes()) == kept["pictures"][picture.name], f"{picture.name}: {redraw}"
-
-
-# -- moving from other tools
-
-MOVING = text_of(DOCS / "moving.md")
-ENVIRONMENT = "class HotelEnv:\n    def build_dataset(self): ...\n    def score_episode(self): ...\n"
-ROWS = '{"prompt": "a", "answer": "b", "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "1"}}\n'
-
-
-@pytest.mark.parametrize("text", re.findall(r"^```sh\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL), ids=range(4))
-def test_a_command_that_replaces_one_of_another_tool_is_valid(
-    text: str, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = re.findall(r"^```python file=(\S+)\n(.*?)^```", MOVING, re.MULTILINE | re.DOTALL)
-    files += re.findall(r"cat > (\S+) <<END\n(.*?)^END", text, re.MULTILINE | re.DOTALL)
-    (here / "my_envs").mkdir()
-    for name, content in [*files, ("my_envs/hotel_env.py", ENVIRONMENT), ("rows.jsonl", ROWS), ("train.jsonl", ROWS)]:
-        (here / name).write_text(content)
-    words = shlex.split(text[text.index("aitrain grpo") :].replace("\\\n", " "))
-
-    monkeypatch.setattr(sys, "argv", [*words, "--dry-run", "--options-only", "--num-processes", "1"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-
-
-def test_names_of_trl_are_answered_with_the_options_of_the_page() -> None:
-    trl = MOVING[MOVING.index("## From TRL") : MOVING.index("## From AITraining")]
-    named = re.findall(r"^\| `(\w+)` \| `--([\w-]+)` \|", trl, re.MULTILINE)
-    assert len(named) >= 13
-    assert {name: SAME_AS.get(name) for name, _ in named} == {name: flag.replace("-", "_") for name, flag in named}

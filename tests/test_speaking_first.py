@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from copy import deepcopy
 from typing import Any
 
@@ -27,9 +26,6 @@ def call(name: str, **arguments: Any) -> str:
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
-
-
-PARTS = {"role": "user", "content": [{"type": "text", "text": "Hello."}]}
 
 
 class Speaks:
@@ -58,15 +54,9 @@ class Speaks:
     ("prompt", "said", "asked"),
     [
         ([], "Guess.", [user("Guess.")]),
-        ([SYSTEM], "Guess.", [SYSTEM, user("Guess.")]),
-        ([SYSTEM, USER], "Guess.", [SYSTEM, user("Hello.\n\nGuess.")]),
         ([USER], [user("Guess."), user("Now.")], [user("Hello.\n\nGuess."), user("Now.")]),
-        ([], [SYSTEM, user("Guess.")], [SYSTEM, user("Guess.")]),
-        ([USER], [SYSTEM, user("Guess.")], [USER, SYSTEM, user("Guess.")]),
         ([USER], user("Guess."), [user("Hello.\n\nGuess.")]),
-        ([USER], None, [USER]),
         ("Hello. ", "Guess.", "Hello. Guess."),
-        ([PARTS], "Guess.", [PARTS, user("Guess.")]),
     ],
 )
 def test_what_the_environment_says_first_joins_the_prompt_of_the_row(prompt: Any, said: Any, asked: Any) -> None:
@@ -75,14 +65,14 @@ def test_what_the_environment_says_first_joins_the_prompt_of_the_row(prompt: Any
     assert prompt == before
 
 
-@pytest.mark.parametrize("said", [None, 5, lambda: 1 / 0])
+@pytest.mark.parametrize("said", [None, lambda: 1 / 0])
 def test_an_opening_that_says_nothing_or_fails_is_a_failure_of_its_own_place(said: Any) -> None:
     with pytest.raises(CallFailed) as caught:
         rehearse(Speaks(said), ["x"], Case(0, [], {}))
     assert caught.value.failure.place == "opening"
 
 
-@pytest.mark.parametrize("row", [{}, {"prompt": None}, {"prompt": ""}, {"prompt": []}])
+@pytest.mark.parametrize("row", [{}, {"prompt": None}])
 def test_rows_need_no_prompt_where_the_environment_may_speak_first(row: dict[str, Any]) -> None:
     cases, _ = build_cases(Speaks("x", row), None)
     assert (cases[0].prompt, cases.is_chat) == ([], True)
@@ -133,56 +123,9 @@ def test_a_step_that_names_calls_gets_every_answer_with_its_calls_and_the_text_b
     assert played.is_over
 
 
-# -- results that end the episode
-
-
-class Game:
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": [USER]}]
-
-    def get_tools(self) -> Any:
-        return [self.look, self.leave]
-
-    def look(self) -> ToolResult:
-        return ToolResult({"doors": 2})
-
-    async def leave(self) -> ToolResult:
-        """Leave the house."""
-        return ToolResult("you are out", done=True)
-
-    def score_episode(self, messages: list[Any], text: str) -> float:
-        return float(messages[-1]["content"] == "you are out") if text == "" else 0.25
-
-
-def test_a_tool_result_may_end_the_episode_and_is_part_of_the_conversation() -> None:
-    played = rehearse(Game(), [call("look"), call("leave") + call("look"), "never"], Case(0, [USER], {}))
-
-    looked, left = played.moves
-    assert [message["content"] for message in looked.messages] == ['{"doors": 2}']
-    assert not looked.is_over
-    assert [message["content"] for message in left.messages] == ["you are out"]
-    assert (left.is_over, left.calls) == (True, 1)
-    assert played.scored.score == 1.0
-
-
-@pytest.mark.parametrize("done", [True, False])
-def test_a_step_may_end_the_episode_with_a_last_message(done: bool) -> None:
+def test_a_step_may_end_the_episode_with_a_last_message() -> None:
     """After calls its text is a tool's message, and messages pass as they are."""
-    text, said = (play(Gym(ToolResult(content, done)), call("move")) for content in ("out", [user("out")]))
+    text, said = (play(Gym(ToolResult(content, done=True)), call("move")) for content in ("out", [user("out")]))
 
-    assert text.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "out"},), done, calls=1)
-    assert said.moves[0] == EnvResponse((user("out"),), done, calls=1)
-
-
-def test_a_generator_that_a_tool_ends_may_say_what_it_is_worth() -> None:
-    class Told(Game):
-        score_episode = None  # type: ignore[assignment]
-
-        def episode(self) -> Generator[None, str, float]:
-            try:
-                yield
-            except GeneratorExit:
-                return 0.5
-            return 0.0
-
-    assert rehearse(Told(), [call("leave")], Case(0, [USER], {})).scored.score == 0.5
+    assert text.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "out"},), is_over=True, calls=1)
+    assert said.moves[0] == EnvResponse((user("out"),), is_over=True, calls=1)

@@ -1,45 +1,23 @@
 """State that calls keep in helper objects, arrays, classes, modules and closures is scored as if calls ran one after
-another, and common patterns without such state run at the same time."""
+another."""
 
 from __future__ import annotations
 
-import functools
-import io
-import logging
 import os
 import random
-import sqlite3
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
 
 from tests import test_call_policy as here
-from tests.test_call_policy import Meter, Rows, scored, serially, the_meter, wait
+from tests.test_call_policy import Rows, scored, serially, wait
 
 meter = here.meter
-
-CURRENT: Any = None
-LIMITS = {str(number): number for number in range(100)}
-LOGGER = logging.getLogger(__name__)
 MODULES = {"random": random, "numpy.random": np.random}
-
-
-DATASET = datasets.Dataset.from_list([{"answer": number} for number in range(100)])
-
-
-def set_current(value: Any) -> None:
-    global CURRENT
-    CURRENT = value
-
-
-def current() -> Any:
-    return CURRENT
 
 
 class Game:
@@ -62,23 +40,6 @@ class Registry:
         cls.current = value
 
 
-class Judge:
-    @functools.cached_property
-    def table(self) -> dict[str, int]:
-        return dict(LIMITS)
-
-
-@functools.lru_cache
-def the_game() -> Game:
-    return Game()
-
-
-def kept(number: int, box: list[int] = []) -> int:  # noqa: B006
-    box.append(number)
-    wait()
-    return box[-1]
-
-
 class Viewer:
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -92,14 +53,9 @@ class Holds(Rows):
 
     def __init__(self) -> None:
         super().__init__()
-        self.array, self.tensor, self.buffer = np.zeros((2, 2)), torch.zeros(2), io.StringIO()
-        self.games, self.game = [Game(), Game()], Game()
-        self.other_log = self.log
+        self.array, self.tensor = np.zeros((2, 2)), torch.zeros(2)
         self.viewer = Viewer(self)
-        self.judge, self.told = Judge(), False
-        self.weights = {"a": [0.5]}
         self.made: Any = None
-        self.dataset = DATASET
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
         self.fill = _filling(box)
@@ -111,13 +67,6 @@ class Holds(Rows):
         return self.made
 
 
-class HoldsADatabase(Holds):
-    def __init__(self) -> None:
-        super().__init__()
-        self.database = sqlite3.connect(":memory:", check_same_thread=False)
-        self.database.execute("create table t (n int)")
-
-
 def _filling(box: dict[str, int]) -> Any:
     def fill(number: int) -> None:
         box["n"] = number
@@ -127,62 +76,21 @@ def _filling(box: dict[str, int]) -> Any:
 
 STATEFUL = {
     "fill": ("env.array.fill(n)", "env.array[0, 0]"),
-    "tensor": ("env.tensor.zero_().add_(n)", "float(env.tensor[0])"),
     "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
-    "buffer": ("env.buffer.seek(0); env.buffer.truncate(0); env.buffer.write(str(n))", "int(env.buffer.getvalue())"),
     "closure": ("env.fill(n)", "env.get()"),
-    "objects in a list": ("for game in env.games: game.begin(n)", "env.games[0].value()"),
-    "a list by two names": ("env.log.append(n)", "env.other_log[-1]"),
     "made when needed": ("env.lazy.begin(n)", "env.lazy.value()"),
-    "cached function": ("the_game().begin(n)", "the_game().value()"),
     "another class": ("Registry.put(n)", "Registry.current"),
     "a module": ("here.current = n", "here.current"),
-    "a global set elsewhere": ("set_current(n)", "current()"),
     "os.environ": ('os.environ["AITRAIN_TEST"] = str(n)', 'int(os.environ["AITRAIN_TEST"])'),
-    "database": ('env.database.execute("delete from t"); env.database.execute("insert into t values (?)", (n,))',
-                 'env.database.execute("select n from t").fetchone()[0]'),
     "random.seed": ("random.seed(n)", "random.random()"),
-    "torch.manual_seed": ("torch.manual_seed(n)", "float(torch.rand(1))"),
     "a helper that sees the environment": ("env.case = n", "env.viewer.score()"),
 }  # fmt: skip
 """What a call writes, and what it reads after a wait."""
 
-STATELESS = {
-    "cached property of a helper": "wait() or env.judge.table[text]",
-    "a weight is added to": "wait() or added(env)",
-    "logger and global table": "wait() or logged(text)",
-    "context manager": "measured(n)",
-    "a row of a dataset gets a column": "wait() or extended(env, n)",
-}
-
-
-def added(env: Holds) -> float:
-    total = env.weights["a"][0]
-    total += 1.0
-    return total
-
-
-def logged(text: str) -> float:
-    LOGGER.debug("scoring %s", text)
-    return LIMITS.get(text, 0) / 100
-
-
-def extended(env: Holds, number: int) -> float:
-    row = env.dataset[number]
-    row["seen"] = True
-    return row["answer"] / 100
-
-
-def measured(number: int) -> float:
-    with the_meter():
-        threading.Event().wait(0.005)
-    return number / 100
-
 
 def environment_of(folder: Path, lines: list[str]) -> Any:
     """An environment with this body, whose source can be read."""
-    base = "HoldsADatabase" if any("database" in line for line in lines) else "Holds"
-    head = f"class Written({base}):\n    def score_episode(env, model, tokenizer, completion, case_idx):\n"
+    head = "class Written(Holds):\n    def score_episode(env, model, tokenizer, completion, case_idx):\n"
     text = head + "".join(f"        {line}\n" for line in ["n, text = case_idx, completion", *lines])
     file = folder / "written.py"
     file.write_text(text)
@@ -203,18 +111,6 @@ def test_state_anywhere_in_memory_gives_the_scores_of_calls_one_after_another(
     assert scored(kind(), batches=2)[0] == serially(kind(), batches=2)
 
 
-@pytest.mark.parametrize("name", STATELESS)
-@pytest.mark.slow
-def test_common_patterns_without_state_run_at_the_same_time(name: str, tmp_path: Path, meter: Meter) -> None:
-    kind = environment_of(tmp_path, [f"return {STATELESS[name]}"])
-
-    scores, told = scored(kind(), rl_score_range="any")
-
-    assert scores == serially(kind())
-    assert told == []
-    assert meter.most > 1
-
-
 def test_the_working_directory_that_a_call_sets_is_its_own() -> None:
     class Moves(Rows):
         def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
@@ -229,12 +125,3 @@ def test_the_working_directory_that_a_call_sets_is_its_own() -> None:
                     os.chdir(before)
 
     assert scored(Moves())[0] == serially(Moves())
-
-
-@pytest.mark.slow
-def test_a_mutable_default_is_shared_by_all_calls() -> None:
-    class Keeps(Rows):
-        def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-            return kept(case_idx) / 100
-
-    assert scored(Keeps())[0] == serially(Keeps())

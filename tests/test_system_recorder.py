@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from aitrain.launch import nvidia, system_recorder
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.runs.run_folder import append_lines, read_lines
-from aitrain.ui.summary import system_curves
 from tests.conftest import write
 
 SMI = """#!/bin/sh
@@ -41,13 +39,9 @@ def test_a_sample_has_the_cores_the_memory_and_each_gpu(
     while time.process_time() < end:
         pass
     sample = recorder.sample()
-    assert sample.keys() == {
-        "time", "cpu_cores", "memory_gib", "free_memory_gib", "gpu_use/0", "gpu_memory_gib/0",
-    }  # fmt: skip
     assert (sample["gpu_use/0"], sample["gpu_memory_gib/0"]) == (0.93, 40.0)
+    assert "gpu_use/1" not in sample
     assert 0 < sample["cpu_cores"] < 64
-    assert sample["memory_gib"] > 0.01
-    assert "--id" not in gpus.read_text()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
     recorder.sample()
     assert "--id=1,3" in gpus.read_text()
@@ -68,14 +62,3 @@ def test_the_file_stays_small_and_covers_the_whole_run(tmp_path: Path, monkeypat
     assert len(times) <= 8
     assert times[0] == 0.0
     assert times == sorted(times)
-
-
-def test_a_pause_between_two_starts_of_a_run_is_no_part_of_its_curves(tmp_path: Path) -> None:
-    file = tmp_path / "system.jsonl"
-    times = [0.0, 6.0, 12.0, 90_000.0, 90_006.0]
-    append_lines(file, [{"time": time, "cpu_cores": 1.0} for time in times])
-    file.write_text(file.read_text() + json.dumps({"cpu_cores": "many"}) + "\n" + '{"time": 90012, "gpu_use/0": 1}\n')
-    curves = system_curves(file)
-    assert curves["minutes"] == [0.0, 0.1, 0.2, 0.6, 0.7, 0.8]
-    assert curves["series"] == {"cpu_cores": [1.0] * 5 + [None], "gpu_use/0": [None] * 5 + [1.0]}
-    assert system_curves(tmp_path / "none") == {"minutes": [], "series": {}}

@@ -18,7 +18,6 @@ from aitrain.runs.result import Result
 from aitrain.ui import terminal
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
-from aitrain.ui.plot import sparkline
 from aitrain.ui.terminal import Screen, last_line, show_result
 from tests.conftest import write
 from tests.screens import Terminal
@@ -58,33 +57,21 @@ def test_a_run_under_way_is_a_few_lines_that_are_drawn_over_and_no_wider_than_th
         "speed     1,234 tokens/s  0.60s a step",
         "          generate 0.25s  environment 0.05s  optimize 0.30s",
     ]
-    for width in (40, 20):
-        shown = watched(RUN, width).shown
-        assert sum(line.startswith("step") for line in shown) == 1
-        assert max(map(len, shown)) <= width
-
-
-EVIL = "\x1b[2J\x1b]0;title\x07\r\x9b31m‮\ud800 end"
-
-
-@pytest.mark.parametrize("event", [Note(EVIL), Phase(EVIL)], ids=["note", "phase"])
-def test_nothing_that_an_environment_says_reaches_the_terminal_as_a_command(event: Event) -> None:
-    shown = watched([Note("stays"), event])
-    assert shown.shown[0] == "! stays"
-    assert r"\x1b[2J\x1b]0;title\x07\r\x9b31m\u202e\ud800 end" in shown.shown[1]
+    assert max(map(len, watched(RUN, width=20).shown)) <= 20
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("plain\n\ttext ~", "plain\n\ttext ~"),
-        ("żółw 漢字 👩‍🚀 نمی‌خواهم", "żółw 漢字 👩‍🚀 نمی‌خواهم"),
         ("\x1b[31m\x07\b\x7f\x00\r\n", r"\x1b[31m\x07\x08\x7f\x00\r" + "\n"),
         ("\x9b\u202e\u2066\u200b\ufeff\u2028\U000e0041\udcff", r"\x9b\u202e\u2066\u200b\ufeff\u2028\U000e0041\udcff"),
     ],
 )  # fmt: skip
 def test_what_a_terminal_would_obey_is_written_out(text: str, shown: str) -> None:
     assert escape_controls(text) == shown
+    for event in (Note(text), Phase(text)):
+        assert shown.splitlines()[0] in watched([Note("stays"), event]).shown[1]
 
 
 # -- where nothing can be drawn over
@@ -140,21 +127,6 @@ def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
     assert len(said) < 400
 
 
-# -- numbers
-
-
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ([0.1, 0.2, 0.3, 0.8], "▁▂▃█"),
-        ([0.5, 0.51, 0.5], "▁▂▁"),  # noise stays low
-        (([0.0] * 50 + [1.0] * 50) * 2, "▁█" * 2),
-    ],
-)
-def test_a_sparkline_goes_from_the_lowest_to_the_highest_value(values: list[float], line: str) -> None:
-    assert sparkline(values, 4 if len(values) > 4 else 10)[: len(line)] == line
-
-
 # -- when it is over
 
 
@@ -164,15 +136,14 @@ def interval(mean: float, low: float, high: float) -> IntervalValues:
 
 def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_next(tmp_path: Path) -> None:
     lines = [json.dumps({"step": n, "reward": n / 9}) + "\n" for n in range(1, 10)]
-    files = {"metrics.jsonl": "".join(lines), "config.yaml": "rl_env: x.py\nlr: 3.0e-4\n", "report.html": ""}
+    files = {"metrics.jsonl": "".join(lines), "config.yaml": "rl_env: x.py\nlr: 3.0e-4\n"}
     write(tmp_path, {**files, "model/adapter_config.json": ""})
     before, after, change = interval(0.5, 0.4, 0.6), interval(0.25, 0.15, 0.35), interval(-0.25, -0.375, -0.125)
     scores: ScoreTable = {"sampled": {"before": before, "after": after, "change": change}}
     target = TimeToTarget(target=0.8, steps=5, seconds=61.0, tokens=12_345, score=0.9, low=0.81)
     made = replace(
         Result(tmp_path, "finished", 9, 61.0, 0.5, 0.25, 0.1, None), scores=scores, verdict="worse",
-        failures={"exception": 7, "timeout": 1}, episodes=4_000, selection_score=0.95, selection_scorings=8,
-        model_step=4, time_to_target=target,
+        failures={"exception": 7, "timeout": 1}, episodes=4_000, time_to_target=target,
     )  # fmt: skip
     made.write()
     shown = Terminal(300, 60)
@@ -182,12 +153,10 @@ def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_
     for part in (
         "sampled   0.500 [0.400, 0.600]  0.250 [0.150, 0.350]  -0.250 [-0.375, -0.125]",
         "worse: -0.250 [-0.375, -0.125] over 64 cases",
-        "9 steps in 1m 01s",
         "█",
-        f"model: {tmp_path}/model (adapter), step 4: the best of 8 evaluations, 0.950",
+        f"model: {tmp_path}/model (adapter)",
         "0.8 reached: after 5 steps, 1m 01s of training, 12,345 sampled tokens",
         "failures: 8 of 4,000 episodes (exception 7, timeout 1)",
-        f"report: {tmp_path}/report.html",
         f"aitrain grpo --config {tmp_path}/config.yaml --lr 0.0001",
     ):
         assert part in text

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import functools
 import json
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Optional
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from aitrain import EnvironmentFailed
 from aitrain.environment.tool_call_parser import MAX_CALLS, MAX_DEPTH, ToolCall, read_calls
 from aitrain.environment.tools import MAX_ERROR, Tools
 from tests.conftest import case_name
-
-if TYPE_CHECKING:
-    pass  # type: ignore[import-not-found]
 
 
 class Board(enum.Enum):
@@ -109,11 +104,6 @@ def parameters_of(owner: Any) -> dict[str, Any]:
     return dict(Tools.of(owner).schemas[0]["function"]["parameters"])
 
 
-def shown(hint: Any, *default: Any, doc: str = "") -> dict[str, Any]:
-    """The schema of one argument with this hint."""
-    return dict(parameters_of(tool_with(hint, *default, doc=doc))["properties"]["it"])
-
-
 def given(hint: Any, value: Any) -> Any:
     """What a tool with this hint receives, or the error that the model is given."""
     kept: list[Any] = []
@@ -145,50 +135,38 @@ def test_calls_are_read_in_order_and_taken_out_of_the_text() -> None:
     text = f"First \udc00\n{tagged(first)} then {tagged(second)}"
 
     assert read_calls(text) == ("First \ufffd\n then", [ToolCall("a", {"x": [1, {"y": None}]}), ToolCall("b", {})])
-
-
-@pytest.mark.parametrize(
-    ("block", "arguments"),
-    [
-        ('{"name": "a"}', {}),
-        ('{"name": "a", "arguments": null}', {}),
-        ('{"name": "a", "arguments": {"x": 1}, "parameters": {"x": 2}}', {"x": 1}),
-        ('{"name": "a", "parameters": {"x": 1}}', {"x": 1}),
-        ('{"name": "a", "arguments": " {\\"x\\": \\"\\\\ud800 \\\\u00fc\\"} "}', {"x": "\ufffd ü"}),
-        ('{"name": "a", "arguments": {"x": 1.5e3}}', {"x": 1500.0}),
-        (f'{{"name": "a", "arguments": {{"x": {10**299}}}}}', {"x": 10**299}),
-    ],
-)
-def test_arguments_come_in_several_forms(block: str, arguments: dict[str, Any]) -> None:
-    assert read_calls(tagged(block))[1] == [ToolCall("a", arguments)]
-
-
-def test_several_objects_between_one_pair_of_tags_are_several_calls() -> None:
-    block = '{"name": "a"}\n{\n"name": "b",\n"arguments": {"x": 1}\n}{"name": "c"} and more'
+    block = (
+        '{"name": "a", "parameters": {"x": 1}}\n{"name": "b", "arguments": " {\\"x\\": 1.5e3} "}{"name": "c"} and more'
+    )
     *calls, rest = read_calls(tagged(block))[1]
-
-    assert calls == [ToolCall("a", {}), ToolCall("b", {"x": 1}), ToolCall("c", {})]
+    assert calls == [ToolCall("a", {"x": 1}), ToolCall("b", {"x": 1500.0}), ToolCall("c", {})]
     assert "not valid JSON" in rest.problem
+
+
+def test_a_tag_that_is_not_closed_and_calls_beyond_the_limit_are_wrong_calls() -> None:
+    said, calls = read_calls('Hm <tool_call>{"name": "a"}<tool_call>{"name": "b"}</tool_call><tool_call>')
+    assert (said, [call.name for call in calls]) == ("Hm", ["", "b", ""])
+    assert all("no closing </tool_call>" in call.problem for call in calls if not call.name)
+    for block in ('{"name": "a"}' * 1000, "</tool_call><tool_call>".join(['{"name": "a"}'] * 1000)):
+        _, calls = read_calls(tagged(block))
+        assert [call.name for call in calls] == ["a"] * MAX_CALLS + [""]
+        assert f"more than {MAX_CALLS} calls" in calls[-1].problem
 
 
 @pytest.mark.parametrize(
     ("block", "problem"),
     [
         ("", "not valid JSON"),
-        ("{'name': 'a'}", "not valid JSON"),
         ('[{"name": "a"}]', "not a JSON object"),
         ("{}", 'no "name"'),
-        ('{"name": " "}', 'no "name"'),
-        ('{"name": ["a"]}', 'no "name"'),
         ('{"name": "a", "arguments": [1]}', "a: the arguments are not a JSON object"),
         ('{"name": "a", "arguments": "x = 1"}', "a: the arguments are not valid JSON"),
-        ('{"name": "a", "arguments": "{} {}"}', "a: the arguments are not a JSON object"),
         ('{"name": "a", "arguments": {"x": NaN}}', "NaN"),
-        ('{"name": "a", "arguments": {"x": 1e999}}', "too large"),
-        ('{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}", "too large"),
         ('{"name": "a", "arguments": {"x": 1, "x": 2}}', "x is given twice"),
-        ('{"name": "a", "arguments": {"x": ' + "[" * 10_000 + "]" * 10_000 + "}}", "nests deeper"),
+        ('{"name": "a", "arguments": "{} {}"}', "a: the arguments are not a JSON object"),
         ('{"name": "a", "arguments": {"x": ' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}}", "nests deeper"),
+        ('{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}", "too large"),
+        ('{"name": "a", "arguments": {"x": ' + "[" * 10_000 + "]" * 10_000 + "}}", "nests deeper"),
     ],
     ids=lambda value: value[:50],
 )  # fmt: skip
@@ -198,40 +176,8 @@ def test_a_call_that_cannot_be_read_says_what_is_wrong(block: str, problem: str)
     assert call.arguments is None
     assert problem in call.problem
     assert len(call.problem) < 200
-    assert call.as_message_part()["function"]["arguments"] == {}
     assert call.name == ("a" if "arguments are" in problem else "")
     assert Tools.of(Hotels()).run(call)[:2] == (f"error: {call.problem}", True)
-
-
-def test_arguments_may_nest_as_deep_as_is_said() -> None:
-    nested = "[" * (MAX_DEPTH - 2) + "]" * (MAX_DEPTH - 2)  # the call and its arguments are two levels
-    assert read_calls(tagged('{"name": "a", "arguments": {"x": ' + nested + "}}"))[1][0].problem == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ('Hm <tool_call>{"name": "a"}', ["?"]),
-        ('Hm <tool_call>{"name": "a"}<tool_call>{"name": "b"}</tool_call>', ["?", "b"]),
-        ('Hm <tool_call>{"name": "a"}</tool_call><tool_call>', ["a", "?"]),
-    ],
-)
-def test_an_opening_tag_without_a_closing_one_is_a_wrong_call(text: str, names: list[str]) -> None:
-    said, calls = read_calls(text)
-
-    assert said == "Hm"
-    assert [call.name or "?" for call in calls] == names
-    assert all("no closing </tool_call>" in call.problem for call in calls if not call.name)
-
-
-def test_calls_beyond_the_limit_are_one_problem() -> None:
-    for text in (tagged('{"name": "a"}' * 1000), tagged(*['{"name": "a"}'] * 1000)):
-        said, calls = read_calls(text)
-
-        assert said == ""
-        assert [call.name for call in calls] == ["a"] * MAX_CALLS + [""]
-        assert f"more than {MAX_CALLS} calls" in calls[-1].problem
-    assert read_calls(tagged(*['{"name": "a"}'] * MAX_CALLS))[1][-1].problem == ""
 
 
 # -- what the model is shown
@@ -266,51 +212,22 @@ def test_a_tool_is_shown_with_its_docstring_and_its_hints() -> None:
     }
 
 
-GUEST = {
-    "type": "object",
-    "properties": {"title": {"type": "string"}, "age": {"type": "integer", "default": 30}},
-    "required": ["title"],
-}
-BOARD = {"type": "string", "enum": ["none", "half"]}
-
-
-@pytest.mark.parametrize(
-    ("hint", "schema"),
-    [
-        (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
-        (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
-        (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
-        (
-            Room,
-            {
-                "type": "object",
-                "description": "A room of a hotel.",
-                "properties": {
-                    "guests": {"type": "array", "items": GUEST, "default": []},
-                    "board": {**BOARD, "default": "none"},
-                },
-            },
-        ),
-    ],
-    ids=case_name,
-)
-def test_a_hint_is_shown_as_a_flat_schema(hint: Any, schema: dict[str, Any]) -> None:
-    assert shown(hint) == schema
-
-
-@pytest.mark.parametrize(
-    "hint",
-    [
-        Annotated[int, "the text"],
-        Annotated[int, Field(description="hidden"), "the text"],
-        Annotated[int, Field(description="the text")] | None,
-        Annotated[Guest, "the text"],
-    ],
-    ids=case_name,
-)
-def test_a_hint_may_describe_its_argument_and_wins_over_the_docstring(hint: Any) -> None:
-    assert shown(hint, doc="Do it.\n\nArgs:\n    it: another text\n")["description"] == "the text"
-    assert "description" not in shown(list[hint])
+def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docstring_does() -> None:
+    guest = {
+        "type": "object",
+        "properties": {"title": {"type": "string"}, "age": {"type": "integer", "default": 30}},
+        "required": ["title"],
+    }
+    assert parameters_of(tool_with(Room))["properties"]["it"] == {
+        "type": "object",
+        "description": "A room of a hotel.",
+        "properties": {
+            "guests": {"type": "array", "items": guest, "default": []},
+            "board": {"type": "string", "enum": ["none", "half"], "default": "none"},
+        },
+    }
+    owner = tool_with(Annotated[int, "the text"], doc="Do it.\n\nArgs:\n    it: another text\n")
+    assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 
 
 def test_a_parameter_may_be_called_like_anything_of_pydantics() -> None:
@@ -323,16 +240,8 @@ def test_a_parameter_may_be_called_like_anything_of_pydantics() -> None:
 @pytest.mark.parametrize(
     ("docstring", "description", "told"),
     [
-        ("Find it.", "Find it.", None),
         ("Find it.\n\n    Args:\n        it (list[tuple(int, int)], optional): the text\n", "Find it.", "the text"),
-        ("Find it.\n\n    Args:\n        it:\n            the\n\n            text\n", "Find it.", "the text"),
-        ("Find it.\n\n    Args:\n        it: the\n          other: text\n", "Find it.", "the other: text"),
-        ("Find it.\n\n    Args:\n      it: the text\n      ctx: no\n    Note: x", "Find it.", "the text"),
         ("Find it.\n    :param list[int] it: the\n        text\n    :type it: int", "Find it.", "the text"),
-        ("Find it.\n\n    Returns: it\n\n    Args:\n      it: the text", "Find it.", "the text"),
-        ("Find it.\n\n    Raises:\n        it: not this\n", "Find it.", None),
-        ("Note: find\n    it.\n\n    Example: 1", "Note: find it.\nExample: 1", None),
-        ("\n    Args:\n        it: the text", "", "the text"),
     ],
 )  # fmt: skip
 def test_docstrings_are_read_in_the_usual_forms(docstring: str, description: str, told: str | None) -> None:
@@ -345,69 +254,17 @@ def test_docstrings_are_read_in_the_usual_forms(docstring: str, description: str
 # -- what can be a tool
 
 
-class Kinds:
-    def inherited(self, it: int) -> int:
-        """Documented in the parent."""
-        return it
-
-    def __call__(self, it: int) -> int:
-        """Documented at the call."""
-        return it
-
-
-class Child(Kinds):
-    def inherited(self, it: int) -> int:
-        return it
-
-
 def named(tool: Any, name: str = "tool") -> Any:
     tool.__name__ = name
-    return tool
-
-
-def add(first: int, it: int, key: str = "secret") -> int:
-    """Add them."""
-    return it if (first, key) == (1, "own") else -1
-
-
-@pytest.mark.parametrize(
-    ("tool", "about"),
-    [
-        (Child().inherited, "Documented in the parent."),
-        (named(Kinds()), "Documented at the call."),
-        (named(functools.partial(add, 1, key="own")), "Add them."),
-    ],
-    ids=case_name,
-)
-def test_methods_functions_and_callable_objects_with_a_name_are_tools(tool: Any, about: str) -> None:
-    tools = Tools.of(Owner(tool))
-    function = tools.schemas[0]["function"]
-
-    assert function["description"] == about
-    assert function["parameters"]["properties"] == {"it": {"type": "integer"}}
-    assert tools.run(ToolCall(function["name"], {"it": "3"}))[:2] == ("3", False)
-
-
-def positional(a: int, /) -> None: ...
-def of_a_type(it: int, client: NotDescribable) -> None: ...
-
-
-def unresolved() -> Callable[..., Any]:
-    class Local: ...
-
-    def tool(it: Local) -> None: ...
-
     return tool
 
 
 @pytest.mark.parametrize(
     ("tool", "message"),
     [
-        (positional, "positional: it takes a by position only"),
-        (of_a_type, "of_a_type: its argument client cannot be described"),
-        (unresolved(), "tool: the hints of its arguments cannot be read: NameError"),
+        (named(lambda a, /: None), "tool: it takes a by position only"),
+        (tool_with(NotDescribable).get_tools()[0], "tool: its argument it cannot be described"),
         (lambda it: it, "no name to call it by"),
-        (Kinds, "Kinds: neither a function or method"),
         ("search_hotels", "'search_hotels': neither a function"),
     ],
     ids=case_name,
@@ -419,52 +276,23 @@ def test_what_cannot_be_a_tool_is_refused_by_name(tool: Any, message: str) -> No
 def test_get_tools_is_a_method_that_returns_a_list_of_different_names() -> None:
     assert Tools.of(Owner()).schemas == Tools.of(object()).schemas == []
     assert "secret: two tools have this name" in refusal(Owner(Hotels().secret, named(lambda: 1, "secret")))
-    owner, odd = Owner(), Owner()
-    owner._tools, odd.get_tools = {"a": 1}, (add,)  # type: ignore[method-assign, assignment]
+    owner, broken = Owner(), Owner()
+    owner._tools = {"a": 1}
+    broken.get_tools = lambda: [broken.search]  # type: ignore[attr-defined, method-assign]
 
     assert "(dict)\nReturn a list" in refusal(owner)
-    assert "is not a method" in refusal(odd)
-
-
-def test_get_tools_that_raises_is_told_with_its_line() -> None:
-    class Broken(Hotels):
-        def get_tools(self) -> Iterator[Any]:
-            yield self.search  # type: ignore[attr-defined]
-
-    message = refusal(Broken())
-    assert "get_tools raised: AttributeError" in message
-    assert "yield self.search" in message
+    assert "get_tools raised: AttributeError" in refusal(broken)
+    assert "[broken.search]" in refusal(broken)
 
 
 # -- answers
 
 
-@pytest.mark.parametrize(
-    ("hint", "value", "received"),
-    [
-        (int, "3", 3),
-        (date, "2024-01-02", date(2024, 1, 2)),
-        (list[Guest], [{"title": "Dr", "age": "7"}], [Guest("Dr", 7)]),
-    ],
-    ids=case_name,
-)
-def test_arguments_are_converted_to_the_type_of_the_hint(hint: Any, value: Any, received: Any) -> None:
-    assert given(hint, value) == received
-    assert type(given(hint, value)) is type(received)
-
-
-@pytest.mark.parametrize(
-    ("hint", "value", "place"),
-    [
-        (int, "three", "it"),
-        (int, None, "it"),
-        (float, "nan", "it"),
-        (list[Guest], [{"title": "Dr"}, {}], "it.1.title"),
-    ],
-    ids=case_name,
-)
-def test_a_wrong_argument_is_told_to_the_model(hint: Any, value: Any, place: str) -> None:
-    assert given(hint, value).startswith(f"error: tool: {place}: ")
+def test_arguments_are_converted_to_the_type_of_the_hint_or_a_wrong_one_is_told_with_its_place() -> None:
+    assert given(int, "3") == 3
+    assert given(list[Guest], [{"title": "Dr", "age": "7"}]) == [Guest("Dr", 7)]
+    assert given(float, "nan").startswith("error: tool: it: ")
+    assert given(list[Guest], [{"title": "Dr"}, {}]).startswith("error: tool: it.1.title: ")
 
 
 @pytest.mark.parametrize(
@@ -472,9 +300,9 @@ def test_a_wrong_argument_is_told_to_the_model(hint: Any, value: Any, place: str
     [
         ("book_hotel", {}, ["missing argument: name", "missing argument: nights"]),
         ("search_hotels", {"citi": "Bern"}, ["missing argument: city", "unknown argument: citi. Did you mean city?"]),
-        ("book_hotel", {"name": 5, "nights": "x", "foo": 1}, ["name: ", "nights: ", "unknown argument: foo"]),
         ("serch_hotels", {}, ["no tool serch_hotels. Did you mean search_hotels?", "search_hotels, book_hotel"]),
-        *((name, {}, [f"no tool {name}."]) for name in ("secret", "get_tools", "__class__", "search_hotels.__call__")),
+        ("\ud800" * 1000, {}, ["error: "]),
+        *((name, {}, [f"no tool {name}."]) for name in ("secret", "__class__")),
     ],
 )
 def test_a_wrong_call_is_answered_with_what_is_wrong(name: str, arguments: dict[str, Any], parts: list[str]) -> None:
@@ -483,83 +311,25 @@ def test_a_wrong_call_is_answered_with_what_is_wrong(name: str, arguments: dict[
 
     assert is_wrong
     assert all(part in answer for part in parts)
+    assert len(answer) <= MAX_ERROR
+    assert answer.encode()
     assert hotels.booked == []
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        ToolCall(["search_hotels"], {}),  # type: ignore[arg-type]
-        ToolCall("search_hotels", {"city": "Bern", "\ud800": 1}),
-        ToolCall("\ud800" * 1000, {}),
-        ToolCall("search_hotels", {"city": functools.reduce(lambda inner, _: [inner], range(10_000), [])}),
-        ToolCall("search_hotels", {f"city{number}": 1 for number in range(1000)}),
-    ],
-    ids=lambda call: str(call.name)[:20],
-)
-def test_the_error_of_any_wrong_call_is_short_and_can_be_written(call: ToolCall) -> None:
-    answer, is_wrong, _ = Tools.of(Hotels()).run(call)
-
-    assert is_wrong
-    assert answer.startswith("error: ")
-    assert len(answer.encode()) <= 3 * MAX_ERROR
-    assert len(answer) <= MAX_ERROR
-    assert "\n" not in answer
-
-
-class Broken(Hotels):
-    def get_tools(self) -> Any:
-        return [self.later, self.validating]
-
-    async def later(self, it: int) -> None:
-        raise KeyError(it)
-
-    def validating(self, it: int) -> None:
+def test_what_a_tool_raises_is_raised_and_not_told_to_the_model() -> None:
+    async def validating() -> None:
         Room.model_validate({"board": 5})
 
-
-@pytest.mark.parametrize(("name", "kind"), [("later", KeyError), ("validating", ValueError)])
-def test_what_a_tool_raises_is_raised_and_not_told_to_the_model(name: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind):
-        answer_of(Broken(), name, it=1)
-    assert answer_of(Broken(), name, it="x")[1]
-
-
-def test_a_tool_that_changes_its_arguments_does_not_change_the_call() -> None:
-    def tool(it: dict) -> None:  # type: ignore[type-arg]
-        it["x"].clear()
-
-    call = ToolCall("tool", {"it": {"x": [1]}})
-    Tools.of(Owner(tool)).run(call)
-    assert call.arguments == {"it": {"x": [1]}}
-
-
-def test_tools_of_two_episodes_are_apart() -> None:
-    first, second = Hotels(), Hotels()
-    tools = Tools.of(first), Tools.of(second)
-
-    assert tools[1].run(ToolCall("book_hotel", {"name": "Inn", "nights": "1"}))[:2] == ("null", False)
-    assert (first.booked, second.booked) == ([], [("Inn", 1, None)])
-
-
-class Odd:
-    def __str__(self) -> str:
-        return "an odd thing"
-
-
-CIRCLE: list[Any] = []
-CIRCLE.append(CIRCLE)
+    with pytest.raises(ValueError, match="board"):
+        answer_of(Owner(validating), "validating")
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (None, "null"),
-        ({"city": "Zürich", "n": [1, "a", (2,)]}, '{"city": "Zürich", "n": [1, "a", [2]]}'),
-        ([Guest("Dr"), Odd()], '[{"title": "Dr", "age": 30}, "an odd thing"]'),
+        ([Guest("Dr"), b"odd"], '[{"title": "Dr", "age": 30}, "odd"]'),
         ({date(2024, 1, 2): Board.half}, '{"2024-01-02": "half"}'),
-        (b"\xff", "b'\\xff'"),
-        (CIRCLE, "[[...]]"),
         (math.nan, "NaN"),
         ("half \ud800 a character, \ud83d\ude00", "half \ufffd a character, 😀"),
     ],
@@ -583,11 +353,8 @@ INNER: dict[str, Any] = {
         "properties": {
             "city": {"type": "string", "enum": ["Bern", "Zürich"]},
             "n": {"type": "integer"},
-            "x": {"type": "number"},
             "maybe": {"type": ["string", "null"]},
-            "nullable": {"type": "integer", "nullable": True},
             "any": {},
-            "own": {"type": "of my own"},
         },
         "required": ["city"],
     },
@@ -605,28 +372,17 @@ class WithSchema:
     def search(self, city: str, **others: Any) -> Any:
         return [city, others]
 
-    def narrow(self, city: str, n: int) -> Any:
-        return [city, n]
+    def narrow(self) -> None:
+        """Takes nothing."""
 
 
 @pytest.mark.parametrize("schema", [INNER, {"type": "function", "function": INNER}])
-def test_a_schema_is_passed_on_unchanged_in_the_full_form(schema: Any) -> None:
+def test_a_schema_is_passed_on_unchanged_and_so_are_arguments_that_fit_it(schema: Any) -> None:
     tools = Tools.of(WithSchema(schema))
-
     assert tools.schemas == [{"type": "function", "function": INNER}]
-    assert tools.run(ToolCall("search", {"city": "Bern", "n": 2}))[:2] == ('["Bern", {"n": 2}]', False)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"x": 1, "maybe": "x", "nullable": 1, "own": True}, {"x": 1.5, "maybe": None, "nullable": None, "any": {"x": 1}}],
-    ids=case_name,
-)
-def test_arguments_that_fit_the_schema_are_passed_on_as_they_are(arguments: dict[str, Any]) -> None:
-    answer, is_wrong = answer_of(WithSchema(), "search", city="Bern", **arguments)
-
-    assert not is_wrong
-    assert json.loads(answer) == ["Bern", arguments]
+    for arguments in ({"n": 2, "maybe": "x"}, {"maybe": None, "any": {"x": 1}}):
+        answer, is_wrong, _ = tools.run(ToolCall("search", {"city": "Bern", **arguments}))
+        assert (json.loads(answer), is_wrong) == (["Bern", arguments], False)
 
 
 @pytest.mark.parametrize(
@@ -635,9 +391,6 @@ def test_arguments_that_fit_the_schema_are_passed_on_as_they_are(arguments: dict
         ({"city": "Basel"}, 'city: should be one of ["Bern", "Zürich"]'),
         ({"city": 5}, "city: should be of type string"),
         ({"city": "Bern", "n": True}, "n: should be of type integer"),
-        ({"city": "Bern", "n": None}, "n: should be of type integer"),
-        ({"city": "Bern", "x": False}, "x: should be of type number"),
-        ({"city": "Bern", "maybe": 5}, "maybe: should be of type string or null"),
         ({"n": "1", "anny": 5},
          "n: should be of type integer; missing argument: city; unknown argument: anny. Did you mean any?"),
     ],
@@ -647,32 +400,12 @@ def test_arguments_that_do_not_fit_the_schema_are_a_wrong_call(arguments: dict[s
     assert answer_of(WithSchema(), "search", **arguments) == (f"error: search: {error}", True)
 
 
-PROPERTIES = {"city": {"type": "string"}, "n": {"type": "integer"}}
-
-
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
-        ({"name": 5}, 'no "name"'),
-        ({"name": "search", "parameters": {"properties": {}, "required": ["city"]}}, 'search: "required" of its'),
-        ({"name": "search", "parameters": {"properties": {"city": {"enum": {Odd}}}}}, "the schema holds something"),
-        ({"name": "narrow", "parameters": {"properties": {**PROPERTIES, "m": {}}, "required": ["city", "n"]}},
-         "unexpected keyword argument 'm'"),
-    ],
-    ids=case_name,
-)  # fmt: skip
-def test_a_schema_that_does_not_fit_is_refused(schema: Any, message: str) -> None:
-    assert message in refusal(WithSchema(schema))
-
-
-def test_schemas_that_name_no_methods_are_shown_and_not_run() -> None:
-    tools = Tools.of(WithSchema({"name": "nowhere", "parameters": {"properties": PROPERTIES}}))
+def test_a_schema_that_names_no_method_is_shown_and_not_run_and_one_that_does_not_fit_is_refused() -> None:
+    nowhere = {"name": "nowhere", "parameters": {"properties": {"city": {"type": "string"}}}}
+    tools = Tools.of(WithSchema(nowhere))
 
     assert tools.schemas[0]["function"]["name"] == "nowhere"
     assert tools.are_only_shown
-    assert len(tools) == 0
-
-
-@pytest.mark.parametrize("name", ["nowhere", "schemas"])
-def test_a_schema_without_a_method_beside_tools_that_have_one_is_refused(name: str) -> None:
-    assert f"{name}: the schema names no method" in refusal(WithSchema(INNER, {"name": name}))
+    assert "nowhere: the schema names no method" in refusal(WithSchema(INNER, nowhere))
+    assert 'no "name"' in refusal(WithSchema({"name": 5}))
+    assert "unexpected keyword argument 'city'" in refusal(WithSchema({**nowhere, "name": "narrow"}))

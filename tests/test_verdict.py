@@ -3,7 +3,7 @@
 import pytest
 
 from aitrain.runs.held_out import IntervalValues
-from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores, verdict_sentence
+from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores
 from tests.runs.scorings import table_of
 
 
@@ -17,8 +17,6 @@ def change(low: float | None, high: float | None, mean: float = 0.0) -> Interval
         (0.01, 0.3, "better"),
         (-0.3, -0.01, "worse"),
         (-0.1, 0.1, "undetected"),
-        (0.0, 0.2, "undetected"),
-        (-0.2, 0.0, "undetected"),
         (None, None, "undetected"),
     ],
 )
@@ -26,25 +24,9 @@ def test_only_an_interval_without_zero_is_a_difference(low: float | None, high: 
     assert verdict_of(change(low, high)) == verdict
 
 
-@pytest.mark.parametrize(("p_value", "verdict"), [(0.05, "better"), (0.051, "undetected"), (None, "better")])
-def test_a_difference_needs_a_small_p_value_where_there_is_one(p_value: float | None, verdict: Verdict) -> None:
-    assert verdict_of({**change(0.01, 0.3), "p_value": p_value}) == verdict
-
-
-def test_five_cases_that_all_improve_are_too_few_for_a_verdict() -> None:
-    for cases, verdict in ((5, "undetected"), (6, "better")):
-        before, after = ({str(case): [score] for case in range(cases)} for score in (0.0, 1.0))
-        scorings = {"before_sampled": before, "after_sampled": after}
-        assert verdict_of_scores(table_of(scorings)) == verdict
-
-
-def test_without_cases_in_common_there_is_no_verdict() -> None:
-    assert verdict_of(None) is None
-    assert verdict_sentence(change(0.301, 0.524, 0.412)) == "better: +0.412 [+0.301, +0.524] over 64 cases"
-    assert verdict_sentence(None) == ""
-    assert verdict_of_scores(None) is None
-    assert verdict_of_scores({}) is None
-    assert verdict_of_scores(table_of({"before_sampled": {"1": [0.0]}})) is None
+def test_a_difference_needs_a_small_p_value_where_there_is_one() -> None:
+    verdicts = [verdict_of({**change(0.01, 0.3), "p_value": value}) for value in (0.05, 0.051, None)]
+    assert verdicts == ["better", "undetected", "better"]
 
 
 def test_a_run_is_judged_by_its_sampled_completions() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from aitrain import activity
 from aitrain.activity import SLOT, Activity, read
 from aitrain.events import Ended, Event, Failed
-from aitrain.launch import processes
 from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
 from aitrain.runs import watchdog
@@ -26,7 +24,6 @@ from aitrain.runs.watchdog import Stall, Watchdog, message, waits_for_another_ra
 from tests.conftest import has_ended
 from tests.hanging_worker import HANGS
 
-WORKER = Path(__file__).with_name("hanging_worker.py")
 TIMEOUT = 0.6
 """From when all processes have planted what they do; before, they may take as long as a busy machine lets them."""
 
@@ -116,7 +113,7 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
     monkeypatch.setattr(watchdog, "is_halted", lambda _: halted)
     waits, slow = Activity(memory, 0), Activity(memory, 1)
-    dog = Watchdog(1.0, 2, lambda rank: read(memory, rank), print, {0: 1, 1: 2})
+    dog = Watchdog(1.0, range(2), lambda rank: read(memory, rank), print, {0: 1, 1: 2})
 
     def is_stalled(looks: int, seconds: float = 0.1, ticks: bool = False) -> bool:
         nonlocal now
@@ -141,18 +138,19 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
         assert not is_stalled(100)
 
 
-def test_a_log_that_cannot_be_written_does_not_keep_a_run_that_hangs_alive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> str:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(processes, "ask_for_stacks", full)
-    end, folder = run(tmp_path, "lock")
-
-    assert isinstance(end, Failed)
-    assert "It hangs in: training, planting lock." in end.message
-    assert left_of(folder) == []
+def test_ranks_that_all_wait_for_one_of_another_machine_are_no_stall_of_this_one() -> None:
+    memory = bytearray(2 * SLOT)
+    for rank in range(2):
+        Activity(memory, rank)
+    dog = Watchdog(1.0, [0, 1], lambda rank: read(memory, rank), print, waits=lambda rank, seen: rank in waiting)
+    dog._is_stalled(dog.watched)
+    dog.are_all = False
+    waiting = {0, 1}
+    assert dog._judged(dog.watched) is None
+    waiting = {0}
+    stall = dog._judged(dog.watched)
+    assert stall is not None
+    assert stall.ranks == (1,)
 
 
 # -- what is said
@@ -170,8 +168,6 @@ def test_the_message_says_what_was_saved_and_how_to_go_on_with_more_time(tmp_pat
     for part in ("no progress for 1800 seconds", "weight sync after step 14, ranks 1 and 3 of 4", "checkpoint-12"):
         assert part in said
     assert said.endswith(f"  aitrain grpo --config '{folder.config}' --resume --stall-timeout 7200")
-    write_json(folder.status, {"status": "running", "job": "eval"})
-    assert message(Stall((0,), "scoring 9 cases", 5.0), folder, 1).endswith("--stall-timeout 60")
 
 
 def test_a_rank_in_a_collective_operation_is_told_from_one_that_hangs() -> None:
@@ -179,27 +175,6 @@ def test_a_rank_in_a_collective_operation_is_told_from_one_that_hangs() -> None:
     main = 'Current thread 0x2 (most recent call first):\n  File "{}", line 1 in barrier\n'
     assert waits_for_another_rank(thread + main.format("/x/torch/distributed/distributed_c10d.py"))
     assert not waits_for_another_rank(thread + main.format("/x/torch/nn/modules/module.py"))
-    assert not waits_for_another_rank(
-        thread.replace("threading", "torch/distributed/elastic") + main.format("/x/env.py")
-    )
-    assert not waits_for_another_rank("")
-
-
-def test_nested_parts_are_shown_with_the_phase_and_end_with_an_error() -> None:
-    memory = bytearray(SLOT)
-    own = Activity(memory)
-    own.enter("training")
-    with own.doing("saving a checkpoint", moves_files=True):
-        assert read(memory, 0).part.name == "training, saving a checkpoint"
-        assert read(memory, 0).part.moves_files
-        count = read(memory, 0).count
-        with own.waiting("waiting for the environment", allows=60.0):
-            assert read(memory, 0).part.allows == 60.0
-            assert read(memory, 0).count == count
-    with suppress(OSError), own.doing("saving a checkpoint"):
-        raise OSError
-    assert read(memory, 0).part.name == "training"
-    assert not read(memory, 0).part.moves_files
 
 
 # -- status.json
@@ -215,9 +190,6 @@ def test_runs_that_stalled_are_shown_as_such_whether_they_were_ended_or_hang(tmp
 
     assert shown("ended", status="stalled") == "stalled"
     assert shown("hangs", status="running", stalls_at=time.time() - 2 * SILENCE) == "stalled"
-    assert shown("late", status="running", stalls_at=time.time() - SILENCE / 2) == "running"
-    assert shown("gone", status="running", stalls_at=time.time() - 2 * SILENCE, started=1) == "dead"
-    assert shown("odd", status="running", stalls_at="soon") == "running"
 
 
 def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(
@@ -233,10 +205,16 @@ def test_a_heartbeat_says_the_phase_and_when_the_run_counts_as_stalled(
     assert first["phase"] == "training"
     assert first["stalls_at"] == pytest.approx(time.time() + 100.0, abs=30.0)
     assert read_object(folder.status)["stalls_at"] == first["stalls_at"]
-    with activity.own.doing("generating"):
-        heartbeat.beat()
-    assert read_object(folder.status)["phase"] == "training, generating"
-    assert read_object(folder.status)["stalls_at"] > first["stalls_at"]
+
+
+def test_a_training_process_leaves_without_waiting_for_processes_of_the_environment() -> None:
+    code = """
+import multiprocessing, time
+from aitrain.jobs.worker import exit_now
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+exit_now(0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_an_orphan_that_hangs_ends_itself(tmp_path: Path) -> None:
@@ -257,15 +235,3 @@ threading.Event().wait()
     assert done.returncode == 1
     assert "Stalled without a parent: training." in (tmp_path / "train.log").read_text()
     assert read_object(tmp_path / "status.json")["status"] == "stalled"
-
-
-def test_a_training_process_leaves_without_waiting_for_processes_of_the_environment() -> None:
-    code = """
-import atexit, multiprocessing, time
-from aitrain.jobs.worker import exit_now
-atexit.register(print, "first")
-multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
-exit_now(0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "first\n"

@@ -15,8 +15,8 @@ from aitrain.batch import RolloutSize
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, ConfigError
+from aitrain.options.algorithms import described
 from aitrain.options.documentation import common_help, help_text
-from aitrain.options.presets import described
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls
@@ -104,16 +104,23 @@ def grpo(
         raise ConfigError("--json: for a plan as JSON use aitrain plan --json")
     with ExitStack() as locks:
         with loading("checking the options", quiet):
-            from aitrain.launch.preflight import check  # here, because help needs none of it
+            from aitrain.launch.machines import launched_rank  # here, because help needs none of it
+            from aitrain.launch.preflight import check
 
             options = train_options(config, flags, resume)
+            group, rank = None, None if dry_run else launched_rank()
+            if rank is not None:
+                from aitrain.launch.launched_ranks import open_group, restarted
+
+                group, store = open_group(rank)
+                options = restarted(options, rank, store)
             try:
                 plan = check(options, locks=None if dry_run else locks)
             except AitrainError as error:
                 if not dry_run:
                     from aitrain.cli.node_run import report_refusal
 
-                    report_refusal(options, error)
+                    report_refusal(options, group, error)
                 raise
         if dry_run:
             for line in (*plan_lines(plan), *checked_lines(plan, options_only, debug)):
@@ -122,7 +129,7 @@ def grpo(
         with loading("starting", quiet):
             from aitrain.cli.running import start  # here, because a refused command needs none of it
 
-        return start(plan, verbosity)
+        return start(plan, verbosity, options, group)
 
 
 def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:

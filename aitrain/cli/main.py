@@ -14,7 +14,7 @@ import typer
 import aitrain
 from aitrain.cli import completion
 from aitrain.cli.lazy_group import LazyGroup
-from aitrain.errors import AitrainError, WorseError, did_you_mean
+from aitrain.errors import AitrainError, WorseError, did_you_mean, write_error_file
 
 if TYPE_CHECKING:
     from typer.models import OptionInfo
@@ -41,6 +41,9 @@ COMMANDS = {
     "data": "Datasets for the bundled environments, and a small pretrained model.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
+
+LAUNCHED = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+"""Variables of processes that torchrun, accelerate launch, srun or mpirun started."""
 
 app = typer.Typer(
     cls=LazyGroup,
@@ -104,8 +107,13 @@ def _run() -> int:
     if completion.VARIABLE in os.environ:
         completion.register()
     try:
+        if any(name in os.environ for name in LAUNCHED):
+            from aitrain.launch.launched_ranks import start_rank  # here, because no other process needs it
+
+            start_rank(sys.argv[1:])
         return int(app(standalone_mode=False, prog_name="aitrain") or 0)
     except AitrainError as error:
+        write_error_file(error)
         return _print_error(str(error), error.exit_code, error)
     except typer.TyperException as error:
         return _print_error(_usage(error), 2, error)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from aitrain.errors import AitrainError
 from aitrain.events import Failed
-from aitrain.launch.node_link import NodeLink
-from aitrain.launch.node_processes import FollowingProcesses
-from aitrain.launch.nodes import facts, find_folder, gather_nodes, join_node_0
+from aitrain.launch.machine_store import join_store, serve_store
+from aitrain.launch.machines import Nodes, find_nodes
+from aitrain.launch.nodes import NodeGroup, facts, silence
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.slurm import Nodes, find_nodes
+from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.escape_controls import escape_controls
@@ -22,45 +21,60 @@ REFUSAL_SECONDS = 5.0
 """Seconds for the attempt to tell the other machines that this one cannot run the command."""
 
 
-def meet(plan: RunPlan, nodes: Nodes) -> NodeLink:
-    """Connect the machines of a run, which must be equal.
+def meet(plan: RunPlan, nodes: Nodes, given: TrainConfig, group: NodeGroup | None) -> NodeGroup:
+    """Connect the machines of a run, which must be equal. `given`: the options of the command; `group`: the machines,
+    if another launcher started the command on them.
 
     Raises:
         AitrainError: one does not come or differs.
     """
-    config, output_dir = plan.config, Path(plan.config.output_dir).expanduser()
-    own = facts(config, [source.file for source in plan.sources.values()], plan.processes)
+    own = facts(given, [source.file for source in plan.sources.values()], plan.processes)
     whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
     _say(nodes, f"waiting for {whom} at {nodes.place}")
-    if nodes.rank == 0:
-        return gather_nodes(nodes, own, output_dir, config.ddp_timeout)
-    return join_node_0(nodes, own, output_dir, config.ddp_timeout, len(plan.gpus))
+    group = group or _connect(nodes, given.ddp_timeout)
+    group.silence = silence(given.ddp_timeout)
+    group.meet(own, len(plan.gpus), given.ddp_timeout)
+    return group
 
 
-def report_refusal(config: TrainConfig, error: AitrainError) -> None:
+def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
+    is_server = nodes.rank == 0
+    is_local = nodes.address in ("127.0.0.1", "localhost")
+    store = (
+        serve_store(nodes.address, nodes.port, is_local)
+        if is_server
+        else join_store(nodes.address, nodes.port, seconds)
+    )
+    return NodeGroup(nodes, store)
+
+
+def report_refusal(config: TrainConfig, group: NodeGroup | None, error: AitrainError) -> None:
     """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
     with suppress(AitrainError, OSError):
         nodes, why = find_nodes(config), str(error).partition("\n")[0]
-        folder = Path(config.output_dir).expanduser()
-        if nodes is not None and nodes.rank == 0:
-            gather_nodes(nodes, {}, folder, REFUSAL_SECONDS).tell("refused", why=why)
-        elif nodes is not None:
-            join_node_0(nodes, {"refused": why}, folder, REFUSAL_SECONDS)
+        if nodes is None:
+            return
+        group = group or _connect(nodes, REFUSAL_SECONDS)
+        if nodes.rank == 0:
+            group.refuse(f"nnodes: node 0 cannot run this command: {why}")
+        else:
+            group.meet({"refused": why}, 0, REFUSAL_SECONDS)
 
 
-def follow(plan: RunPlan, nodes: Nodes, link: NodeLink) -> int:
+def follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
     """Run the processes of another machine than node 0; returns the exit code.
 
     Raises:
         AitrainError: the run failed.
     """
-    shared = find_folder(link)
+    shared = group.find_folder()
     if shared is None:
+        group.leave()
         _say(nodes, "the run has finished: nothing is left to do")
         return 0
     folder = RunFolder(shared.path, epoch=shared.epoch)
-    _say(nodes, f"connected; the output is that of node 0 ({link.peers[0].address}), the run folder {folder.path}")
-    end = FollowingProcesses(plan, folder, lambda event: None, link=link, shared=shared).run()
+    _say(nodes, f"connected; the output is that of node 0 ({group.infos[0].address}), the run folder {folder.path}")
+    end = Processes(plan, folder, lambda event: None, group, shared.checkpoint).run()
     if isinstance(end, Failed):
         advice = how_to_continue(plan, folder) or "\nSee the output of node 0, which may have a command to continue."
         error = AitrainError(f"{end.message}{advice}")

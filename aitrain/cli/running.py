@@ -15,8 +15,9 @@ from rich.console import Console
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
-from aitrain.launch.launcher import RunProcesses, launcher_of
+from aitrain.launch.launcher import launcher_of
 from aitrain.launch.preflight import RunPlan, done_text
+from aitrain.launch.processes import Processes
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
@@ -33,49 +34,55 @@ WARNINGS = 20
 """Number of warnings that the event of a failure repeats, the last ones."""
 
 if TYPE_CHECKING:
-    from aitrain.launch.node_link import NodeLink
+    from aitrain.launch.nodes import NodeGroup
+    from aitrain.options.train import TrainConfig
     from aitrain.runs.rollout_index import RolloutIndex
 
 
-def start(plan: RunPlan, verbosity: Verbosity) -> int:
-    """Run the plan and show its result; returns the exit code.
+def start(plan: RunPlan, verbosity: Verbosity, given: TrainConfig | None = None, group: NodeGroup | None = None) -> int:
+    """Run the plan and show its result; returns the exit code. `given`: the options of the command; `group`: the
+    machines on which another launcher started it.
 
     Raises:
         AitrainError: the run failed; the message names its folder, which is removed if the run never began.
     """
     if plan.nodes is None:
-        return _start(plan, verbosity)
+        return _start(plan, verbosity, group)
     from aitrain.cli.node_run import follow, meet
     from aitrain.launch.stop_signals import on_stop_signals
 
     with on_stop_signals(_interrupt):  # before there are training processes
-        link = meet(plan, plan.nodes)
-        return _start(plan, verbosity, link) if plan.nodes.rank == 0 else follow(plan, plan.nodes, link)
+        met = meet(plan, plan.nodes, given or plan.config, group)
+        try:
+            return _start(plan, verbosity, met) if plan.nodes.rank == 0 else follow(plan, plan.nodes, met)
+        except BaseException:
+            met.leave()
+            raise
 
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) -> int:
+def _start(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) -> int:
     if plan.folder is not None and plan.is_done:
-        return _show_done(plan.folder, verbosity, link)
+        return _show_done(plan.folder, verbosity, group)
     with ExitStack() as locks:
         with loading("making the run folder", verbosity.quiet):
             folder = locks.enter_context(plan.open_folder())
         try:
-            return _start_in(folder, plan, verbosity, link)
+            return _start_in(folder, plan, verbosity, group)
         except KeyboardInterrupt:  # before there were processes that could be asked to stop, or after their end
             if not _has_files(folder):
                 folder.discard()
             raise
 
 
-def _show_done(folder: RunFolder, verbosity: Verbosity, link: NodeLink | None) -> int:
+def _show_done(folder: RunFolder, verbosity: Verbosity, group: NodeGroup | None) -> int:
     """Show the result of a run that had finished before this command."""
-    if link is not None:
-        link.tell("done")
-        link.close()
+    if group is not None:
+        group.show_done()
+        group.leave()
     if verbosity.as_json:
         for event in (RunStarted(str(folder.path)), RunResult(str(folder.path), read_object(folder.result))):
             sys.stdout.write(encode(event))
@@ -93,16 +100,16 @@ def _show_result(folder: RunFolder, rollouts: RolloutIndex | None, verbosity: Ve
         show_result(Result.read(folder.path), scores(folder, rollouts), Console(highlight=False))
 
 
-def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, link: NodeLink | None) -> int:
+def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None) -> int:
     report = ReportWriter(folder)
     if verbosity.as_json:
-        return _start_for_program(plan, folder, report, link)
+        return _start_for_program(plan, folder, report, group)
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
         announce = report.during(screen.start())
         for line in start_lines(plan, _near(folder)):
             announce(Note(line, "info"))
-        end = _run(plan, folder, announce, link)
+        end = _run(plan, folder, announce, group)
         began = _has_begun(folder, end)
         if began:
             report.finish(screen)
@@ -150,7 +157,7 @@ def _has_files(folder: RunFolder) -> bool:
     return not folder.made or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
 
 
-def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, link: NodeLink | None) -> int:
+def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, group: NodeGroup | None) -> int:
     """Run the plan with its events as JSON lines on standard output."""
     warnings = deque[str](maxlen=WARNINGS)
 
@@ -162,7 +169,7 @@ def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, l
 
     send(RunStarted(str(_near(folder).path)))
     announce = report.during(send)
-    end = _run(plan, folder, announce, link)
+    end = _run(plan, folder, announce, group)
     began = _has_begun(folder, end)
     if began:
         report.finish(send)
@@ -180,12 +187,12 @@ def _near(folder: RunFolder) -> RunFolder:
     return replace(folder, path=path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
 
 
-def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> Failed | Ended:
+def _run(plan: RunPlan, folder: RunFolder, announce: Announce, group: NodeGroup | None) -> Failed | Ended:
     """Announce the plan's notes, and run its processes to their end."""
     for note in (*plan.notes, *remarks(_near(folder), plan.config.project_name)):
         announce(Note(note))
     try:
-        end = _processes(plan, folder, announce, link).run()
+        end = _processes(plan, folder, announce, group).run()
     except BaseException as error:
         _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
         raise
@@ -194,18 +201,15 @@ def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | 
     return end
 
 
-def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> RunProcesses:
-    if link is None:
+def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, group: NodeGroup | None) -> Processes:
+    if group is None:
         return launcher_of(plan)(plan, folder, announce)
-    from aitrain.launch.node_processes import LeadingProcesses
-    from aitrain.launch.nodes import show_folder
-
     try:
-        show_folder(link, folder.path, plan.checkpoint, folder.epoch)
+        group.show_folder(folder.path, plan.checkpoint, folder.epoch)
     except BaseException:
         folder.discard()
         raise
-    return LeadingProcesses(plan, folder, announce, link=link)
+    return Processes(plan, folder, announce, group)
 
 
 def _note_end(folder: RunFolder, status: str, reason: str) -> None:

@@ -17,16 +17,17 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     trl.generation.vllm_generation.VLLMClient   replaced while it connects, for a deadline and the server's key
     VLLMClient.check_server(total_timeout)      overridden: called once, before any request of `session`, a
                                                 requests.Session
-    VLLMGeneration.llm.llm_engine.step          wrapped: see local_vllm.py
+    VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress; returns completions, those that
+                                                have ended with `finished` set
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
@@ -36,7 +37,6 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
-from aitrain.engines.local_vllm import counting_tokens
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.ranks import largest_over_ranks
 from aitrain.engines.sampling import CompletionBatch, Sampling
@@ -52,6 +52,8 @@ DEADLINE = 600.0
 """Seconds for one attempt of a request to a server; TRL makes six."""
 
 Weights = Iterator[tuple[str, torch.Tensor]]
+
+T = TypeVar("T")
 
 
 class KeyedClient(VLLMClient):  # type: ignore[misc]  # TRL has no types
@@ -206,3 +208,19 @@ class _SeededLLM:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
+
+
+def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
+    """A step of vLLM's engine that counts as progress, with the tokens of the completions that it ends."""
+
+    def step_and_count() -> T:
+        outputs = step()
+        ended = [output for output in _listed(outputs) if output.finished]
+        activity.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))
+        return outputs
+
+    return step_and_count
+
+
+def _listed(outputs: Any) -> list[Any]:
+    return outputs if isinstance(outputs, list) else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from aitrain.environment.call_policy import Notify
 from aitrain.execution.deadline_pool import DeadlinePool
-from aitrain.execution.processes import CallPool
+from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Task
 
 
@@ -25,7 +25,7 @@ class EnvCloser:
         return self.environment.close()
 
 
-def close_environment(environment: object, pool: DeadlinePool, processes: CallPool | None, notify: Notify) -> None:
+def close_environment(environment: object, pool: DeadlinePool, processes: ProcessPool | None, notify: Notify) -> None:
     """Close the environment here and in all of its processes, each within the deadline of a call. A failure is shown
     and changes nothing else: the run is over."""
     if not callable(getattr(environment, "close", None)):

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from aitrain.environment.contract import Case, env_kind, scores_groups
-from aitrain.execution.processes import CallPool, ProcessPool
+from aitrain.execution.processes import ProcessPool
 from aitrain.options.train import TrainConfig
 
 
@@ -15,7 +15,7 @@ class EnvTraits:
 
     environment: Any
     config: TrainConfig
-    processes: CallPool | None
+    processes: ProcessPool | None
 
     @property
     def parts(self) -> dict[str, Self]:

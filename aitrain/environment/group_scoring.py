@@ -19,7 +19,7 @@ from aitrain.environment.session import within
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_thread import GRACE
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.processes import CallPool
+from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Outcome
 
 PLACE = "score_group"
@@ -89,7 +89,7 @@ def group_job(runner: EnvRunner, group: Group, bounds: Bounds) -> Callable[[], l
     return partial(GroupScorer(bounds, runner.environment).score, group)
 
 
-def _score_in_process(processes: CallPool, group: Group, bounds: Bounds) -> list[ScoreResult]:
+def _score_in_process(processes: ProcessPool, group: Group, bounds: Bounds) -> list[ScoreResult]:
     lease = processes.lease(partial(GroupScorer, bounds))
     try:
         results: list[ScoreResult] = lease.call("score", group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +18,10 @@ from aitrain.environment.session_kinds import session_for
 from aitrain.environment.state_snapshot import StateSnapshot
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed
-from aitrain.execution.processes import CallPool, Lease
+from aitrain.execution.processes import ProcessPool, WorkerLease
 
 
-def remote_session(processes: CallPool, by_episode: bool, bounds: Bounds) -> RemoteSession:
+def remote_session(processes: ProcessPool, by_episode: bool, bounds: Bounds) -> RemoteSession:
     """A session in its own process. `by_episode`: the process ends after an episode that changed its environment, so
     that the next one begins with an environment as build_dataset left it."""
     return RemoteSession(processes.lease(partial(_session_in_process, by_episode, bounds)))
@@ -32,7 +31,7 @@ def remote_session(processes: CallPool, by_episode: bool, bounds: Bounds) -> Rem
 class RemoteSession:
     """A session in another process."""
 
-    lease: Lease
+    lease: WorkerLease
 
     def open(self, arguments: dict[str, Any]) -> ResetResult:
         reset: ResetResult = self.lease.call("open", arguments)
@@ -111,15 +110,13 @@ class StoredTokenizer:
     file: Path
 
     @classmethod
-    def of(cls, tokenizer: Any, share: Callable[[str], object]) -> StoredTokenizer | None:
-        """Pickle a tokenizer, if there is one, into a temporary file; `share` makes the file readable in the
-        processes."""
+    def of(cls, tokenizer: Any) -> StoredTokenizer | None:
+        """Pickle a tokenizer, if there is one, into a temporary file."""
         if tokenizer is None:
             return None
         handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
         with os.fdopen(handle, "wb") as file:
             pickle.dump(tokenizer, file)
-        share(name)
         return cls(Path(name))
 
     def __getattr__(self, name: str) -> Any:

@@ -26,7 +26,7 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.deadline_thread import GRACE
 from aitrain.execution.failure import Failure
-from aitrain.execution.processes import CallPool, ProcessPool
+from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Outcome, is_abandoned
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
@@ -74,7 +74,7 @@ class EnvRunner(EnvTraits):
 
     environment: Any
     config: TrainConfig
-    processes: CallPool | None = None
+    processes: ProcessPool | None = None
     given: dict[str, Any] = field(default_factory=dict)
     """The arguments `model` and `tokenizer` of `score_episode`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -113,7 +113,7 @@ class EnvRunner(EnvTraits):
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self.kind == "score_episode":
             absent = model if isinstance(model, NoModel) else NoModel()
-            self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
+            self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer)}
 
     @property
     def may_play_alone(self) -> bool:
@@ -318,5 +318,5 @@ def _has_tools(environment: object) -> bool:
 
 def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
-    is_isolated = config.rl_env_isolation == "process" or config.is_env_on_ray
+    is_isolated = config.rl_env_isolation == "process"
     return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None)

@@ -18,7 +18,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from aitrain.execution.async_calls import run_if_async
@@ -34,16 +33,6 @@ Answer = tuple[object, Failure | None]
 """The method's return value, or its failure."""
 
 
-@dataclass(frozen=True)
-class EnvCommand:
-    """The command of a fork server that is not forked: it loads the environment that `request` describes."""
-
-    arguments: tuple[str, ...]
-    request: bytes
-    folder: str
-    """Its working directory."""
-
-
 def run_fork_server(environment: object, connection: socket.socket, close: Sequence[int], parent: int | None) -> None:
     """Serve the training process until it ends; on Linux, this process is killed when `parent` ends."""
     for fd in close:
@@ -51,6 +40,7 @@ def run_fork_server(environment: object, connection: socket.socket, close: Seque
             os.close(fd)
     if parent is not None:
         end_with(parent)
+    os.setpgid(0, 0)  # a launcher's SIGTERM to the group of the training process is for that one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the training process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _detach_stdin()

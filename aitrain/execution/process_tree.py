@@ -40,7 +40,7 @@ class ProcessTree:
         patience: float = 0.0,
         *,
         env: Mapping[str, str],
-        stderr: IO[bytes] | IO[str],
+        stderr: int | IO[bytes] | IO[str],
         stdout: int | IO[bytes] | None = None,
         cwd: str | None = None,
         pass_fds: Collection[int] = (),

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from io import FileIO
 from traceback import StackSummary
-from typing import Any, Protocol
+from typing import Any
 
 from aitrain.execution import fork_server
 from aitrain.execution.failure import CallFailed, Failure
@@ -27,16 +27,6 @@ from aitrain.execution.task import on_cancel, paused
 from aitrain.machine import allow_open_files
 
 SERVER_GONE = Failure("crashed", "crashed: the process that starts environment processes was killed")
-
-
-class CallPool(Protocol):
-    """Processes for the user's code, each used by one lease at a time."""
-
-    def update(self, attributes: dict[str, bytes]) -> None: ...
-    def share(self, file: str) -> None: ...
-    def lease(self, make: Callable[[object], object]) -> Lease: ...
-    def lease_idle(self, make: Callable[[object], object]) -> Sequence[Lease]: ...
-    def close(self) -> None: ...
 
 
 class ProcessPool:
@@ -89,11 +79,8 @@ class ProcessPool:
         if isinstance(failure, Failure):
             raise CallFailed(failure)
 
-    def share(self, file: str) -> None:
-        """No-op, as the processes are on this machine; see RayPool.share."""
-
-    def lease(self, make: Callable[[object], object] | None) -> WorkerLease:
-        """Lease a process, in which the first call makes `make(environment)`; None if requests have it.
+    def lease(self, make: Callable[[object], object]) -> WorkerLease:
+        """Lease a process, in which the first call makes `make(environment)`.
 
         Raises:
             CallFailed: no process can be started.
@@ -103,7 +90,7 @@ class ProcessPool:
                 self._ask("reap", self._lost.pop())
         return WorkerLease(self, self._free_worker() or self._spawn(), make)
 
-    def lease_idle(self, make: Callable[[object], object] | None) -> list[WorkerLease]:
+    def lease_idle(self, make: Callable[[object], object]) -> list[WorkerLease]:
         """Lease every process that runs and is not leased; none is started."""
         free, self._free = self._free, []
         return [WorkerLease(self, worker, make) for worker in free]
@@ -214,12 +201,20 @@ class ProcessPool:
             ours.close()
 
 
-class Lease:
+class WorkerLease:
     """Exclusive use of one worker process, which holds one object made from the environment; not thread-safe."""
 
-    def __init__(self, make: Callable[[object], object] | None) -> None:
-        self._make = make
-        self._is_released = False
+    def __init__(self, pool: ProcessPool, worker: _Worker, make: Callable[[object], object]) -> None:
+        self._pool, self._worker = pool, worker
+        self._make: Callable[[object], object] | None = make
+        self._lock = threading.Lock()  # a call may end while the deadline thread ends it
+        self._is_calling = self._is_released = False
+        self._failure: Failure | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._worker.pid
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the object; inside a task, it is ended at the task's deadline.
@@ -230,7 +225,7 @@ class Lease:
         if self._is_released:
             raise RuntimeError("this lease was released")
         request: Request = (self._make, method, arguments)
-        answer = self.exchange(pickled(request, "was given"))
+        answer = self._exchange(pickled(request, "was given"))
         try:
             value, failure = pickle.loads(answer)
         except Exception as error:
@@ -241,35 +236,12 @@ class Lease:
         self._make = None
         return value
 
-    def exchange(self, message: bytes) -> bytes:
+    def _exchange(self, message: bytes) -> bytes:
         """Send a pickled Request; returns the pickled Answer.
 
         Raises:
             CallFailed: the process hung or crashed.
         """
-        raise NotImplementedError
-
-    def release(self, is_spent: bool = False) -> None:
-        """Return the process to the pool; its object is dropped, and a process that is broken or spent is ended."""
-        raise NotImplementedError
-
-
-class WorkerLease(Lease):
-    """Use of a worker process on this machine."""
-
-    def __init__(self, pool: ProcessPool, worker: _Worker, make: Callable[[object], object] | None) -> None:
-        super().__init__(make)
-        self._pool, self._worker = pool, worker
-        self._lock = threading.Lock()  # a call may end while the deadline thread ends it
-        self._is_calling = False
-        self._failure: Failure | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._worker.pid
-
-    def exchange(self, message: bytes) -> bytes:
         with self._lock:
             if self._failure is not None:
                 raise CallFailed(self._failure)
@@ -284,6 +256,7 @@ class WorkerLease(Lease):
         return answer
 
     def release(self, is_spent: bool = False) -> None:
+        """Return the process to the pool; its object is dropped, and a process that is broken or spent is ended."""
         with self._lock:
             was_released, self._is_released = self._is_released, True
         if not was_released:

@@ -35,7 +35,6 @@ class ClusterMachine:
     address: str
     node_id: str
     total: Mapping[str, float]
-    free: Mapping[str, float]
 
 
 @contextmanager
@@ -128,16 +127,13 @@ def _no_cluster(place: str | None, error: Exception) -> ConfigError:
 def machines() -> list[ClusterMachine]:
     """The living machines of the cluster."""
     import ray
-    from ray._private.state import available_resources_per_node
 
-    free = available_resources_per_node()
     return [
         ClusterMachine(
             node["NodeManagerHostname"],
             node["NodeManagerAddress"],
             node["NodeID"],
             _counts(node["Resources"]),
-            _counts(free.get(node["NodeID"], {})),
         )
         for node in ray.nodes()
         if node["Alive"]

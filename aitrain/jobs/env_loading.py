@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy
 
-from aitrain import activity
 from aitrain.environment.contract import check_methods
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import EnvSource, errors_of, locate_environments
@@ -16,11 +14,7 @@ from aitrain.environment.mixed_runner import MixedRunner, Runner
 from aitrain.environment.requirements import with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.events import Announce, Note
-from aitrain.jobs.fork_host import env_command
 from aitrain.options.train import TrainConfig
-
-if TYPE_CHECKING:
-    from aitrain.execution.ray_pool import RayPool
 
 
 def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = ()) -> Runner:
@@ -43,27 +37,17 @@ def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = 
 def _load_one(config: TrainConfig, source: EnvSource, announce: Announce, close: Sequence[int]) -> EnvRunner:
     random.seed(config.seed)
     numpy.random.seed(config.seed)
-    environment = load_env(source, config.rl_env_config or {})
+    if config.is_env_on_ray:
+        from aitrain.jobs.ray_environment import start_on_ray
+
+        environment: object
+        environment, problems = start_on_ray(config)
+        for problem in problems:
+            announce(Note(f"A machine of the Ray cluster is left out: {problem}"))
+    else:
+        environment = load_env(source, config.rl_env_config or {})
     check_methods(environment)
     config, note = with_requirements(config, environment)
     if note:
         announce(Note(note, "info"))
-    if config.is_env_on_ray:
-        pool = start_on_ray(config)
-        for problem in pool.problems.values():
-            announce(Note(f"A machine of the Ray cluster is left out: {problem}"))
-        return EnvRunner(environment, config, pool)
     return start_runner(environment, config, close)
-
-
-def start_on_ray(config: TrainConfig) -> RayPool:
-    """Start the environment on the machines of a Ray cluster.
-
-    Raises:
-        ConfigError: there is no cluster.
-        EnvironmentFailed: it cannot be loaded there.
-    """
-    from aitrain.execution.ray_pool import RayPool
-
-    activity.own.enter("starting the environment on Ray", moves_files=True)
-    return RayPool.start(env_command(config), config.env_calls or 1, config.ray_address)

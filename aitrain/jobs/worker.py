@@ -16,6 +16,7 @@ import os
 import select
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,8 +27,18 @@ from typing import NoReturn, TextIO
 
 from aitrain import activity
 from aitrain.environment.runner import EnvRunner
-from aitrain.errors import RunFailed, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Event, Failed, Phase, Started, encode
+from aitrain.errors import RunFailed, to_aitrain_error, write_error_file
+from aitrain.events import (
+    BYE,
+    COMMAND_VARIABLE,
+    LAUNCHER_VARIABLE,
+    SERVER_VARIABLE,
+    Event,
+    Failed,
+    Phase,
+    Started,
+    encode,
+)
 from aitrain.jobs.env_loading import load_runner
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
@@ -38,6 +49,9 @@ from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.new_folder import inherit_lock
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import DUMP, Stall, Watchdog, write_stacks
+
+COMMAND_SECONDS = 60.0
+"""Seconds for the command of a launched process to show the end of the run."""
 
 
 @dataclass
@@ -99,6 +113,7 @@ def main(arguments: list[str], channel: EventChannel) -> int:
         traceback.print_exception(error)
         ours = to_aitrain_error(error)
         channel(Failed(str(ours), ours.exit_code))
+        write_error_file(ours)
         return ours.exit_code
     return 0
 
@@ -136,8 +151,17 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     with StopRequest().on_signals() as stop:
         channel.on_broken = on_orphaned
         channel.watch()
+        if launcher := os.environ.get(LAUNCHER_VARIABLE):
+            threading.Thread(target=_call_when_gone, args=(int(launcher), on_orphaned), daemon=True).start()
         run(RunContext(config, folder, runner, channel, stop, checkpoint, heartbeat.progress))
     shutdown_group()
+
+
+def _call_when_gone(parent: int, call: Callable[[], None]) -> None:
+    """Call a function once the parent, such as torchrun, has ended."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    call()
 
 
 def _enter(phase: str, channel: EventChannel) -> None:
@@ -157,7 +181,7 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
         os._exit(RunFailed.exit_code)
 
     read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
-    return Watchdog(config.stall_timeout, activity.processes(), read, on_stall, pids)
+    return Watchdog(config.stall_timeout, range(activity.processes()), read, on_stall, pids)
 
 
 def exit_now(code: int) -> NoReturn:
@@ -177,5 +201,22 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
+def part_from_command(channel: EventChannel) -> None:
+    """End as a process that a launcher started: its command shows the end of the run, for which the launcher waits."""
+    if LAUNCHER_VARIABLE not in os.environ:
+        return
+    with suppress(OSError, ValueError):
+        channel.stream.write(f"{BYE}{channel.rank}\n")
+        channel.stream.close()
+    if command := os.environ.get(COMMAND_VARIABLE):
+        deadline = time.monotonic() + COMMAND_SECONDS
+        with suppress(ChildProcessError):
+            while time.monotonic() < deadline and not os.waitpid(int(command), os.WNOHANG)[0]:
+                time.sleep(0.05)
+
+
 if __name__ == "__main__":
-    exit_now(main(sys.argv[1:], open_event_channel()))
+    opened = open_event_channel()
+    code = main(sys.argv[1:], opened)
+    part_from_command(opened)
+    exit_now(code)

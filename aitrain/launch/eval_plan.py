@@ -8,6 +8,7 @@ from pathlib import Path
 from aitrain.batch import BatchPlan
 from aitrain.environment.locator import find_environments
 from aitrain.errors import ConfigError
+from aitrain.launch.machines import given_machines
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import (
     RunPlan,
@@ -16,10 +17,8 @@ from aitrain.launch.preflight import (
     count_server_gpus,
     refuse_secrets,
     starts_server,
-    training_gpus,
 )
 from aitrain.launch.resource_check import check_vllm_memory
-from aitrain.launch.slurm import given_machines
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_fields import check_trl_fields
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
@@ -51,21 +50,23 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
         _check_address(config)
         return RunPlan(config, sources, BatchPlan(1, 1, 1), (), None)
     check_packages(config)
-    served = _served(config, reference)
-    gpus = training_gpus(served)
-    processes = 1 if config.use_vllm and config.num_processes is None else count_processes(served, gpus)
-    if config.use_vllm and processes > 1:
+    served, gpus, held = _served(config, reference), visible_gpus(), count_server_gpus(config)
+    if not config.use_vllm:
+        processes = count_processes(served, gpus)
+        return RunPlan(served, sources, BatchPlan(processes, 1, 1), gpus[:processes], None)
+    if (config.num_processes or 1) > 1:
         raise ConfigError(
             "num_processes: vLLM plays an eval from one process\n"
             "Leave the option out; --vllm-tensor-parallel-size divides a model over GPUs."
         )
-    server_gpus = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) else ()
+    if gpus and held > len(gpus):
+        raise ConfigError(f"vllm_servers: they take {held} GPUs, and {len(gpus)} are visible (vllm_server_gpus)")
+    left, server_gpus = gpus[: len(gpus) - held], gpus[len(gpus) - held :] if starts_server(config) else ()
     if starts_server(config):
         check_vllm_memory(served, server_gpus, engines=config.vllm_servers)
         if config.vllm_listen_address is not None:
             check_listen_address(config.vllm_listen_address)
-    kept = gpus[: config.vllm_tensor_parallel_size if config.use_vllm else processes]
-    return RunPlan(served, sources, BatchPlan(processes, 1, 1), kept, None, server_gpus)
+    return RunPlan(served, sources, BatchPlan(1, 1, 1), left[:1], None, server_gpus)
 
 
 def _served(config: EvalConfig, reference: ModelReference) -> EvalConfig:

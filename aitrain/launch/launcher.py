@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from aitrain.errors import ConfigError
-from aitrain.events import Announce, Ended, Failed
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
-from aitrain.runs.run_folder import RunFolder
 
 
-class RunProcesses(Protocol):
-    """The processes of one run."""
-
-    def __init__(self, plan: RunPlan, folder: RunFolder, announce: Announce) -> None: ...
-    def run(self) -> Failed | Ended: ...
-    def stop(self) -> None: ...
-
-
-def launcher_of(plan: RunPlan) -> type[RunProcesses]:
+def launcher_of(plan: RunPlan) -> type[Processes]:
     """The class that runs a plan: that of `--launcher`.
 
     Raises:

@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aitrain.events import STORE_VARIABLE
 from aitrain.execution.process_tree import ProcessTree
+from aitrain.launch.machines import RANK_VARIABLES
 from aitrain.launch.preflight import RunPlan
 from aitrain.redaction import RedactedLog
 from aitrain.runs.new_folder import LOCK_VARIABLE
@@ -29,8 +31,6 @@ PYTHON = [sys.executable, "-P"]
 WORKER = "aitrain.jobs.worker"
 ALL_HAVE_ENDED = "\0\n"
 """The last line of the processes' output, which is ours."""
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables from which torch's `env://` knows the other processes."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,14 @@ class Ranks:
     world: int = 1
     address: str = "127.0.0.1"
     port: int = 0
+    has_store: bool = False
+    """Whether torch's store is there already; else rank 0 runs it."""
+
+    only: int | None = None
+    """The rank of this parent, where each rank of the machine has one of its own."""
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.first, self.first + self.count))
+        return iter(range(self.first, self.first + self.count) if self.only is None else [self.only])
 
 
 def worker_command(plan: RunPlan, folder: RunFolder, checkpoint: Path | None) -> list[str]:
@@ -60,26 +65,22 @@ def rank_variables(ranks: Ranks, rank: int) -> dict[str, str]:
     if ranks.world == 1:
         return {}
     numbers = (rank, rank - ranks.first, ranks.world, ranks.count, ranks.address, ranks.port)
-    return dict(zip(RANK_VARIABLES, map(str, numbers), strict=True))
+    named = dict(zip(RANK_VARIABLES, map(str, numbers), strict=True))
+    return {**named, "TORCHELASTIC_USE_AGENT_STORE": str(ranks.has_store)}
 
 
-@contextmanager
-def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
-    """A free port on which rank 0 can listen until the end of the block, and which no other program is given.
-
-    The socket is bound and does not listen, so a process that sets SO_REUSEADDR, as torch does, can listen there.
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((host, 0))
-        yield held.getsockname()[1]
+def inherited_files(rank: int, lock: int | None, listener: socket.socket | None) -> dict[str, int]:
+    """The files that a process inherits, by the variable that names each: the run folder's lock, and for the first one
+    the socket on which it runs torch's store."""
+    files = {} if lock is None else {LOCK_VARIABLE: lock}
+    return files if listener is None or rank > 0 else {**files, STORE_VARIABLE: listener.fileno()}
 
 
 @dataclass
 class LocalProcesses:
     """The running training processes of this machine."""
 
-    on_exit: Callable[[int, int], None]
+    on_exit: Callable[[int, int | None], None]
     """Called with rank and exit code of each process that ended, in a thread."""
     trees: dict[int, ProcessTree] = field(default_factory=dict)
     """By rank."""
@@ -89,25 +90,33 @@ class LocalProcesses:
     _waiting: list[threading.Thread] = field(default_factory=list)
 
     def start(
-        self, command: list[str], variables: Mapping[str, str], ranks: Ranks, log: RedactedLog, lock: int | None = None
+        self,
+        command: list[str],
+        variables: Mapping[str, str],
+        ranks: Ranks,
+        log: RedactedLog,
+        lock: int | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
-        """Start one process for each rank. All write events to the same pipe, and inherit the run folder's lock.
+        """Start one process for each rank. All write events to the same pipe, and inherit the run folder's lock; the
+        first one runs torch's store on `listener`.
 
         Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it; if the parent is
         killed, they finish their step, save and leave.
         """
         self._reading, self._writing = os.pipe()
-        inherited = {} if lock is None else {LOCK_VARIABLE: str(lock)}
         try:
             for rank in ranks:
-                own = {**variables, **rank_variables(ranks, rank), **inherited}
+                files = inherited_files(rank, lock, listener)
+                numbers = {name: str(file) for name, file in files.items()}
+                own = {**variables, **rank_variables(ranks, rank), **numbers}
                 self.trees[rank] = ProcessTree(
                     command,
                     math.inf,
                     env=own,
                     stdout=self._writing,
                     stderr=log.pipe,
-                    pass_fds=() if lock is None else (lock,),
+                    pass_fds=tuple(files.values()),
                 )
         except BaseException:
             self.kill()
@@ -155,9 +164,11 @@ class LocalProcesses:
             pipe.write(f"\n{ALL_HAVE_ENDED}".encode())
 
 
-def how_it_ended(rank: int, world: int, code: int) -> str:
-    """`Rank 1 of 2 was ended by SIGKILL (out of memory?)`, from an exit code."""
+def how_it_ended(rank: int, world: int, code: int | None) -> str:
+    """`Rank 1 of 2 was ended by SIGKILL (out of memory?)`, from an exit code, which only its launcher may know."""
     who = "The training process" if world == 1 else f"Rank {rank} of {world}"
+    if code is None:
+        return f"{who} ended without an error message: see the output of its launcher"
     if code >= 0:
         return f"{who} ended without an error message: exit code {code}"
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""

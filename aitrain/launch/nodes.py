@@ -1,42 +1,33 @@
-"""Several machines as one run: which they are, what must be equal on all of them, and the folder that they share.
+"""Several machines as one run: what must be equal on all of them, the folder that they share, and which one is lost.
 
-The command runs on each machine and keeps a connection to that of node 0 (`launch/node_link.py`). Before anything is
-started, all agree on versions, options and environment, and node 0 learns which machines see its run folder.
+The command runs on each machine, and all are connected to a MachineStore that node 0 or the launcher runs. Each writes
+its state there once a second. Node 0 reads the states of all others, and these read that of node 0.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import queue
 import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.launch.node_link import (
-    SILENCE,
-    LinkError,
-    Message,
-    NodeLink,
-    Peer,
-    WrongTokenError,
-    demand_proof,
-    prove_to_node_0,
-)
-from aitrain.launch.node_token import TOKEN_VARIABLE, read_token, refused_token, shared_token
-from aitrain.launch.slurm import Nodes
+from aitrain.launch.machine_store import MachineStore, StoreLostError
+from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
 from aitrain.redaction import without_secrets
+from aitrain.runs.node_info import NodeInfo
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft")
 """Packages whose versions must be equal."""
@@ -44,19 +35,26 @@ PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
 """Options that may differ between machines; the others' values of the last three are not used."""
 SMALL_FILE = 1 << 20
 """Bytes below which a file of a model is compared by its content: configurations, not weights."""
-TRY_EVERY = 0.5
-TOKEN_SECONDS = 10.0
-"""Seconds in which the token must be accepted, from when node 0 answers: its file may appear late."""
 SEES_WITHIN = 5.0
 """Seconds for a file to appear on the other machines; network file systems are late."""
 ANSWER_SECONDS = 120.0
 """Seconds for the answers while machines agree; libraries on a network file system load slowly."""
+LEAVE_SECONDS = 5.0
+"""Seconds for the other machines to read why the run does not start."""
+BEAT = 1.0
+"""Seconds between two states of a machine."""
+SILENCE = 20.0
+"""Maximum seconds without a new state."""
+
+Facts: TypeAlias = dict[str, Any]
+State: TypeAlias = dict[str, Any]
+"""What a machine says of itself: `stops`, `kill`, `end` and `over`, of which each is absent at first."""
 
 
 # -- what must be equal
 
 
-def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Message:
+def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Facts:
     """What must be equal on all machines, without secrets."""
     versions = {"python": ".".join(map(str, sys.version_info[:2])), **{name: _version(name) for name in PACKAGES}}
     versions["aitrain's code"] = _source_hash(PACKAGE / "__init__.py")
@@ -70,7 +68,7 @@ def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int)
     }
 
 
-def difference(own: Message, theirs: Message) -> str:
+def difference(own: Facts, theirs: Facts) -> str:
     """The first facts that differ, as `trl 1.17.0 (node 0: 1.16.0)`; empty if none does."""
     for kind, values in own.items():
         others = theirs.get(kind)
@@ -119,189 +117,238 @@ def _model_hash(folder: Path) -> str | None:
     return total.hexdigest()[:12]
 
 
-# -- meeting
+# -- the machines
 
 
-def gather_nodes(nodes: Nodes, own: Message, folder: Path, seconds: float) -> NodeLink:
-    """On node 0: wait for all others, and compare what must be equal.
+@dataclass
+class NodeGroup:
+    """The machines of a run, seen from one of them."""
 
-    Raises:
-        ConfigError: the port is in use, or a machine does not connect or differs from node 0; all get the message.
-    """
-    met: dict[int, Peer] = {}
-    try:
-        with _listening(nodes) as server, shared_token(nodes.place, folder) as token:
-            arrived: queue.Queue[tuple[Peer, Message]] = queue.Queue()
-            refused: list[str] = []
-            accept = partial(_accept, server, token, arrived.put, refused.append)
-            threading.Thread(target=accept, name="node-accept", daemon=True).start()
-            deadline = time.monotonic() + seconds
-            while len(_without_gone(met)) < nodes.count - 1:
-                try:
-                    peer, hello = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    missing = ", ".join(str(rank) for rank in range(1, nodes.count) if rank not in met)
-                    why = f"node {missing} did not connect to {nodes.place} within {seconds:.0f} seconds"
-                    token = f", with the {TOKEN_VARIABLE} of this machine" if refused else ""
-                    hint = f"Start the same command there{token}."
-                    raise ConfigError(f"nnodes: {why} (--ddp-timeout)\n{hint}") from None
-                _admit(nodes, own, met, peer, hello)
-    except ConfigError as error:
-        _refuse(met.values(), str(error))
-        raise
-    except BaseException:
-        _refuse(met.values(), "node 0 was stopped")
-        raise
-    link = NodeLink([met[rank] for rank in sorted(met)], silence(seconds))
-    link.tell("agreed")
-    return link
+    nodes: Nodes
+    store: MachineStore
+    silence: float = SILENCE
+    infos: list[NodeInfo] = field(default_factory=list)
+    """All machines, once they have met."""
+    on_state: Callable[[int, State], None] = lambda rank, state: None
+    """Called once a second with the state of another machine, in a thread."""
+    on_lost: Callable[[str], None] = lambda why: None
+    """Called when another machine is lost, in a thread."""
+    lost: str = ""
+    """Why the run cannot go on: another machine is lost."""
+    _state: State = field(default_factory=dict)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _changed: threading.Event = field(default_factory=threading.Event)
+    _ended: set[int] = field(default_factory=set)
+    """Machines that said that they have ended."""
 
+    def __post_init__(self) -> None:
+        now = time.monotonic()
+        self._answered, self._beats, self._heard = now, dict[int, int | None](), dict.fromkeys(self.others, now)
 
-def _admit(nodes: Nodes, own: Message, met: dict[int, Peer], peer: Peer, hello: Message) -> None:
-    rank, count = hello.get("rank"), hello.get("count")
-    peer.gpus = hello["gpus"] if isinstance(hello.get("gpus"), int) else 0
-    peer.node, peer.host = rank if isinstance(rank, int) else -1, str(hello.get("host"))[:64]
-    if not 0 < peer.node < nodes.count or peer.node in _without_gone(met):
-        _refuse([peer], f"node_rank: there is a node {peer.node} already")
-        return
-    met[peer.node] = peer
-    if refused := hello["facts"].get("refused"):
-        raise ConfigError(f"nnodes: {peer.name} cannot run this command: {refused}")
-    unequal = f"nnodes {count} (node 0: {nodes.count})" if count != nodes.count else difference(own, hello["facts"])
-    if unequal:
-        raise ConfigError(f"nnodes: {peer.name} differs from node 0: {unequal}\nMake the machines equal.")
+    @property
+    def others(self) -> list[int]:
+        """The machines that this one hears: node 0 all others, and these only node 0."""
+        return list(range(1, self.nodes.count)) if self.nodes.rank == 0 else [0]
 
+    def name(self, rank: int) -> str:
+        """`node 1 (nodeB, 10.77.0.2)`."""
+        info = self.infos[rank]
+        return f"node {rank} ({info.host}, {info.address})"
 
-def _without_gone(met: dict[int, Peer]) -> dict[int, Peer]:
-    """The machines that have come, after removing those that have ended since; they may come again."""
-    for rank in [rank for rank, peer in met.items() if peer.is_gone()]:
-        met.pop(rank).close()
-    return met
+    # -- meeting
 
+    def meet(self, own: Facts, gpus: int, seconds: float) -> None:
+        """Wait for all machines, which must be equal; node 0 compares them.
 
-def _refuse(peers: Iterable[Peer], why: str) -> None:
-    for peer in peers:
-        with suppress(LinkError):
-            peer.send({"kind": "refused", "why": why})
-        peer.close()
-
-
-@contextmanager
-def _listening(nodes: Nodes) -> Iterator[socket.socket]:
-    """Listen on all addresses: node 0's own name may be a loopback address here, as Debian has it."""
-    is_local = nodes.address in ("127.0.0.1", "localhost")
-    family = socket.AF_INET6 if ":" in nodes.address else socket.AF_INET
-    try:
-        server = socket.create_server(("127.0.0.1" if is_local else "", nodes.port), family=family, backlog=128)
-    except OSError as error:
-        raise ConfigError(
-            f"master_port: port {nodes.port} cannot be used on this machine: {error.strerror}\n"
-            "Choose another with --master-port, on all machines."
-        ) from None
-    with server:
-        try:
-            yield server
-        finally:
-            with suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; closing alone does not
-
-
-def _accept(
-    server: socket.socket,
-    token: str,
-    arrive: Callable[[tuple[Peer, Message]], None],
-    refuse: Callable[[str], None],
-) -> None:
-    """Accept connections until the server is closed, each in a thread, as it may say nothing."""
-
-    def greet(connection: socket.socket) -> None:
-        peer = Peer(connection)
-        try:
-            demand_proof(peer, token)
-            hello = peer.receive(ANSWER_SECONDS)
-            if isinstance(hello.get("facts"), dict):
-                arrive((peer, hello))
-                return
-        except WrongTokenError:
-            refuse(peer.address)
-        except LinkError:
-            pass  # not a command of ours, or it has no token yet and tries again
-        peer.close()
-
-    with suppress(OSError):
-        while True:
-            connection, _ = server.accept()
-            threading.Thread(target=greet, args=[connection], name="node-greet", daemon=True).start()
-
-
-def join_node_0(nodes: Nodes, own: Message, folder: Path, seconds: float, gpus: int = 0) -> NodeLink:
-    """On another machine: connect to node 0, and wait until all have agreed.
-
-    Raises:
-        ConfigError: node 0 does not answer, the tokens differ, or the machines are not equal.
-    """
-    peer = _connect(nodes, folder, seconds)
-    try:
-        peer.send({"rank": nodes.rank, "count": nodes.count, "host": socket.gethostname(), "gpus": gpus, "facts": own})
-        answer = peer.receive(seconds)
-    except LinkError as error:
-        raise RunFailed(f"{error}\nSee the output there.") from None
-    if answer.get("kind") != "agreed":
-        raise ConfigError(str(answer.get("why")))
-    return NodeLink([peer], silence(seconds))
-
-
-def _connect(nodes: Nodes, folder: Path, seconds: float) -> Peer:
-    deadline, why = time.monotonic() + seconds, ""
-    refused_since: float | None = None
-    while time.monotonic() < deadline:
-        try:
-            peer = Peer(socket.create_connection((nodes.address, nodes.port), timeout=5.0))
-        except OSError as error:
-            why = error.strerror or str(error)
+        Raises:
+            ConfigError: a machine does not come, or differs from node 0; all get the message.
+        """
+        identity = secrets.token_hex(8)
+        hello = {"count": self.nodes.count, "host": socket.gethostname(), "gpus": gpus, "facts": own, "id": identity}
+        if self.nodes.rank == 0:
+            met = self._gather(hello, time.monotonic() + seconds, seconds)
         else:
-            if (token := read_token(nodes.place, folder)) is not None:
-                with suppress(LinkError):
-                    prove_to_node_0(peer, token)
-                    return peer
-            peer.close()
-            refused_since = refused_since or time.monotonic()
-            if time.monotonic() - refused_since > TOKEN_SECONDS:
-                break
-        time.sleep(TRY_EVERY)
-    if refused_since is not None:
-        raise refused_token(nodes.place, folder)
-    raise ConfigError(
-        f"master_addr: node 0 does not answer at {nodes.place}: {why}\nStart the command with --node-rank 0 there."
-    )
+            self.store.put(f"hello/{self.nodes.rank}", {**hello, "address": own_address(self.nodes.address)})
+            said = self.store.wait("met", seconds + ANSWER_SECONDS)
+            if said is None or "refused" in said:
+                self._leave()
+                why = f"node 0 at {self.nodes.place} does not answer\nSee the output there."
+                raise ConfigError(said["refused"] if said else f"nnodes: {why}")
+            met = said["machines"]
+            if met[self.nodes.rank]["id"] != identity:
+                raise ConfigError(f"node_rank: there is a node {self.nodes.rank} already\nGive each machine its own.")
+        self.infos = [NodeInfo(rank, each["host"], each["address"], each["gpus"]) for rank, each in enumerate(met)]
+        for work in (self._keep_beating, self._watch):
+            threading.Thread(target=work, name="nodes", daemon=True).start()
+
+    def _gather(self, own: Facts, deadline: float, seconds: float) -> list[Facts]:
+        met = [own]
+        try:
+            for rank in self.others:
+                hello = self.store.wait(f"hello/{rank}", deadline - time.monotonic())
+                if hello is None:
+                    why = f"node {rank} did not connect to {self.nodes.place} within {seconds:.0f} seconds"
+                    raise ConfigError(f"nnodes: {why} (--ddp-timeout)\nStart the same command there.")
+                self._compare(own, hello, f"node {rank} ({hello['host']}, {hello['address']})")
+                met.append(hello)
+        except BaseException as error:
+            self.refuse(str(error) if isinstance(error, ConfigError) else "node 0 was stopped")
+            raise
+        own["address"] = own_address(met[1]["address"])  # its name may be a loopback address here, as Debian has it
+        self.store.put("met", {"machines": [{**each, "facts": {}} for each in met]})
+        return met
+
+    def _compare(self, own: Facts, hello: Facts, name: str) -> None:
+        if refused := hello["facts"].get("refused"):
+            raise ConfigError(f"nnodes: {name} cannot run this command: {refused}")
+        is_same_count = hello["count"] == self.nodes.count
+        counts = f"nnodes {hello['count']} (node 0: {self.nodes.count})"
+        if unequal := difference(own["facts"], hello["facts"]) if is_same_count else counts:
+            raise ConfigError(f"nnodes: {name} differs from node 0: {unequal}\nMake the machines equal.")
+
+    def refuse(self, why: str) -> None:
+        """On node 0: tell the others that the run does not start, and give them a short time to read it."""
+        self.store.put("met", {"refused": why})
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for rank in self.others:
+            self.store.wait(f"left/{rank}", deadline - time.monotonic())
+
+    def _leave(self) -> None:
+        """Say that the refusal was read."""
+        with suppress(StoreLostError):
+            self.store.put(f"left/{self.nodes.rank}", True)
+
+    # -- the run folder
+
+    def show_folder(self, folder: Path, checkpoint: Path | None, epoch: int = 0) -> None:
+        """On node 0: tell the others the run folder, which all of them must see.
+
+        Raises:
+            ConfigError: one does not see it.
+            RunFailed: one is gone.
+        """
+        proof = folder / f".seen-{secrets.token_hex(8)}"
+        proof.touch()
+        name = checkpoint.name if checkpoint else None
+        told = {"path": str(folder.resolve()), "proof": proof.name, "checkpoint": name, "epoch": epoch}
+        try:
+            unseen = [self.name(rank) for rank, sees in self._tell_folder(told).items() if not sees]
+        finally:
+            proof.unlink(missing_ok=True)
+        if unseen:
+            raise not_shared(folder, " and ".join(unseen), "do not see" if len(unseen) > 1 else "does not see")
+
+    def show_done(self) -> None:
+        """On node 0: tell the others that the run had finished."""
+        self._tell_folder({"done": True})
+
+    def _tell_folder(self, told: Facts) -> dict[int, bool]:
+        """What the others say to the run folder."""
+        self.store.put("folder", told)
+        said = {rank: self.store.wait(f"sees/{rank}", ANSWER_SECONDS, self.check) for rank in self.others}
+        if silent := [rank for rank, sees in said.items() if sees is None]:
+            raise RunFailed(f"{self.name(silent[0])} does not answer\nSee the output there.")
+        return said
+
+    def find_folder(self) -> SharedFolder | None:
+        """On another machine: the run folder of node 0; None if the run had finished.
+
+        Raises:
+            ConfigError: this machine does not see it; node 0 is told.
+            RunFailed: node 0 is gone.
+        """
+        said = self.store.wait("folder", math.inf, self.check)
+        answer = f"sees/{self.nodes.rank}"
+        if "done" in said:
+            self.store.put(answer, True)
+            return None
+        path, deadline = Path(said["path"]), time.monotonic() + SEES_WITHIN
+        while not (sees := (path / said["proof"]).exists()) and time.monotonic() < deadline:
+            look_again(path)
+            time.sleep(0.2)
+        self.store.put(answer, sees)
+        if not sees:
+            raise not_shared(path, "this machine", "does not see")
+        checkpoint = path / "checkpoints" / said["checkpoint"] if said["checkpoint"] else None
+        return SharedFolder(path, checkpoint, said["epoch"])
+
+    # -- during the run
+
+    def check(self) -> None:
+        """Raise RunFailed if another machine is lost, or has failed before the run began."""
+        if self.lost:
+            raise RunFailed(self.lost)
+
+    def say(self, **fields: object) -> None:
+        """Change the state of this machine, and tell the others at once."""
+        self._state = {**self._state, **fields}
+        self._changed.set()
+
+    def leave(self) -> None:
+        """Tell the others that this machine has ended, as a machine that is silent is lost."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        telling = threading.Thread(target=self._say_over, name="nodes", daemon=True)
+        telling.start()
+        telling.join(LEAVE_SECONDS if not self.lost else BEAT)  # a connection that is cut blocks
+
+    def _say_over(self) -> None:
+        with suppress(StoreLostError):
+            self.store.put(f"states/{self.nodes.rank}", {**self._state, "beat": -1, "over": True})
+
+    def wait_for_others(self, seconds: float, is_over: Callable[[], bool]) -> None:
+        """Wait until the machines that this one hears have ended or are lost, or `is_over`."""
+        deadline = time.monotonic() + seconds
+        while (
+            not is_over() and not self.lost and time.monotonic() < deadline and not self._ended.issuperset(self.others)
+        ):
+            time.sleep(0.05)
+
+    def _keep_beating(self) -> None:
+        """Write the own state, and read those of others. It blocks for as long as a connection does."""
+        beat = 0
+        try:
+            while not self._over.is_set():
+                beat += 1
+                self.store.put(f"states/{self.nodes.rank}", {**self._state, "beat": beat})
+                for rank in self.others:
+                    self._hear(rank, self.store.get(f"states/{rank}") or {})
+                self._answered = time.monotonic()
+                self._changed.wait(min(BEAT, self.silence / 8))
+                self._changed.clear()
+        except StoreLostError:
+            self._lose(0)
+
+    def _hear(self, rank: int, state: State) -> None:
+        if state.get("beat") != self._beats.get(rank):
+            self._beats[rank], self._heard[rank] = state.get("beat"), time.monotonic()
+        if state.get("over"):
+            self._ended.add(rank)
+        if state:
+            self.on_state(rank, state)
+
+    def _watch(self) -> None:
+        """Name the machine that is silent; node 0's store is local and always answers."""
+        while not self._over.wait(min(BEAT, self.silence / 8)):
+            now = time.monotonic()
+            if now - self._answered > self.silence:
+                self._lose(0)
+            for rank in self.others:
+                if rank not in self._ended and now - self._heard[rank] > self.silence:
+                    self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        if self._over.is_set() or self.lost or rank in self._ended:
+            return
+        self.lost = f"{self.name(rank)} is gone"
+        self.on_lost(self.lost)
 
 
 def silence(ddp_timeout: float) -> float:
-    """Maximum seconds without a heartbeat: less than a collective operation waits, which would only say that it timed
+    """Maximum seconds without a new state: less than a collective operation waits, which would only say that it timed
     out."""
     return min(SILENCE, ddp_timeout / 2)
-
-
-# -- the run folder
-
-
-def show_folder(link: NodeLink, folder: Path, checkpoint: Path | None, epoch: int = 0) -> None:
-    """On node 0: tell the others the run folder, which all of them must see.
-
-    Raises:
-        ConfigError: one does not see it.
-        RunFailed: one is gone.
-    """
-    proof = folder / f".seen-{secrets.token_hex(8)}"
-    proof.touch()
-    name = checkpoint.name if checkpoint else None
-    link.tell("folder", path=str(folder.resolve()), proof=proof.name, checkpoint=name, epoch=epoch)
-    try:
-        unseen = [peer.name for peer in link.peers if not _answer(peer, "sees").get("sees")]
-    finally:
-        proof.unlink(missing_ok=True)
-    if unseen:
-        raise not_shared(folder, " and ".join(unseen), "do not see" if len(unseen) > 1 else "does not see")
 
 
 @dataclass(frozen=True)
@@ -313,27 +360,11 @@ class SharedFolder:
     epoch: int = 0
 
 
-def find_folder(link: NodeLink) -> SharedFolder | None:
-    """On another machine: the run folder of node 0; None if the run had finished.
-
-    Raises:
-        ConfigError: this machine does not see it; node 0 is told.
-        RunFailed: node 0 is gone.
-    """
-    said = _answer(link.peers[0], "folder", "done")
-    if said["kind"] == "done":
-        return None
-    path, deadline = Path(said["path"]), time.monotonic() + SEES_WITHIN
-    while not (sees := (path / said["proof"]).exists()) and time.monotonic() < deadline:
-        for folder in (path.parent, path):
-            with suppress(OSError):
-                os.listdir(folder)  # makes NFS look again
-        time.sleep(0.2)
-    link.tell("sees", sees=sees)
-    if not sees:
-        raise not_shared(path, "this machine", "does not see")
-    checkpoint = path / "checkpoints" / said["checkpoint"] if said["checkpoint"] else None
-    return SharedFolder(path, checkpoint, said["epoch"])
+def look_again(folder: Path) -> None:
+    """Make NFS look for files that were not there before."""
+    for place in (folder.parent, folder):
+        with suppress(OSError):
+            os.listdir(place)
 
 
 def not_shared(folder: Path, whom: str, verb: str) -> ConfigError:
@@ -344,17 +375,15 @@ def not_shared(folder: Path, whom: str, verb: str) -> ConfigError:
     )
 
 
-def _answer(peer: Peer, *kinds: str) -> Message:
-    try:
-        answer = peer.receive(ANSWER_SECONDS)
-    except LinkError as error:
-        raise RunFailed(str(error)) from None
-    if answer.get("kind") not in kinds:
-        raise RunFailed(f"{peer.name} ended: {answer.get('why', 'it was stopped')}")
-    return answer
-
-
 # -- addresses
+
+
+def own_address(other: str) -> str:
+    """Address by which another machine reaches this one."""
+    family, kind, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as connection:
+        connection.connect(place)  # sends nothing
+        return str(connection.getsockname()[0])
 
 
 def interface_variables(own_address: str) -> dict[str, str]:

@@ -15,14 +15,14 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
 from aitrain.environment.locator import EnvSource, find_environments
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
 from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.pass_size import choose_batch_size
 from aitrain.launch.resource_check import check_resources, check_vllm_memory, device_memory
-from aitrain.launch.slurm import Nodes, find_nodes, idle_nodes
 from aitrain.named_models import named_folder
+from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
-from aitrain.options.loss_types import remarks
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
@@ -66,6 +66,8 @@ class RunPlan:
     """Notes for the user before the run starts."""
     nodes: Nodes | None = None
     """The machines of the run, and which of them this is; None for one machine."""
+    launched: LaunchedRank | None = None
+    """The first training process of this machine, where another launcher starts them."""
     folder: RunFolder | None = None
     """Run folder to resume in, which may not exist yet; None for a new one."""
     is_done: bool = False
@@ -111,9 +113,10 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
     _check_model(config)
     check_packages(config)
     is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
+    launched = launched_rank() if is_here else None
     nodes = find_nodes(config) if is_here else None
     gpus = training_gpus(config) if is_here else ()
-    processes = count_processes(config, gpus)
+    processes = count_processes(_with_launched(config, launched), gpus)
     served = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) and is_here else ()
     if starts_server(config) and config.weight_sync == "adapter":
         needed_rank(config.lora_r)
@@ -131,7 +134,7 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
         is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
         checkpoint = None if is_done else _find_checkpoint(config, skipped.append)
     everywhere = processes * (nodes.count if nodes else 1)
-    if is_here and nodes is None:  # several machines would have to choose alike
+    if is_here and (nodes is None or nodes.rank == 0):  # the others read the choice in config.yaml
         recorded = None if checkpoint is None else read_manifest(checkpoint).config
         shape, device = read_model_shape(config.model), device_memory(gpus[:processes])
         config = choose_batch_size(config, everywhere, shape, device, recorded)
@@ -152,7 +155,20 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     if is_here:
         notes += check_resources(config, batch, gpus[:processes], nodes)
-    return RunPlan(config, sources, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes, folder, is_done)
+    chosen = gpus[:processes]
+    return RunPlan(config, sources, batch, chosen, checkpoint, served, tuple(notes), nodes, launched, folder, is_done)
+
+
+def _with_launched(config: TrainConfig, launched: LaunchedRank | None) -> TrainConfig:
+    """The options with the number of processes that a launcher started on this machine."""
+    if launched is None:
+        return config
+    if config.num_processes not in (None, launched.local_world):
+        raise ConfigError(
+            f"num_processes: a launcher has started {launched.local_world} on this machine, not {config.num_processes}"
+            "\nOmit it."
+        )
+    return config.model_copy(update={"num_processes": launched.local_world})
 
 
 def starts_server(config: TrainConfig) -> bool:

@@ -1,251 +1,224 @@
-"""Runs the training processes of a run on a Ray cluster, through Ray Train, which restarts them when one is lost."""
+"""The training of a run on a Ray cluster: Ray Train starts the ranks, and starts all again when one is lost.
+
+The command reads what the ranks say from the run folder, which all machines share (`launch/ray_worker.py`).
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NoReturn
+from pathlib import Path
 
-from aitrain.activity import Part, Snapshot
-from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Announce, Ended, Failed, Note, Phase, decode
-from aitrain.execution.ray_connection import connected, machines
+from aitrain.errors import AitrainError, RunFailed
+from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, decode, encode
+from aitrain.execution.ray_connection import connected, has_gpus, machines
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import PATIENCE, STOPPING
-from aitrain.launch.ray_fit import PRIVATE, bundles, fit, start_relay
-from aitrain.launch.ray_placement import describe
-from aitrain.launch.ray_relay import Meeting, RankNews, Requests
+from aitrain.launch.processes import Processes, StartedProcesses
 from aitrain.launch.ray_server import server_on_ray
+from aitrain.launch.ray_worker import KILL, LOOK, PRIVATE, STOP, RankJob, RankPlace, nodes_of, read_places, run_rank
 from aitrain.launch.stop_signals import on_stop_signals
-from aitrain.launch.system_recorder import SystemRecorder
-from aitrain.redaction import disable_telemetry
-from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
+from aitrain.redaction import RedactedLog
+from aitrain.runs import node_info
+from aitrain.runs.run_folder import RunFolder, read_object
 
-KILL_SECONDS = 10.0
-"""How long a second stop waits for the machines to kill the training processes."""
-LOOK = 5.0
-"""Seconds between two looks at the machines of the cluster."""
+STOP_SECONDS = 10.0
+"""Seconds for the machines to end the ranks that were killed, or of which one was lost before."""
 
 
 @dataclass
-class RayProcesses:
+class RayProcesses(Processes):
     """The training processes of one run on a Ray cluster, in the process of the command."""
+
+    def _prepare(self, stack: ExitStack) -> None:
+        private = self.folder.path / PRIVATE
+        shutil.rmtree(private, ignore_errors=True)
+        private.mkdir()
+        stack.callback(shutil.rmtree, private, ignore_errors=True)
+        self.announce(Phase("connecting to Ray"))
+        stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
+        stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
+        self.announce(Phase(f"waiting for {self.plan.batch.processes} x {_in_words(training_needs())} of Ray"))
+        self.server = stack.enter_context(server_on_ray(self.plan, self.folder, self.announce))
+        self.ranks = replace(self.ranks, count=self.plan.batch.processes, world=self.plan.batch.processes)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """The parent of each rank watches it."""
+        yield
+
+    def _start(self, log: RedactedLog) -> StartedProcesses:
+        files = RankFiles(self.plan, replace(self.folder, path=self.folder.path.absolute(), lock=None), self.announce)
+        files.start(self.server)
+        return files
+
+
+@dataclass
+class RankFiles:
+    """The ranks that Ray Train runs, by the files in which they say something."""
 
     plan: RunPlan
     folder: RunFolder
     announce: Announce
-    last: Failed | Ended | None = None
-    requests: Requests = field(default_factory=Requests)
-    meeting: Meeting | None = None
-    """The ranks that run now."""
-    starts: int = 0
-    lost: str = ""
+    starts: list[Path] = field(default_factory=list)
+    """The folders of the starts so far, the last one is of the ranks that run."""
+    failure: BaseException | None = None
+    """Why Ray Train gave up."""
+    failed: Failed | None = None
+    """What the first rank of the last start that failed said; Ray may start all again."""
+    has_ended: bool = False
+    """Whether rank 0 said how the run ended."""
+    stopped: float = float("inf")
+    """When the ranks were asked to stop."""
+    _fitting: threading.Thread | None = None
+    _read: dict[Path, int] = field(default_factory=dict)
+    """Bytes that were read of each file."""
+    _lost: str = ""
     """What was lost last: a process or a machine."""
-    relay: Any = None
-    _seen: dict[int, Snapshot] = field(default_factory=dict)
-    _waits: dict[int, bool] = field(default_factory=dict)
-    _failure: BaseException | None = None
+    _met: bool = False
+    """Whether all ranks of the last start are there."""
 
-    def run(self) -> Failed | Ended:
-        """Start the processes, announce their events, and wait for the last one to exit.
+    def start(self, server: dict[str, str]) -> None:
+        """Start Ray Train in a thread, as it blocks until the run has ended."""
+        self._fitting = threading.Thread(target=self._fit, args=[server], name="ray-train", daemon=True)
+        self._fitting.start()
 
-        Returns the first failure, or how the run ended.
-
-        Raises:
-            ConfigError: there is no such cluster.
-        """
-        disable_telemetry(self.plan.config.telemetry)
+    def _fit(self, server: dict[str, str]) -> None:
         try:
-            self._run()
-        except Interrupted as error:  # while Ray was being connected, or vLLM started
-            return Failed(str(error), error.exit_code)
-        return self._end()
-
-    def _run(self) -> None:
-        with ExitStack() as stack:
-            stack.callback(shutil.rmtree, self.folder.path / PRIVATE, ignore_errors=True)
-            self.announce(Phase("connecting to Ray"))
-            stack.enter_context(on_stop_signals(partial(_leave, self)))
-            stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
-            stack.enter_context(on_stop_signals(lambda *_: self.stop()))  # after Ray has set its own handlers
-            self.relay = start_relay(self.plan, self.folder)
-            text, fits = describe(bundles(self.plan), machines())  # before Ray waits for it, as Ray waits silently
-            self.announce(Note(text, "info" if fits else "warning"))
-            self.announce(Phase("waiting for the machines of Ray"))
-            stack.enter_context(server_on_ray(self.plan, self.folder, self.relay, self._is_stopped))
-            stack.enter_context(SystemRecorder(self.folder.system))
-            watchdog = stack.enter_context(self._watchdog())
-            fitting = threading.Thread(target=self._fit, name="ray-train", daemon=True)
-            fitting.start()
-            self._listen(fitting)
-            watchdog.stop()
-
-    # -- Ray
-
-    def _is_stopped(self) -> bool:
-        """Hear what vLLM's machine says while it starts; whether the run was stopped meanwhile."""
-        self._hear_all(0.5)
-        return self.requests.stops > 0
-
-    def _fit(self) -> None:
-        """Run Ray Train until the run has ended; runs in a thread, as it blocks."""
-        try:
-            fit(self.plan, self.folder, self.relay)
+            fit(self.plan, self.folder, server)
         except BaseException as error:
-            self._failure = error
+            self.failure = error
 
-    # -- news
+    def lines(self) -> Iterator[str]:
+        """The events of all ranks, until Ray Train has ended. A failure is the last one: Ray may start all again."""
+        assert self._fitting is not None
+        while is_running := self._fitting.is_alive():
+            yield from map(encode, self._news())
+            if self._is_given_up():
+                return
+            time.sleep(LOOK)
+        yield from map(encode, self._news())
+        if not is_running and not self.has_ended and (failed := self._end()) is not None:
+            yield encode(failed)
 
-    def _listen(self, fitting: threading.Thread) -> None:
-        """Hear what the ranks say, until the run has ended."""
-        from ray.exceptions import RayError
-
-        looked, killed = time.monotonic(), float("inf")
-        try:
-            while fitting.is_alive():
-                self._hear_all(0.5)
-                if self.requests.stops and (self.meeting is None or self.lost):
-                    self.last = None  # nothing runs: what the other ranks said followed from the loss
-                    return
-                killed = killed if self.requests.stops < 2 else min(killed, time.monotonic())
-                if time.monotonic() - killed > KILL_SECONDS:
-                    return  # a machine does not answer
-                if time.monotonic() - looked > LOOK:
-                    self._look_for_lost_machines()
-                    looked = time.monotonic()
-            self._hear_all(0.0)
-        except RayError as error:
-            self._failure = RunFailed(f"The Ray cluster is gone: {cause_of(error)}")
-
-    def _hear_all(self, seconds: float) -> None:
-        import ray
-
-        for news in ray.get(self.relay.take.remote(seconds)):
-            if isinstance(news, Meeting):
-                self._note_start(news)
-            else:
-                self._hear(news)
-
-    def _note_start(self, meeting: Meeting) -> None:
-        """All ranks are there: the first start, or one after a loss."""
-        self.starts, self.meeting, self.last = self.starts + 1, meeting, None
-        self._seen.clear()
-        if meeting.problem:
-            self._remember(Failed(meeting.problem, 2))
+    def _news(self) -> Iterator[Event]:
+        starts = sorted((self.folder.path / PRIVATE).glob("start-*"))
+        if len(starts) > len(self.starts):
+            self._lost = self._what_was_lost(self.starts[-1]) if self.starts else ""
+            self.starts, self.failed, self._met = starts, None, False
+        if not starts:
             return
-        self.folder.write_status("running", nodes=meeting.nodes())
-        restart = f"restart {self.starts - 1} of {self.plan.config.max_failures}" if self.starts > 1 else ""
-        self.announce(_note_of_start(meeting, self.lost, restart))
-        self.lost = ""
+        if not self._met and len(places := read_places(starts[-1])) == self.plan.batch.processes:
+            self._met = True
+            self.folder.write_status("running", nodes=node_info.as_json(nodes_of(places)))
+            yield self._note_of_start(places)
+        for file in sorted(starts[-1].glob("*.jsonl")):
+            with file.open("rb") as opened:
+                opened.seek(self._read.get(file, 0))
+                text = opened.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read[file] = self._read.get(file, 0) + len(whole)
+            events = [decode(line) for line in whole.decode(errors="replace").splitlines()]
+            for event in (event for event in events if event is not None):
+                self.has_ended |= isinstance(event, Ended)
+                if isinstance(event, Failed):
+                    self.failed = self.failed or event
+                else:
+                    yield event
 
-    def _hear(self, news: RankNews) -> None:
-        if news.activity is not None:
-            self._seen[news.rank] = news.activity
-        if news.waits is not None:
-            self._waits[news.rank] = news.waits
-        if news.exit:
-            self._seen.clear()  # waiting for the next start is no stall
-            self.lost = f"{news.exit} on {self.meeting.places[news.rank]}" if self.meeting else news.exit
-        for event in map(decode, news.lines):
-            if isinstance(event, (Failed, Ended)):
-                self._remember(event)
-            if event is not None and not isinstance(event, Failed):  # one of a lost rank does not end the run
-                self.announce(event)
-
-    def _remember(self, event: Failed | Ended) -> None:
-        """Keep the first failure of a start, as the others follow from it; kill processes that do not exit in time."""
-        if self.last is None:
-            self.last = event
-            start = self.meeting.start if self.meeting else ""
-            timer = threading.Timer(PATIENCE, self._ask, kwargs={"over": start})  # of this start only
-            timer.daemon = True
-            timer.start()
-
-    def _look_for_lost_machines(self) -> None:
-        if self.meeting is None or self.lost:
-            return
+    def _what_was_lost(self, start: Path) -> str:
+        """The process or machine whose loss has ended a start."""
+        said = [str(read_object(file).get("message")) for file in sorted(start.glob("*.lost"))]
         alive = {machine.address for machine in machines()}
-        gone = {place.address: place for place in self.meeting.places if place.address not in alive}
+        gone = [place for place in read_places(start) if place.address not in alive]
         if gone:
-            place = next(iter(gone.values()))
-            ranks = " and ".join(str(other.rank) for other in self.meeting.places if other.address == place.address)
-            self._seen.clear()
-            self.lost = f"Machine {place.host} ({place.address}) is gone, with rank {ranks}"
-            self.announce(Note(f"{self.lost}. Ray starts all ranks again as soon as it has the machines for them."))
+            ranks = " and ".join(str(place.rank) for place in gone if place.address == gone[0].address)
+            return f"Machine {gone[0].host} ({gone[0].address}) is gone, with rank {ranks}"
+        return said[0].partition("\n")[0] if said else "A rank was lost"
 
-    # -- hangs
+    def _note_of_start(self, places: list[RankPlace]) -> Note:
+        where = "; ".join(f"rank {place.rank} on {place}" for place in places)
+        if len(self.starts) == 1:
+            return Note(f"Training on Ray: {where}.", "info")
+        checkpoint = str(read_object(self.starts[-1] / "0.json").get("checkpoint") or "the beginning")
+        restart = f"restart {len(self.starts) - 1} of {self.plan.config.max_failures}"
+        return Note(f"{self._lost}. All ranks continue from {Path(checkpoint).name} ({restart}): {where}.")
 
-    def _watchdog(self) -> Watchdog:
-        config, count = self.plan.config, self.plan.batch.processes
-        return Watchdog(config.stall_timeout, count, self._activity, self._on_stall, waits=self._waits_for_another)
-
-    def _activity(self, rank: int) -> Snapshot:
-        """What a rank did last; waiting for Ray counts as progress."""
-        return self._seen.get(rank) or Snapshot(time.monotonic_ns(), Part("waiting for Ray"))
-
-    def _waits_for_another(self, rank: int, _: Snapshot) -> bool:
-        """Whether a stalled rank waits for another one, by its stacks, which go to its log."""
-        if rank not in self._waits:
-            self._ask(stacks=self.requests.stacks + 1)
-            deadline = time.monotonic() + 2 * DUMP_SECONDS
-            while len(self._waits) < self.plan.batch.processes and time.monotonic() < deadline:
-                time.sleep(0.1)
-        return self._waits.get(rank, False)
-
-    def _on_stall(self, stall: Stall) -> None:
-        """Called in the watchdog's thread."""
-        if self.last is None:
-            text = message(stall, self.folder, self.plan.batch.processes)
-            self.last = Failed(text, RunFailed.exit_code, "stalled")
-            self._ask(stops=2)
-
-    # -- ending
-
-    def stop(self) -> None:
-        """Ask the training processes to finish their step, save and leave; a second call kills them. For any thread."""
-        stops = min(self.requests.stops + 1, 2)
-        if stops == 1:
-            threading.Thread(target=self.announce, args=[Phase(STOPPING)], daemon=True).start()
-        threading.Thread(target=self._ask, kwargs={"stops": stops}, daemon=True).start()
-        self.requests = replace(self.requests, stops=stops)
-
-    def _ask(self, **requests: Any) -> None:
-        self.requests = replace(self.requests, **requests)
-        if self.relay is not None:
-            self.relay.ask.remote(self.requests)
-
-    def _end(self) -> Failed | Ended:
-        """How the run ended. Where a rank was lost, the others failed because of that."""
-        is_cause = self._failure is not None and getattr(self.last, "exit_code", None) == RunFailed.exit_code
-        if self.last is not None and not is_cause:
-            return self.last
-        if self.requests.stops:
-            return Failed("Stopped.", Interrupted.exit_code)
-        if isinstance(self._failure, AitrainError):
-            return Failed(str(self._failure), self._failure.exit_code)
-        restarts = self.starts - 1
+    def _end(self) -> Failed | None:
+        """Why the run failed: of Ray Train, unless an error of the run itself ended it."""
+        is_cause = self.failed is None or self.failed.exit_code == RunFailed.exit_code
+        if self.failure is None or not is_cause:
+            return self.failed
+        restarts = len(self.starts) - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
-        return Failed(f"{self.lost or cause_of(self._failure)}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
+        lost = (
+            self._what_was_lost(self.starts[-1]) if self.starts and not isinstance(self.failure, AitrainError) else ""
+        )
+        why = cause_of(self.failure) if lost in ("", "A rank was lost") else lost
+        return Failed(f"{why}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
+
+    def _is_given_up(self) -> bool:
+        """Whether Ray Train waits for machines although the run is to stop, or a machine does not end its ranks."""
+        is_waiting = not self._met or self.failed is not None or (self.folder.path / PRIVATE / KILL).exists()
+        return is_waiting and time.monotonic() - self.stopped > STOP_SECONDS
+
+    def send(self, number: signal.Signals) -> None:
+        """Ask the ranks to finish their step, save and leave."""
+        self._ask(STOP)
+
+    def kill(self) -> None:
+        """SIGKILL to each of them, and to all that they have started."""
+        self._ask(KILL)
+
+    def _ask(self, what: str) -> None:
+        self.stopped = min(self.stopped, time.monotonic())
+        with suppress(OSError):  # Ray Train has ended
+            (self.folder.path / PRIVATE / what).touch()
+
+    def wait(self, seconds: float) -> None:
+        """Ray ends what is left when the command disconnects."""
 
 
-def _note_of_start(meeting: Meeting, lost: str, restart: str) -> Note:
-    """Where the ranks run, and at a restart why and from which checkpoint."""
-    where = "; ".join(f"rank {place.rank} on {place}" for place in meeting.places)
-    if not restart:
-        return Note(f"Training on Ray: {where}.", "info")
-    since = meeting.checkpoint.rpartition("/")[2] if meeting.checkpoint else "the beginning"
-    return Note(f"{lost or 'A rank was lost'}. All ranks continue from {since} ({restart}): {where}.")
+def training_needs() -> dict[str, float]:
+    """What one training process reserves: a GPU, if the cluster has one."""
+    return {"CPU": 1.0, "GPU": 1.0} if has_gpus() else {"CPU": 1.0}
 
 
-def _leave(processes: RayProcesses, *_: object) -> NoReturn:
-    """Handle a stop signal while Ray is being connected."""
-    processes.stop()  # also if the exception gets lost in a callback of Ray
-    raise Interrupted("Stopped.")
+def _in_words(needs: dict[str, float]) -> str:
+    return " and ".join(f"{count:g} {name}" for name, count in needs.items())
+
+
+def fit(plan: RunPlan, folder: RunFolder, server: dict[str, str]) -> None:
+    """Run Ray Train until the run has ended.
+
+    Raises:
+        Exception: a rank was lost more often than it may be, or Ray failed; see cause_of.
+    """
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
+    variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+    job = RankJob(replace(plan, sources={}), replace(folder, made=()), os.getcwd(), server, variables)
+    needs = training_needs()
+    DataParallelTrainer(
+        run_rank,
+        train_loop_config={"job": job},
+        scaling_config=ScalingConfig(
+            num_workers=plan.batch.processes, use_gpu="GPU" in needs, resources_per_worker=needs
+        ),
+        run_config=RunConfig(
+            name="train",
+            storage_path=str(folder.path / PRIVATE),
+            failure_config=FailureConfig(max_failures=plan.config.max_failures),
+        ),
+    ).fit()
 
 
 def cause_of(error: BaseException | None) -> str:

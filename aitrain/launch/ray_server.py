@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Event, encode
+from aitrain.errors import AitrainError, RunFailed
+from aitrain.events import Announce, Phase
 from aitrain.execution.ray_connection import has_gpus
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.launch.processes import PATIENCE
-from aitrain.launch.ray_relay import RankNews
 from aitrain.runs.run_folder import RunFolder
-
-NO_RANK = -1
-"""The rank in the news of this actor."""
 
 
 @dataclass
@@ -27,8 +23,6 @@ class ServerHost:
 
     plan: RunPlan
     folder: RunFolder
-    relay: Any
-    """Handle of the RunRelay."""
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def start(self) -> dict[str, str]:
@@ -42,14 +36,11 @@ class ServerHost:
         gpus = tuple(gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu)
         config = self.plan.config.model_copy(update={"vllm_listen_address": ray.util.get_node_ip_address()})
         plan = replace(self.plan, config=config, server_gpus=gpus)
-        return self._stack.enter_context(managed_server(plan, self.folder, self._announce))
+        return self._stack.enter_context(managed_server(plan, self.folder, lambda event: None))
 
     def close(self) -> None:
         """End the servers."""
         self._stack.close()
-
-    def _announce(self, event: Event) -> None:
-        self.relay.tell.remote(RankNews(NO_RANK, (encode(event),)))
 
 
 def server_needs(plan: RunPlan) -> dict[str, float]:
@@ -59,29 +50,27 @@ def server_needs(plan: RunPlan) -> dict[str, float]:
 
 
 @contextmanager
-def server_on_ray(plan: RunPlan, folder: RunFolder, relay: Any, is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """Run the vLLM servers of a plan, if it has some, on a machine that Ray chooses, and tell the relay their
-    addresses. `is_stopped` is asked while they start.
+def server_on_ray(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[dict[str, str]]:
+    """Run the vLLM servers of a plan, if it has some, on a machine that Ray chooses; yields the environment variables
+    with which training processes reach them.
 
     Raises:
         RunFailed: a server cannot be started.
-        Interrupted: the run was stopped before.
     """
     if not starts_server(plan.config):
-        yield
+        yield {}
         return
+    announce(Phase("starting vLLM on a machine of Ray"))
     import ray
 
     needs = server_needs(plan)
     actor = ray.remote(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0.0), max_concurrency=2)(ServerHost)
-    host = actor.remote(replace(plan, sources={}), RunFolder(folder.path.absolute()), relay)
+    host = actor.remote(replace(plan, sources={}), RunFolder(folder.path.absolute()))
     starting = host.start.remote()
     try:
         while not ray.wait([starting], timeout=0.1)[0]:
-            if is_stopped():
-                raise Interrupted("Stopped.")
-        ray.get(relay.serve.remote(_result(starting)))
-        yield
+            pass  # Ctrl-C is heard
+        yield _result(starting)
     finally:
         with suppress(Exception):  # it is gone
             ray.get(host.close.remote(), timeout=PATIENCE)

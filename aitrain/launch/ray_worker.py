@@ -1,44 +1,54 @@
-"""What runs inside of a worker of Ray Train: one training process as its child.
+"""What runs inside of a worker of Ray Train: the parent of one training process.
 
-The training process is the one of a local run. So signals, the environment's processes, which are forked before torch
-is imported, and the events work as they do there: Ray calls its function outside of the main thread.
+Ray calls its function outside of the main thread, and ends it with its worker; so the training is a process of its own,
+as in a local run. All that a rank says lies in a folder of its start in the run folder, which the command reads.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import signal
 import socket
-import subprocess
 import threading
-import uuid
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aitrain
-from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
-from aitrain.activity import Part, SharedMemory, Snapshot, read
-from aitrain.errors import RunFailed
-from aitrain.events import Ended, Failed, Started, decode
-from aitrain.execution.process_tree import ProcessTree
-from aitrain.launch.local_processes import Ranks, how_it_ended, rank_variables, worker_command
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.events import Event, Step, encode
+from aitrain.launch.local_processes import Ranks
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import PATIENCE, process_variables
-from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests
-from aitrain.redaction import RedactedLog
-from aitrain.runs.node_info import VARIABLE as NODES_VARIABLE
-from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.watchdog import BYTES, ask_for_stacks, bytes_moved, waits_for_another_rank
+from aitrain.launch.processes import Processes
+from aitrain.runs.checkpoint import newest_checkpoint
+from aitrain.runs.node_info import NodeInfo
+from aitrain.runs.run_folder import RunFolder, append_text, read_object, write_json
 
-BEAT = 0.5
-"""Seconds between two messages to the command when nothing happens."""
-Lines = queue.SimpleQueue[str | None]
-Tell = Callable[[RankNews], Requests]
+PRIVATE = ".ray"
+"""Folder in the run folder for what the ranks say and Ray Train writes; deleted at the end."""
+STOP, KILL = "stop", "kill"
+"""Files in it by which the command asks the ranks to stop, or ends them."""
+MEET_SECONDS = 60.0
+"""Seconds in which the files of all ranks must appear; network file systems are late."""
+LOOK = 0.5
+"""Seconds between two looks for these files."""
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank of a start runs."""
+
+    rank: int
+    host: str
+    address: str
+    gpus: str = ""
+    """As in CUDA_VISIBLE_DEVICES."""
+
+    def __str__(self) -> str:
+        return f"{self.host}, {self.address}" if self.host != self.address else self.host
 
 
 @dataclass(frozen=True)
@@ -48,22 +58,10 @@ class RankJob:
     plan: RunPlan
     folder: RunFolder
     working_directory: str
-    nonce: str
-    """Name of a file in the run folder, by which a machine shows that it shares the folder."""
-    relay: Any
-    """Handle of the RunRelay."""
+    server: dict[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables with address and key of the run's own vLLM servers."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables for the training processes; no secrets, as Ray may log them."""
-
-
-@dataclass(frozen=True)
-class RankNumbers:
-    """The numbers of one rank, as Ray Train counts them."""
-
-    rank: int
-    world: int
-    local: int
-    local_world: int
+    """Further environment variables."""
 
 
 def run_rank(config: dict[str, RankJob]) -> None:
@@ -72,6 +70,7 @@ def run_rank(config: dict[str, RankJob]) -> None:
 
     Raises:
         RunFailed: the process ended without an error message.
+        ConfigError: this machine does not share the folders of the run.
     """
     import ray.train
     import ray.util
@@ -79,168 +78,142 @@ def run_rank(config: dict[str, RankJob]) -> None:
 
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
     job, context = config["job"], ray.train.get_context()
-    numbers = RankNumbers(
-        context.get_world_rank(), context.get_world_size(), context.get_local_rank(), context.get_local_world_size()
-    )
-    start = broadcast_from_rank_zero(uuid.uuid4().hex if numbers.rank == 0 else None)
-    place = place_of(job, numbers.rank, ray.util.get_node_ip_address())
-    meeting: Meeting = ray.get(job.relay.meet.remote(start, place))
-    if not meeting.problem:
-        RankProcess(job, numbers, meeting).run(lambda news: ray.get(job.relay.tell.remote(news)))
+    rank, address = context.get_world_rank(), ray.util.get_node_ip_address()
+    for folder in (job.working_directory, job.folder.path):
+        if not os.path.isdir(folder):
+            raise ConfigError(f"{socket.gethostname()} has no folder {folder}, which all machines must share")
+    start = broadcast_from_rank_zero(_first_words(job, address) if rank == 0 else None)
+    if start["version"] != aitrain.__version__:
+        raise ConfigError(f"{socket.gethostname()} has aitrain {aitrain.__version__}, rank 0 {start['version']}")
+    os.chdir(job.working_directory)
+    os.environ.update(job.variables)
+    said = job.folder.path / PRIVATE / start["name"]
+    place = RankPlace(rank, socket.gethostname(), address, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    write_json(said / f"{rank}.json", {**asdict(place), "checkpoint": start["checkpoint"]})
+    places = wait_for_places(said, context.get_world_size())
+    first = rank - context.get_local_rank()
+    ranks = Ranks(context.get_local_world_size(), first, context.get_world_size(), start["address"], start["port"])
+    checkpoint = Path(start["checkpoint"]) if start["checkpoint"] else None
+    processes = RankProcesses(
+        job.plan, job.folder, partial(_say, said / f"{rank}.jsonl"), checkpoint=checkpoint, rank=rank, here=ranks,
+        places=places, job=job,
+    )  # fmt: skip
+    end = processes.run()
+    if processes.lost is not None and processes.last is None and not processes.stops:
+        message = getattr(end, "message", "")
+        write_json(said / f"{rank}.lost", {"message": message})
+        raise RunFailed(message)
 
 
-def place_of(job: RankJob, rank: int, address: str) -> RankPlace:
-    """This machine, and what keeps the run from starting here."""
+def _first_words(job: RankJob, address: str) -> dict[str, Any]:
+    """What rank 0 decides for a start: its name, where the ranks meet, and the checkpoint."""
+    private = job.folder.path / PRIVATE
+    number = sum(path.is_dir() and path.name.startswith("start-") for path in private.iterdir())
+    checkpoint = job.plan.checkpoint
+    if any((private / f"start-{earlier:03d}" / "0.steps").exists() for earlier in range(number)):
+        checkpoint = newest_checkpoint(job.folder, lambda _: None) or checkpoint
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    host, problem = socket.gethostname(), ""
-    if not os.path.isdir(job.working_directory):
-        problem = f"{host} has no folder {job.working_directory}, where the command was started"
-    elif not (job.folder.path / job.nonce).exists():
-        problem = f"{host} does not share the run folder {job.folder.path}"
-    if problem:
-        problem += "\nEach machine of the Ray cluster needs both on a disk that all of them share."
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return RankPlace(rank, host, address, aitrain.__version__, gpus, port, problem)
+    name = f"start-{number:03d}"
+    (private / name).mkdir()
+    return {
+        "name": name,
+        "version": aitrain.__version__,
+        "address": address,
+        "port": port,
+        "checkpoint": str(checkpoint) if checkpoint else None,
+    }
+
+
+def wait_for_places(said: Path, world: int) -> list[RankPlace]:
+    """The places of all ranks of a start.
+
+    Raises:
+        RunFailed: one is missing.
+    """
+    deadline = time.monotonic() + MEET_SECONDS
+    while len(places := read_places(said)) < world:
+        if time.monotonic() > deadline:
+            raise RunFailed(f"{socket.gethostname()} does not see the files of all ranks in {said}")
+        time.sleep(LOOK)
+    return places
+
+
+def read_places(said: Path) -> list[RankPlace]:
+    """The places of the ranks of a start that are known, in the order of the ranks."""
+    found = [read_object(file) for file in said.glob("*.json")]
+    names = ("host", "address", "gpus")
+    places = [RankPlace(int(str(each["rank"])), *(str(each[name]) for name in names)) for each in found if each]
+    return sorted(places, key=lambda place: place.rank)
+
+
+def nodes_of(places: list[RankPlace]) -> list[NodeInfo]:
+    """The machines of a start, in the order of their first ranks."""
+    addresses = list(dict.fromkeys(place.address for place in places))
+    here = [[place for place in places if place.address == address] for address in addresses]
+    return [
+        NodeInfo(number, each[0].host, each[0].address, sum(bool(place.gpus) for place in each))
+        for number, each in enumerate(here)
+    ]
+
+
+def _say(file: Path, event: Event) -> None:
+    append_text(file, encode(event))
+    if isinstance(event, Step):
+        file.with_suffix(".steps").touch()
 
 
 @dataclass
-class RankProcess:
-    """The training process of one rank, from its start to its end."""
+class RankProcesses(Processes):
+    """The parent of one rank, whose machine may have others, each with a parent of its own."""
 
-    job: RankJob
-    numbers: RankNumbers
-    meeting: Meeting
-    requests: Requests = field(default_factory=Requests)
-    seen: Snapshot = field(default_factory=lambda: Snapshot(0, Part("starting")))
-    """Its last phase and progress."""
-    has_reported: bool = False
-    """Whether the process has said how the run ended."""
-    is_silent: bool = False
-    """Whether it has closed its output."""
-    pid: int | None = None
-    """Its id, once it has said it."""
-    _moved: int = 0
-
-    def run(self, tell: Tell) -> None:
-        """Start the process, tell the command what it says, do what the command wants, and wait for the end.
-
-        Raises:
-            RunFailed: it ended without an error message, and the command did not ask for it.
-        """
-        memory, lines = SharedMemory(self.numbers.world), Lines()
-        variables = self._variables(memory)
-        log = RedactedLog(self.log, variables)
-        # it gets no time if Ray kills this worker: it would train on, beside the processes of the restart
-        tree = ProcessTree(
-            self._command(),
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=log.pipe,
-            cwd=self.job.working_directory,
-        )
-        try:
-            threading.Thread(target=_read_lines, args=[tree, lines], daemon=True).start()
-            while not self.is_silent:
-                has_ended = tree.poll() is not None
-                news = self._next_news(lines, memory)
-                self._do(tell(news), tree, tell)
-                if has_ended and not news.lines:
-                    break  # a process that cannot be ended still holds its output
-            with suppress(subprocess.TimeoutExpired):
-                tree.wait(PATIENCE)
-        finally:
-            memory.unlink()
-            code = tree.close()
-            log.close()
-        if code and not (self.has_reported or self.requests.stops or self.is_over):
-            how = how_it_ended(self.numbers.rank, self.numbers.world, code)
-            tell(RankNews(self.numbers.rank, exit=how))
-            raise RunFailed(how)
+    rank: int = 0
+    here: Ranks = field(default_factory=Ranks)
+    """The ranks of this machine."""
+    places: list[RankPlace] = field(default_factory=list)
+    job: RankJob | None = None
 
     @property
-    def is_over(self) -> bool:
-        """Whether this start has failed on another rank."""
-        return bool(self.meeting.start) and self.requests.over == self.meeting.start
+    def node(self) -> int:
+        """Number of this machine."""
+        return [node.address for node in self.machines].index(self.places[self.rank].address)
 
     @property
-    def log(self) -> Path:
-        """The log of this machine's ranks: train.log where rank 0 is."""
-        addresses = list(dict.fromkeys(place.address for place in self.meeting.places))
-        node = addresses.index(self.meeting.places[self.numbers.rank].address)
-        return self.job.folder.path / f"train-node{node}.log" if node else self.job.folder.log
+    def machines(self) -> list[NodeInfo]:
+        """All machines of the run."""
+        return nodes_of(self.places)
 
-    def _command(self) -> list[str]:
-        checkpoint = self.meeting.checkpoint
-        return worker_command(self.job.plan, self.job.folder, Path(checkpoint) if checkpoint else None)
+    @property
+    def system(self) -> Path:
+        """Where the use of this machine is recorded, by the parent of its first rank."""
+        return super().system if self.rank == self.here.first else self.folder.path / PRIVATE / f"{self.rank}-system"
 
-    def _variables(self, memory: SharedMemory) -> dict[str, str]:
-        """The variables of a local run's process on this machine."""
-        numbers, places = self.numbers, self.meeting.places
-        first = numbers.rank - numbers.local
-        here = places[first : first + numbers.local_world]
+    def _prepare(self, stack: ExitStack) -> None:
+        assert self.job is not None
+        self.ranks = replace(self.here, only=self.rank)
+        here = [place for place in self.places if place.address == self.places[self.rank].address]
         gpus = tuple(place.gpus for place in here if place.gpus)
-        batch = replace(self.job.plan.batch, processes=numbers.local_world)
-        variables = process_variables(replace(self.job.plan, gpus=gpus, batch=batch))
-        meet = Ranks(numbers.local_world, first, numbers.world, places[0].address, places[0].port)
-        interface = interface_of(places[numbers.rank].address)
-        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface and numbers.world > 1 else ()
-        return {
-            **{name: str(interface) for name in names},
-            **variables,
-            **self.job.variables,
-            **self.meeting.server,
-            **rank_variables(meet, numbers.rank),
-            NODES_VARIABLE: json.dumps(self.meeting.nodes()),
-            ACTIVITY_VARIABLE: str(memory.path),
-        }
+        batch = replace(self.plan.batch, processes=self.here.count)
+        self.plan = replace(self.plan, gpus=gpus, batch=batch)
+        self.server = self.job.server
+        stack.enter_context(self._hearing())
 
-    def _next_news(self, lines: Lines, memory: SharedMemory) -> RankNews:
-        """Wait for the process's next lines, at most BEAT seconds."""
-        heard: list[str] = []
-        with suppress(queue.Empty):
-            line = lines.get(timeout=BEAT)
-            while line is not None:
-                heard.append(line)
-                line = lines.get_nowait()
-            self.is_silent = True
-        for event in map(decode, heard):
-            self.has_reported |= isinstance(event, (Failed, Ended))
-            self.pid = event.pid if isinstance(event, Started) else self.pid
-        return RankNews(self.numbers.rank, tuple(heard), self._activity(memory))
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """Do what the command asks for, in a thread."""
+        over, private = threading.Event(), self.folder.path / PRIVATE
 
-    def _activity(self, memory: SharedMemory) -> Snapshot:
-        """Phase and progress; in phases that move files, what was moved counts as progress."""
-        seen = read(memory.memory, self.numbers.rank)
-        if seen.part.moves_files and self.pid is not None:
-            self._moved = max(self._moved, bytes_moved(self.pid) // BYTES)
-        self.seen = replace(seen, count=seen.count + self._moved)
-        return self.seen
+        def look() -> None:
+            while not over.wait(LOOK):
+                if (private / KILL).exists():
+                    self.stops = 2
+                    self._kill()
+                elif (private / STOP).exists() and not self.stops:
+                    self.stop()
 
-    def _do(self, wanted: Requests, tree: ProcessTree, tell: Tell) -> None:
-        before, self.requests = self.requests, wanted
-        if wanted.stops > 1 or self.is_over:
-            tree.kill()
-        elif wanted.stops > before.stops:
-            tree.send(signal.SIGTERM)
-        if wanted.stacks > before.stacks:
-            rank, waits = self.numbers.rank, False
-            if self.pid is not None:
-                with suppress(OSError):  # the log cannot be written: the run is ended without the stacks
-                    waits = waits_for_another_rank(ask_for_stacks(self.log, rank, self.pid, self.seen))
-            tell(RankNews(rank, waits=waits))
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that has this address; None for a loopback address, or if there is none."""
-    import psutil
-
-    found = (name for name, parts in psutil.net_if_addrs().items() if any(part.address == address for part in parts))
-    return None if address.startswith("127.") else next(found, None)
-
-
-def _read_lines(tree: ProcessTree, lines: Lines) -> None:
-    for line in tree.stdout:
-        lines.put(line.decode(errors="replace"))
-    lines.put(None)
+        threading.Thread(target=look, name="ray", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
+from aitrain.launch.machines import Nodes
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.nvidia import ask_driver
 from aitrain.launch.resource_estimate import (
@@ -20,7 +21,6 @@ from aitrain.launch.resource_estimate import (
     memory_savers,
     served_weights,
 )
-from aitrain.launch.slurm import Nodes
 from aitrain.machine import free_memory, total_memory
 from aitrain.options.train import TrainConfig
 

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from aitrain.options.presets import PRESETS, with_preset
+from aitrain.options.algorithms import ALGORITHMS, LossName, PresetName, with_preset
 from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
     FunctionName,
@@ -22,13 +22,18 @@ class GRPOOptions(Options):
     """The group and the loss."""
 
     section = "GRPO"
-    replaces: ClassVar = {"rl_preset": tuple({name: None for preset in PRESETS.values() for name in preset.settings})}
+    replaces: ClassVar = {
+        "rl_preset": (
+            "rl_loss_type",
+            *{name: None for one in ALGORITHMS.values() if one.preset for name in one.preset.settings},
+        )
+    }
 
     rl_num_generations: TwoOrMore = 4
     """Completions per prompt: the group that a completion is compared with."""
     rl_kl_coef: NonNegativeFloat = 0.1
     """Weight of the KL term to the initial model; 0 saves the reference model's memory."""
-    rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "grpo"
+    rl_loss_type: LossName = "grpo"
     """How token losses are formed and averaged; brings the settings of its paper along (docs/algorithms.md)."""
     rl_clip_range: PositiveFloat | None = None
     """How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without
@@ -42,7 +47,7 @@ class GRPOOptions(Options):
     """Standard deviation that advantages are divided by: the group's, the batch's, or none; unset: by loss type."""
     rl_mask_truncated_completions: bool = False
     """Leave out of the loss the episodes that a limit ended: a truncated completion, a full context, rl_max_turns."""
-    rl_preset: Literal["grpo", "dapo", "dr-grpo", "gspo", "cispo"] | None = None
+    rl_preset: PresetName | None = None
     """The settings of one paper together, as defaults of other options: an option that is given itself wins; aitrain
     plan prints them (docs/algorithms.md)."""
     rl_kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"

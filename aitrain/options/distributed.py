@@ -15,11 +15,11 @@ class DistributedOptions(Options):
     distributed_backend: ResumeSafe[Literal["ddp", "fsdp2"]] = "ddp"
     """How several processes hold the model: ddp, each all of it; fsdp2, each a part."""
     nnodes: ResumeSafe[PositiveInt | None] = None
-    """Machines that train together; unset: one, or those of the SLURM step."""
+    """Machines that train together; unset: one, or those of SLURM and other launchers."""
     node_rank: ResumeSafe[NonNegativeInt | None] = None
-    """Which of the machines this is, 0 to N-1; unset: that of the SLURM step."""
+    """Which of the machines this is, 0 to N-1; unset: that of the launcher."""
     master_addr: ResumeSafe[str | None] = None
-    """Address of machine 0, as the others reach it; unset: that of the SLURM step."""
+    """Address of machine 0, as the others reach it; unset: that of the launcher."""
     master_port: ResumeSafe[PositiveInt] = 29400
     """Port on machine 0 where the machines meet."""
     launcher: ResumeSafe[Literal["local", "ray"]] = "local"

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.model import ModelOptions
@@ -32,6 +34,12 @@ class EvalConfig(EvalOptions, TrainConfig):
     Cases, seeds and episodes are those of a training with the same options, so that both give the same scores.
     """
 
+    @model_validator(mode="before")
+    @classmethod
+    def _serve_vllm(cls, values: object) -> object:
+        """vLLM plays an eval as a server: an engine inside the process would be a second way to the same scores."""
+        return {**values, "vllm_mode": "server"} if isinstance(values, dict) and values.get("use_vllm") else values
+
     @property
     def decodings(self) -> tuple[str, ...]:
         """The decodings that are played."""
@@ -44,7 +52,7 @@ class EvalConfig(EvalOptions, TrainConfig):
 
 
 _NOT_FOR_EVALS = {
-    *("vllm_sync", "vllm_quantization", "vllm_sleep_mode", "rl_check", "eval_strategy", "eval_steps"),
+    *("vllm_mode", "vllm_sync", "vllm_quantization", "vllm_sleep_mode", "rl_check", "eval_strategy", "eval_steps"),
     *("batch_size", "gradient_accumulation", "epochs", "max_steps"),
 }
 _SECTIONS = (

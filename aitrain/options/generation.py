@@ -153,7 +153,7 @@ class VLLMOptions(Options):
             (
                 bool(of_ours) and not self.starts_vllm_servers,
                 f"{', '.join(of_ours)}: for vLLM servers that aitrain starts only\n"
-                "Add --use-vllm and --vllm-mode server, and leave --vllm-server-url out.",
+                "Add --use-vllm and --vllm-mode server (an eval: --use-vllm), and leave --vllm-server-url out.",
             ),
             (
                 self.vllm_server_gpus == 0 and self.starts_vllm_servers,
@@ -171,7 +171,7 @@ class VLLMOptions(Options):
             ),
             (
                 has_url and not (self.use_vllm and self.vllm_mode == "server"),
-                "vllm_server_url: a server is used with --use-vllm and --vllm-mode server only\n"
+                "vllm_server_url: a server is used with --use-vllm and --vllm-mode server only (an eval: --use-vllm)\n"
                 "Add both, or leave the address out.",
             ),
             (

@@ -6,14 +6,10 @@ from typing import Literal
 from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import NonNegativeInt, PositiveInt, ProjectName, Seed, Table
 
-PER_TRIAL = {
-    "project_name": "each trial has a name of its own. Name the sweep at the top of the file.",
-    "output_dir": "trials are folders of the sweep's folder. Set output_dir at the top of the file.",
-    "resume_from_checkpoint": "`aitrain sweep --resume` resumes the trials by itself.",
-    "resume_anyway": "`aitrain sweep --resume` resumes the trials by itself.",
-    "push_to_hub": "trials are not uploaded. Upload the best one afterwards.",
-}
-"""Options of a run that a sweep sets by itself, and what to do instead."""
+TRL = "trl."
+"""Beginning of the name of a field of TRL among the searched options."""
+PER_TRIAL = ("project_name", "output_dir", "resume_from_checkpoint", "resume_anyway", "push_to_hub")
+"""Options of a run that a sweep sets for each trial."""
 SAME_FOR_ALL = ("eval_cases", "eval_samples", "eval_strategy", "eval_steps")
 """Options that cannot be searched: trials are compared by what these measure."""
 
@@ -52,30 +48,36 @@ class SweepConfig(Options):
     seed: ResumeSafe[Seed] = 42
     """Seed of the sampler; the seed of the trials is the option `seed` under `options`."""
 
+    @property
+    def searched(self) -> dict[str, object]:
+        """The searched options by their names; `trl.KEY` is a field of TRL."""
+        return _flat(self.search)
+
     def rules(self) -> Iterable[Rule]:
         """Fixed and searched options, by their names."""
-        both = next((name for name in _names(self.search) if name in _names(self.options)), "")
-        own = next((name for name in PER_TRIAL if name in self.options or name in self.search), "")
-        same = next((name for name in SAME_FOR_ALL if name in self.search), "")
-        strategy = self.options.get("eval_strategy", "epoch")
+        fixed, searched = _flat(self.options), self.searched
+        both = next((name for name in searched if name in fixed), "")
+        own = next((name for name in PER_TRIAL if name in fixed or name in searched), "")
+        same = next((name for name in SAME_FOR_ALL if name in searched), "")
+        needs_scores = self.pruner != "none" and fixed.get("eval_strategy") in ("no", False)
         return [
-            (not self.search, "search: name an option to search, like `lr: {low: 1e-6, high: 1e-4, log: true}`"),
+            (not searched, "search: name an option to search, like `lr: {low: 1e-6, high: 1e-4, log: true}`"),
             (bool(both), f"search: {both} is also under options\nLeave it in one of the two."),
-            (bool(own), f"{own}: {PER_TRIAL.get(own)}"),
+            (bool(own), f"{own}: a sweep sets it for each trial\nRemove it under options and search."),
             (bool(same), f"search: {same} must be the same for all trials, as it measures them\nSet it under options."),
+            (fixed.get("eval_cases") == 0, "eval_cases: trials are compared by held-out scores: it must be above 0"),
             (
-                self.options.get("eval_cases") == 0,
-                "eval_cases: trials are compared by their scores on held-out cases: it must be above 0",
-            ),
-            (
-                self.pruner != "none" and strategy in ("no", False),
+                needs_scores,
                 f"pruner: {self.pruner} needs held-out scores during training\nSet eval_strategy under options.",
             ),
         ]  # fmt: skip
 
 
-def _names(options: dict[str, object]) -> list[str]:
-    """Names of options, with `trl.KEY` for the fields of TRL."""
+def _flat(options: dict[str, object]) -> dict[str, object]:
+    """Options with the fields of TRL beside them, as `trl.KEY`."""
     fields = options.get("trl")
-    names = [name for name in options if name != "trl"]
-    return names + ([f"trl.{key}" for key in fields] if isinstance(fields, dict) else [])
+    if not isinstance(fields, dict):
+        return options
+    return {name: value for name, value in options.items() if name != "trl"} | {
+        f"{TRL}{key}": value for key, value in fields.items()
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.options.loss_types import OPTION_OF
+from aitrain.options.algorithms import OPTION_OF
 from aitrain.packages import installed
 
 _SAME_NAME = (

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
 LOCK = ".lock"
+SWEEP_LOG = "optuna.log"
+"""Optuna's journal, which is in the folder of a sweep."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
 
 TAIL = 1 << 17
 """Bytes at either end of metrics.jsonl that are searched for the first and the last reward."""
@@ -75,8 +74,6 @@ def look(path: Path) -> Run:
         files = {file.name for file in path.iterdir()}
     except OSError:
         return Run(path.name, str(path), "damaged")
-    if SWEEP_FILE in files:
-        return _sweep(path)
     if not files & {folder.config.name, folder.status.name, folder.result.name, folder.metrics.name}:
         return Run(path.name, str(path), "foreign")
     status, result = read_object(folder.status), read_object(folder.result)
@@ -103,27 +100,6 @@ def look(path: Path) -> Run:
         host=status["host"] if isinstance(status.get("host"), str) else None,
         job=job,
         nodes=read_nodes(status),
-    )
-
-
-def _sweep(path: Path) -> Run:
-    status = read_object(path / SWEEP_FILE)
-    try:
-        record = SweepRecord.read(path)
-    except ConfigError:
-        return Run(path.name, str(path), "damaged", job="sweep")
-    return Run(
-        name=path.name,
-        path=str(path),
-        status=record.status,
-        step=sum(trial.has_ended for trial in record.trials),
-        steps=record.planned,
-        score_before=record.best.before if record.best else None,
-        score_after=record.best.score if record.best else None,
-        age=silence(status),
-        pid=as_int(status.get("pid")),
-        host=status["host"] if isinstance(status.get("host"), str) else None,
-        job="sweep",
     )
 
 

@@ -74,7 +74,7 @@ def longer_without_gain(past: Past) -> str | None:
     scores = _scores_that_stay(past)
     if after - before < LONGER_TOKENS or scores is None:
         return None
-    averages_by_length = past.traits.loss_type in ("grpo", "sapo")
+    averages_by_length = past.traits.loss_type in ("grpo", "gspo", "sapo")
     loss = "--rl-loss-type dr_grpo or dapo has no bias towards long wrong completions; " if averages_by_length else ""
     return (
         f"Completions have grown from {before:.0f} to {after:.0f} tokens since step {past.steps[0]}, and {scores}:"

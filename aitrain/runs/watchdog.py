@@ -105,19 +105,24 @@ class Watchdog:
     """
 
     timeout: float
-    processes: int
+    ranks: Sequence[int]
     read: Callable[[int], Snapshot]
     on_stall: Callable[[Stall], None]
     pids: dict[int, int] = field(default_factory=dict)
     """Known process ids by rank."""
     waits: Callable[[int, Snapshot], bool] = lambda rank, seen: False
     """Whether a stalled rank waits for another one; may make the process dump its stacks."""
+    are_all: bool = True
+    """Whether these are all ranks of the run; else, where all of them wait, the one that hangs is watched elsewhere."""
 
     def __post_init__(self) -> None:
         self._poll = min(LONGEST_POLL, self.timeout / 4)
-        self.watched = [WatchedProcess(rank, IdleClock(self._poll)) for rank in range(self.processes)]
+        self.watched = self._new_clocks()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def _new_clocks(self) -> list[WatchedProcess]:
+        return [WatchedProcess(rank, IdleClock(self._poll)) for rank in self.ranks]
 
     def start(self) -> Watchdog:
         """Start the thread."""
@@ -141,7 +146,9 @@ class Watchdog:
         while not self._over.wait(self._poll):
             if self._is_stalled(self.watched):
                 stall = self._judged(self.watched)
-                if self._is_stalled(self.watched):  # again, as the signal for the stacks may have ended the wait
+                if stall is None:
+                    self.watched = self._new_clocks()
+                elif self._is_stalled(self.watched):  # again, as the signal for the stacks may have ended the wait
                     self.on_stall(stall)
                     return
 
@@ -162,10 +169,12 @@ class Watchdog:
         """Whether all processes are stopped by SIGSTOP or a debugger."""
         return bool(self.pids) and all(is_halted(pid) for pid in self.pids.values())
 
-    def _judged(self, watched: Sequence[WatchedProcess]) -> Stall:
-        """The stall: ranks that do not wait for another rank hang."""
+    def _judged(self, watched: Sequence[WatchedProcess]) -> Stall | None:
+        """The stall: ranks that do not wait for another rank hang. None if such a rank is not among these."""
         first = sorted(watched, key=lambda process: -process.idle.seconds)
         waiting = {process.rank for process in first if process.seen and self.waits(process.rank, process.seen)}
+        if len(waiting) == len(first) and not self.are_all:
+            return None
         hanging = [process for process in first if process.rank not in waiting] or first
         phase = hanging[0].seen.part.name if hanging[0].seen else "starting"
         return Stall(tuple(sorted(p.rank for p in hanging)), phase, min(p.idle.seconds for p in watched))

@@ -1,5 +1,5 @@
-"""What a run adds to TRL's algorithm: other estimators of the KL term, penalties in the reward, the leave-one-out
-baseline, and a loss of the user's. Formulas on tensors; trainer.py applies them.
+"""What a run adds to TRL's GRPO: advantages and estimators of the KL term of other algorithms, penalties in the
+reward, the leave-one-out baseline, and a loss of the user's. Formulas on tensors; trainer.py applies them.
 
 `logps`, `ref` and `old` are log-probabilities of the sampled tokens under the policy, the initial model and the policy
 that sampled them, of shape (rows, tokens). Rewards have shape (episodes,), with the members of a group next to each
@@ -18,6 +18,7 @@ import torch
 from aitrain.environment.custom_functions import load_function
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
+from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.trajectory import Trajectory
 
@@ -40,9 +41,10 @@ class Overlong:
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """The parts of the algorithm that TRL does not have; the defaults leave TRL's own unchanged."""
+class AlgorithmParts:
+    """The parts of a run's algorithm that TRL does not have; the defaults leave TRL's own unchanged."""
 
+    algorithm: Algorithm = ALGORITHMS["grpo"]
     kl_estimator: str = "k3"
     kl_in_reward: bool = False
     """Whether the KL term is subtracted from rewards, and not added to the loss."""
@@ -51,8 +53,8 @@ class Algorithm:
     custom_loss: CustomLoss | None = None
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Algorithm:
-        """The algorithm of a run.
+    def of(cls, config: TrainConfig) -> AlgorithmParts:
+        """Those of a run.
 
         Raises:
             ConfigError: the custom loss asks for an argument that there is not.
@@ -60,6 +62,7 @@ class Algorithm:
         """
         buffer = config.overlong_buffer
         return cls(
+            ALGORITHMS[config.rl_loss_type],
             config.rl_kl_estimator,
             config.rl_kl_in == "reward",
             config.rl_baseline == "leave_one_out",
@@ -67,9 +70,16 @@ class Algorithm:
             CustomLoss.load(config.custom_loss) if config.custom_loss else None,
         )
 
+    def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
+        """The advantages of this process's episodes, which are `own` among those of `rewards`: those of the algorithm,
+        or else those that TRL has computed, over the baseline of the run."""
+        made = self.algorithm.advantages(rewards, size)
+        advantages = of_trl if made is None else made[own].nan_to_num(0.0)
+        return advantages * leave_one_out_factor(rewards, size)[own] if self.leave_one_out else advantages
 
-PLAIN = Algorithm()
-"""TRL's own algorithm."""
+
+PLAIN = AlgorithmParts()
+"""TRL's own GRPO."""
 
 
 def estimate_kl(name: str, logps: Tensor, ref: Tensor) -> Tensor:

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from torch._C._distributed_c10d import Store, TCPStore
 
 from aitrain.errors import RunFailed
+from aitrain.events import STORE_VARIABLE
 from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision
 
@@ -19,9 +21,17 @@ TIMEOUT_MESSAGES = ("timed out waiting", "timeout caused", "watchdog caught coll
 """Parts of the timeout messages of gloo and NCCL, in lower case."""
 
 
+_stores: list[Store] = []
+"""The store that this process runs for all ranks of a machine."""
+
+
 def init_processes(config: TrainConfig, precision: Precision) -> int:
     """Number of processes. Starts gloo on the CPU, where transformers ignores `ddp_timeout` and waits 30 minutes."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
+    if listener := os.environ.pop(STORE_VARIABLE, None):  # torch itself would listen on all addresses
+        place = "127.0.0.1", int(os.environ["MASTER_PORT"])
+        store = TCPStore(*place, None, True, wait_for_workers=False, master_listen_fd=int(listener))
+        _stores.append(store)
     if count > 1 and precision.use_cpu and not torch.distributed.is_initialized():
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # accelerate's name, cpu:0, is refused by torch.load
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=config.ddp_timeout))

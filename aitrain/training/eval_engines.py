@@ -1,4 +1,4 @@
-"""The engine of an eval: transformers, vLLM inside the process, a vLLM server, or an OpenAI-compatible address."""
+"""The engine of an eval: transformers, vLLM servers, or an OpenAI-compatible address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from accelerate import Accelerator
 
 from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
 from aitrain.engines.hf import HFEngine
-from aitrain.engines.local_vllm import LocalModel, LocalVLLMEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
@@ -22,12 +21,12 @@ from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.message_format import MessageFormat
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import read_object
-from aitrain.training.model import choose_precision, model_path
+from aitrain.training.model import model_path
 from aitrain.training.policy_loader import LoadedPolicy
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.client import VLLMClient
 
-EvalEngine = HFEngine | LocalVLLMEngine | VLLMServerEngine | ChatEndpoint
+EvalEngine = HFEngine | VLLMServerEngine | ChatEndpoint
 
 
 @dataclass(frozen=True)
@@ -50,33 +49,16 @@ class EvalModel:
         return self.reference.step or 0
 
 
-def make_engine(model: EvalModel, accelerator: Accelerator) -> HFEngine | LocalVLLMEngine | VLLMServerEngine:
+def make_engine(model: EvalModel, accelerator: Accelerator) -> HFEngine | VLLMServerEngine:
     """The engine of the options.
 
     Raises:
         ConfigError: a server cannot be used.
     """
-    config = model.config
-    if not config.use_vllm:
-        accelerator.prepare_model(model.policy.model, evaluation_mode=True)  # the autocast of a training
-        return model.policy.engine()
-    if config.vllm_mode == "server":
+    if model.config.use_vllm:
         return _server_engine(model)
-    policy, adapter = model.policy, model.reference.adapter
-    autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(str(accelerator.mixed_precision))
-    loaded = LocalModel(
-        path=model_path(model.reference.base),
-        dtype=autocast or str(policy.model.dtype).removeprefix("torch."),
-        seed=config.seed,
-        context=model.longest,
-        memory=config.vllm_gpu_memory_utilization or 0.9,
-        tensor_parallel=config.vllm_tensor_parallel_size,
-        adapter=adapter,
-        rank=adapter_rank(adapter),
-        is_on_cpu=choose_precision(config).use_cpu,
-        trust_remote_code=config.trust_remote_code,
-    )
-    return LocalVLLMEngine(loaded, policy.sampling, policy.end, model.longest or policy.context)
+    accelerator.prepare_model(model.policy.model, evaluation_mode=True)  # the autocast of a training
+    return model.policy.engine()
 
 
 def endpoint_engine(reference: ModelReference, config: EvalConfig, chat: MessageFormat) -> ChatEndpoint:

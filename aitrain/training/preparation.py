@@ -27,7 +27,7 @@ from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
-from aitrain.training.algorithm import Algorithm
+from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.custom_callbacks import custom_callbacks
@@ -110,7 +110,7 @@ class PreparedCases:
     """Renders prompts and, with several turns, whole conversations."""
     tools: dict[str, Tools]
     """Those that the model is shown in each environment."""
-    algorithm: Algorithm
+    algorithm: AlgorithmParts
     callbacks: list[TrainerCallback]
     """Those of --custom-callbacks."""
 
@@ -147,7 +147,7 @@ def prepare_cases(
         AitrainError: an option or the environment cannot be used.
     """
     arguments, batch = training_arguments(context, precision, processes)
-    algorithm, callbacks = Algorithm.of(context.config), custom_callbacks(context.config, context.stop.end_run)
+    algorithm, callbacks = AlgorithmParts.of(context.config), custom_callbacks(context.config, context.stop.end_run)
     context.enter("loading the tokenizer")
     tokenizer = load_tokenizer(context.config, say=say_awaited)
     built = build_datasets(context, tokenizer, processes)

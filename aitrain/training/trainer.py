@@ -90,7 +90,7 @@ from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.algorithm import PLAIN, Algorithm, Average, estimate_kl, leave_one_out_factor
+from aitrain.training.algorithm import PLAIN, AlgorithmParts, Average, estimate_kl
 from aitrain.training.batch_diagnostics import batch_diagnostics
 from aitrain.training.batch_source import BatchPlaces, BatchSource, batch_source
 from aitrain.training.case_choice import case_choice
@@ -147,7 +147,7 @@ class TrainerInputs:
     peft_config: Any = None
     serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
     """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
-    algorithm: Algorithm = PLAIN
+    algorithm: AlgorithmParts = PLAIN
     callbacks: Sequence[TrainerCallback] = ()
     """Those of the user."""
 
@@ -176,7 +176,7 @@ class ForwardPass:
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
-    algorithm: Algorithm = PLAIN
+    algorithm: AlgorithmParts = PLAIN
     rewards: torch.Tensor | None = None
     """The rewards of the current generation batch, of all processes: scores less penalties."""
     _buffered_inputs: list[dict[str, Any]] | None
@@ -244,10 +244,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         with self._keeping_passes() as self._passes:
             output: dict[str, Any] = super()._generate_and_score_completions(rows)
         self._passes = []
-        if self.algorithm.leave_one_out and self.rewards is not None:
-            factor = leave_one_out_factor(self.rewards, self.num_generations)
+        if self.rewards is not None:
             first = len(rows) * self.accelerator.process_index
-            output["advantages"] = output["advantages"] * factor[first : first + len(rows)]
+            own = slice(first, first + len(rows))
+            advantages, size = output["advantages"], self.num_generations
+            output["advantages"] = self.algorithm.advantages(self.rewards, size, advantages, own)
         metrics = self._metrics["train"]
         if self.algorithm.overlong is not None or self.algorithm.kl_in_reward:  # TRL has logged those of the rewards
             metrics["reward"][-1], metrics["reward_std"][-1] = self.scores.nanmean().item(), nanstd(self.scores).item()

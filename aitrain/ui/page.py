@@ -43,7 +43,7 @@ def self_contained(data: object, style_names: Sequence[str] = STYLES, script_nam
     a run's page, unless others are named."""
     styles, scripts = [asset(name) for name in style_names], [asset(name) for name in script_names]
     policy = (
-        f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data: blob:;"
+        f"default-src 'none'; style-src {hashes(styles)}; script-src {hashes(scripts)}; img-src data: blob:;"
         f" {NOTHING_ELSE}"
     )
     return _filled(
@@ -93,6 +93,6 @@ def _filled(policy: str, styles: str, data: str, scripts: str) -> str:
     return page
 
 
-def _hashes(texts: list[str]) -> str:
+def hashes(texts: list[str]) -> str:
     """The sources that a policy allows, by their SHA-256."""
     return " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)

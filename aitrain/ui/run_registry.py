@@ -14,11 +14,10 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.run_folder import RUNS, RunFolder, read_object
-from aitrain.runs.sweep_record import SWEEP_FILE
+from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
 from aitrain.ui.cases import case_changes, case_rows, most_changed
 from aitrain.ui.episodes import Found, Query, episode, find, page_of
-from aitrain.ui.run_rows import RunRow, run_row, stamp, sweep_row
+from aitrain.ui.run_rows import RunRow, run_row, stamp
 from aitrain.ui.summary import RunSummary, summary
 
 PATIENCE = 0.3
@@ -138,7 +137,7 @@ class RunRegistry:
         runs, sweeps = self.runs(), self._sweeps
         ids = {folder: id for id, folder in sweeps.items()}
         return [
-            *({**sweep_row(folder), "id": id, "is_given": False, "sweep": None} for id, folder in sweeps.items()),
+            *({**run_row(folder), "id": id, "is_given": False, "sweep": None} for id, folder in sweeps.items()),
             *(
                 {**run.row(), "is_given": run.path in self.places, "sweep": ids.get(run.path.parent)}
                 for run in runs.values()
@@ -178,7 +177,7 @@ def _may_enter(path: Path) -> bool:
 
 def is_sweep(path: Path) -> bool:
     """Whether a path is the folder of a sweep."""
-    return (path / SWEEP_FILE).is_file()
+    return (path / SWEEP_LOG).is_file()
 
 
 def is_run(path: Path) -> bool:

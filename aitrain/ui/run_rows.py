@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict
 
-from aitrain.errors import ConfigError
 from aitrain.redaction import redact
 from aitrain.runs.held_out import IntervalValues, recorded_table
 from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object, regular
@@ -15,7 +14,6 @@ from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
 from aitrain.runs.run_options import read_options
-from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
 from aitrain.runs.verdict import Verdict, verdict_of
 from aitrain.ui.run_state import run_state
 
@@ -64,7 +62,7 @@ def run_row(folder: Path) -> RunRow:
     if state["job"] == "eval":
         table = {"sampled": {"after": table.get("sampled") or table.get("greedy")}}
     sampled = (recorded_table(table) or {}).get("sampled")
-    is_running = state["status"] == "running"
+    is_running = state["status"] == "running" and state["job"] != "sweep"  # which has the score of its best trial
     before = sampled["before"] if sampled else _bare(result.get("score_before"))
     after = None if is_running else sampled["after"] if sampled else _bare(result.get("score_after"))
     change = sampled["change"] if sampled and not is_running else None
@@ -91,31 +89,6 @@ def run_row(folder: Path) -> RunRow:
         "ends_at": state["ends_at"],
         "heartbeat": state["heartbeat"] or _changed(folder),
     }
-
-
-def sweep_row(folder: Path) -> RunRow:
-    """The row of a sweep: its best trial, and how many of its trials have ended."""
-    status = read_object(folder / SWEEP_FILE)
-    row: RunRow = {
-        "name": folder.name, "job": "sweep", "status": "unknown", "reason": "", "phase": "", "model": "",
-        "environment": "", "rewards": [], "before": None, "after": None, "after_step": None, "change": None,
-        "learned": True, "verdict": None, "step": None, "steps": None, "seconds": None, "ends_at": None,
-        "heartbeat": as_float(status.get("heartbeat")) or _changed(folder),
-    }  # fmt: skip
-    try:
-        record = SweepRecord.read(folder)
-    except ConfigError:
-        return row
-    best, options = record.best, as_object(record.config.get("options"))
-    row["status"], row["model"] = record.status, redact(as_text(options.get("model")))
-    row["environment"] = redact(_environment(options))
-    row["step"], row["steps"] = sum(trial.has_ended for trial in record.trials), record.planned
-    row["seconds"] = sum(trial.seconds or 0.0 for trial in record.trials) or None
-    if record.status == "failed":
-        row["reason"] = next((trial.error for trial in record.trials if trial.error), "").partition("\n")[0][:300]
-    if best is not None:
-        row["before"], row["after"] = _bare(best.before), best.interval or _bare(best.score)
-    return row
 
 
 def _bare(value: object) -> IntervalValues | None:

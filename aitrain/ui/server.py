@@ -22,7 +22,6 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from aitrain.errors import ConfigError, RequestRefusedError
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.sweep_record import SweepRecord
 from aitrain.ui.episodes import Query
 from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
@@ -222,14 +221,17 @@ def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
 
 def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
     """The page of a sweep."""
-    from aitrain.ui.sweep_page import sweep_page
-
     id = parameters.get("sweep", "")
     folder = registry.sweeps().get(id)
     if folder is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such sweep.")
     try:
-        return sweep_page(SweepRecord.read(folder), f"/?run={quote(f'{id}/', safe='')}{{name}}")
+        from aitrain.ui.sweep_page import open_study, sweep_page  # here, because only this page needs Optuna
+
+        return sweep_page(open_study(folder), folder, f"/?run={quote(f'{id}/', safe='')}{{}}")
+    except ImportError:
+        text = 'Optuna or Plotly is not installed.\nInstall them with: pip install "aitrain[sweep]"'
+        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, text) from None
     except ConfigError as error:
         raise RequestRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
 

@@ -1,80 +1,189 @@
-"""The page of a sweep, sweep.html: its trials as parallel coordinates and as a table. See `page` for what is in it."""
+"""The result of a sweep: as text for the terminal, and as the page sweep.html."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
-from aitrain.runs.json_values import JsonObject, as_object
-from aitrain.runs.run_folder import write_text
-from aitrain.runs.sweep_record import SweepRecord, Trial
-from aitrain.ui.page import self_contained
-from aitrain.ui.sweep_table import bias_note, next_commands, shown_value
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from aitrain.errors import ConfigError
+from aitrain.runs.held_out import interval_text
+from aitrain.runs.run_folder import SWEEP_LOG, write_text
+from aitrain.ui.duration import duration
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.page import asset, hashes
 
 PAGE = "sweep.html"
-STYLES = ("page.css", "sweep.css")
-SCRIPTS = ("dom.js", "theme.js", "sweep.js")
-MOST_TRIALS = 500
-LINK = "{name}/report.html"
+STUDY = "sweep"
+"""Name of the study in the journal."""
+STATUS = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "unfinished",
+}
+WIDEST = 24
+"""Columns of a value in the table."""
+MORE_STEPS = 4
+"""Factor of steps in the command that trains longer with the best options."""
 
 
-def write_page(record: SweepRecord) -> None:
+def open_study(folder: Path, is_new: bool = False, direction: Literal["maximize", "minimize"] = "maximize") -> Study:
+    """The study in the folder of a sweep.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if not is_new and not (folder / SWEEP_LOG).is_file():
+        raise ConfigError(f"{folder} is not the folder of a sweep: it has no {SWEEP_LOG}")
+    try:
+        storage = JournalStorage(JournalFileBackend(str(folder / SWEEP_LOG)))
+        if is_new:
+            return optuna.create_study(study_name=STUDY, storage=storage, direction=direction)
+        return optuna.load_study(study_name=STUDY, storage=storage)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder / SWEEP_LOG} is damaged: {error}") from None
+
+
+def trial_name(trial: Trial | FrozenTrial) -> str:
+    """Name of a trial's run folder."""
+    return f"trial-{trial.number}"
+
+
+def best_trial(study: Study) -> FrozenTrial | None:
+    """The finished trial with the best score; the first of equal ones."""
+    return next((trial for trial in ranked(study) if trial.state == TrialState.COMPLETE), None)
+
+
+def ranked(study: Study) -> list[FrozenTrial]:
+    """The trials, the best first, then those without a score in their order."""
+    trials = study.get_trials()
+    scored = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    scored.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction == StudyDirection.MAXIMIZE)
+    return scored + [trial for trial in trials if trial.state != TrialState.COMPLETE]
+
+
+def values_text(values: Mapping[str, object]) -> str:
+    """`lr 0.0004  lora_r 16`."""
+    return "  ".join(f"{name} {_value_text(value)}" for name, value in values.items())
+
+
+def outcome(trial: FrozenTrial) -> str:
+    """The score of a trial with its interval, `0.612 [0.482, 0.728]`, or why it has none."""
+    if trial.state == TrialState.COMPLETE:
+        interval = trial.user_attrs["interval"]
+        return interval_text(interval, False) if interval else f"{trial.value:.3f}"
+    last = trial.last_step
+    where = "" if last is None else f" at {trial.intermediate_values[last]:.3f} after step {last}"
+    error = trial.user_attrs.get("error", "")
+    why = f": {escape_controls(error.splitlines()[0].rstrip('.'))}" if error else ""
+    return f"{STATUS[trial.state]}{where}{why}"
+
+
+def table(trials: Sequence[FrozenTrial]) -> list[list[str]]:
+    """Trials as rows of cells below a row of titles."""
+    names = list(trials[0].params) if trials else []
+    rows = [["trial", *names, "before", "score after training"]]
+    for trial in trials:
+        values = [_value_text(trial.params[name])[:WIDEST] for name in names]
+        before = trial.user_attrs.get("before")
+        rows.append([str(trial.number), *values, "-" if before is None else f"{before:.3f}", outcome(trial)])
+    return rows
+
+
+def summary_line(study: Study) -> str:
+    """`6 finished, 1 pruned, 1 failed; 3m 20s of training`."""
+    counts = Counter(STATUS[trial.state] for trial in ranked(study))
+    seconds = sum(trial.user_attrs.get("seconds") or 0.0 for trial in study.get_trials())
+    return f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {duration(seconds)} of training"
+
+
+def next_commands(study: Study, folder: Path) -> dict[str, str]:
+    """Commands for the best trial by what they do; empty if there is none."""
+    best = best_trial(study)
+    if best is None:
+        return {}
+    run = folder / trial_name(best)
+    longer = ["--project-name", f"{folder.name}-best", "--output-dir", str(folder.parent)]
+    steps = ["--max-steps", str(MORE_STEPS * best.user_attrs["steps"])]
+    return {
+        "confirm": shlex.join(["aitrain", "eval", str(run), "--samples", "8"]),
+        "train_longer": shlex.join(["aitrain", "grpo", "--config", str(run / "config.yaml"), *longer, *steps]),
+    }
+
+
+def best_lines(study: Study, folder: Path) -> Iterator[str]:
+    """The best trial, what its score does not say, and the commands to continue with."""
+    best, commands = best_trial(study), next_commands(study, folder)
+    if best is None:
+        yield "No trial has a score: there is no best one."
+        return
+    yield f"best: {trial_name(best)} with {values_text(best.params)}: {outcome(best)}"
+    yield (
+        "The best of several scores is biased upwards: part of it is chance, and its interval does not know of the"
+        " choice. Score it again with new samples:"
+    )
+    yield f"  {commands['confirm']}"
+    yield "train longer with its options:"
+    yield f"  {commands['train_longer']}"
+
+
+def write_page(study: Study, folder: Path) -> None:
     """Write sweep.html into the sweep's folder."""
-    write_text(record.folder / PAGE, sweep_page(record), durable=False)
+    write_text(folder / PAGE, sweep_page(study, folder), durable=False)
 
 
-def sweep_page(record: SweepRecord, link: str = LINK) -> str:
-    """The page of a sweep; `link` is the address of a trial's page, with `{name}` for its name."""
-    return self_contained({**page_data(record), "link": link}, STYLES, SCRIPTS)
+def sweep_page(study: Study, folder: Path, link: str = "{}/report.html") -> str:
+    """The page of a sweep: its result, Optuna's plots, and its trials. It loads nothing.
+
+    `link` is the address of a trial's page, with `{}` for its name.
+    """
+    from jinja2 import Environment  # here, because the terminal needs neither
+    from plotly.offline import get_plotlyjs
+
+    scripts = [get_plotlyjs(), asset("sweep.js")]
+    trials = ranked(study)
+    head, *rows = table(trials)
+    return (
+        Environment(autoescape=True)
+        .from_string(asset("sweep.html"))
+        .render(
+            name=folder.name,
+            summary=summary_line(study),
+            best="\n".join(best_lines(study, folder)),
+            figures=_figures(study),
+            head=head,
+            rows=[(link.format(trial_name(trial)), cells) for trial, cells in zip(trials, rows, strict=True)],
+            style=asset("page.css"),
+            scripts=scripts,
+            hashes=hashes(scripts),
+        )
+    )
 
 
-def page_data(record: SweepRecord) -> JsonObject:
-    """The data of the page."""
-    shown = [trial for trial in record.ranked if trial.values][:MOST_TRIALS]
-    names = list(dict.fromkeys(name for trial in shown for name in trial.values))
-    search = as_object(record.config.get("search"))
-    search = {**search, **{f"trl.{key}": value for key, value in as_object(search.get("trl")).items()}}
-    best = record.best
-    return {
-        "name": record.folder.name,
-        "status": record.status,
-        "planned": record.planned,
-        **{key: record.config.get(key) for key in ("objective", "direction", "sampler", "pruner")},
-        "fixed": {name: shown_value(value) for name, value in as_object(record.config.get("options")).items()},
-        "axes": [_axis(name, search.get(name), shown) for name in names],
-        "trials": [_trial(trial, names) for trial in shown],
-        "counts": {name: record.count(name) for name in ("finished", "pruned", "failed", "stopped", "running")},
-        "best": None if best is None else best.number,
-        "note": bias_note(record),
-        "commands": next_commands(record),
-        "written": time.time(),
-    }
+def _figures(study: Study) -> list[object]:
+    """Optuna's plots as values for JSON."""
+    from optuna import visualization
+
+    figures = [
+        visualization.plot_slice(study, target_name="score"),
+        visualization.plot_optimization_history(study, target_name="score"),
+    ]
+    if any(trial.intermediate_values for trial in study.get_trials(deepcopy=False)):
+        figures.append(visualization.plot_intermediate_values(study))
+    return [json.loads(figure.to_json()) for figure in figures]
 
 
-def _axis(name: str, searched: object, trials: Sequence[Trial]) -> JsonObject:
-    """A range of numbers has its ends; anything else has the values of the trials, in the order of the list."""
-    values = [trial.values.get(name) for trial in trials]
-    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    if isinstance(searched, Mapping) and len(numbers) == len(values):
-        is_log = bool(searched.get("log")) and min(numbers) > 0
-        return {"name": name, "low": min(numbers), "high": max(numbers), "log": is_log}
-    listed = [shown_value(value) for value in searched] if isinstance(searched, list) else []
-    tried = list(dict.fromkeys(map(shown_value, values)))
-    return {"name": name, "choices": [value for value in dict.fromkeys([*listed, *tried]) if value in tried]}
-
-
-def _trial(trial: Trial, names: Sequence[str]) -> JsonObject:
-    return {
-        "number": trial.number,
-        "name": trial.name,
-        "status": trial.status,
-        "values": [trial.values.get(name) for name in names],
-        "shown": [shown_value(trial.values.get(name)) for name in names],
-        "score": trial.score,
-        "low": trial.interval and trial.interval["low"],
-        "high": trial.interval and trial.interval["high"],
-        "before": trial.before,
-        "scores": sorted(trial.scores.items()),
-        "seconds": trial.seconds,
-        "error": trial.error,
-    }
+def _value_text(value: object) -> str:
+    """A number with four significant digits, anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else escape_controls(str(value))

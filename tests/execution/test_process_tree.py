@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -16,9 +15,8 @@ import pytest
 
 from aitrain.execution.process_tree import ProcessTree
 
-FORK = "a fork that holds the output"
 STARTS = {
-    FORK: """
+    "a fork that holds the output": """
 if not os.fork():
     note(); wait()
 """,
@@ -78,7 +76,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     running.wait()
 
 
-@pytest.mark.parametrize(("what", "code"), [(what, 7) for what in STARTS] + [(FORK, -signal.SIGSEGV)])
+@pytest.mark.parametrize(("what", "code"), [*zip(STARTS, (-signal.SIGSEGV, 7, 7), strict=True)])
 def test_when_a_program_ends_so_does_all_that_it_has_started(
     here: Path, what: str, code: int, bystander: subprocess.Popen[bytes]
 ) -> None:
@@ -100,34 +98,3 @@ def test_when_aitrain_is_killed_so_are_a_program_that_has_no_time_and_all_that_i
         parent.kill()
     psutil.wait_procs([left], timeout=60)
     assert not left.is_running()
-
-
-def test_when_aitrain_is_killed_a_program_that_has_time_ends_by_itself(here: Path) -> None:
-    code = f"""{BEGIN}
-def save(*_):
-    open("saving", "w").close()
-    while not os.path.exists("go on"): time.sleep(0.005)
-    os.rename("pid", "saved"); os._exit(0)
-signal.signal(signal.SIGTERM, save)
-note(); wait()
-"""
-    with subprocess.Popen([sys.executable, "-c", PARENT, "inf", code], cwd=here) as parent:
-        program = started(here)
-        parent.kill()
-    while not (here / "saving").exists():
-        time.sleep(0.005)
-    (here / "go on").touch()
-    psutil.wait_procs([program], timeout=60)
-    assert (here / "saved").exists()
-
-
-def test_a_program_that_does_not_follow_a_request_to_end_can_still_be_killed(here: Path) -> None:
-    tree = start(here, "signal.signal(signal.SIGTERM, lambda *_: print('no', flush=True)); note(); wait()", math.inf)
-    started(here)
-    tree.ask_to_end()
-    assert tree.stdout.readline() == b"no\n"
-    assert tree.poll() is None
-    tree.send(signal.SIGTERM)
-    assert tree.stdout.readline() == b"no\n"
-    assert tree.close() == -signal.SIGKILL
-    tree.kill()  # and a second time, when it has ended

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
-from aitrain import TrainConfig
 from aitrain.environment.contract import Case
-from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat, NoTemplateSupport
 from aitrain.rollout.engine import Engine
-from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import END, Letters, cases
+from tests.rollout import scripted
+from tests.rollout.scripted import Letters
 
 
 class Asks:
@@ -39,17 +36,8 @@ def play(
 ) -> tuple[list[Episode], list[str]]:
     """Episodes of these cases (one, if none are given), and the notes that the user was shown."""
     notes: list[str] = []
-
-    async def rollout(runner: EnvRunner) -> list[Episode]:
-        runner.notify = notes.append
-        chosen = of or cases()
-        chat = ChatFormat(Letters(), support=WithTools())
-        return await Rollout(runner, engine, chat, limits or Limits(9, 99), END).play(
-            chosen, range(len(chosen)), [100 + n for n in range(len(chosen))]
-        )
-
-    with closing(start_runner(environment, TrainConfig(**options))) as runner:
-        return asyncio.run(rollout(runner)), notes
+    chat = ChatFormat(Letters(), support=WithTools())
+    return scripted.play(environment, engine, limits, of, chat, notes.append, **options), notes
 
 
 def play_one(environment: object, engine: Engine, limits: Limits | None = None, **options: Any) -> Episode:

@@ -11,7 +11,7 @@ from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Completion, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 
@@ -58,15 +58,17 @@ def cases(count: int = 1, chat: bool = True) -> list[Case]:
 
 
 def play(
-    environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (), **options: Any
-) -> list[Episode]:
+    environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (),
+    chat: Any = None, notify: Callable[[str], None] | None = None, end: EndOfTurn = END,
+    decoding: Decoding = Decoding.SEEDED, **options: Any,
+) -> list[Episode]:  # fmt: skip
     """Episodes of these cases (one, if none are given), played to their end."""
 
     async def rollout(runner: EnvRunner) -> list[Episode]:
+        runner.notify = notify or runner.notify
         chosen = of or cases()
-        return await Rollout(runner, engine, ChatFormat(Letters()), limits or Limits(9, 99), END).play(
-            chosen, range(len(chosen)), range(len(chosen))
-        )
+        played = Rollout(runner, engine, chat or ChatFormat(Letters()), limits or Limits(9, 99), end)
+        return await played.play(chosen, range(len(chosen)), range(100, 100 + len(chosen)), decoding)
 
     with closing(start_runner(environment, TrainConfig(**options))) as runner:
         return asyncio.run(rollout(runner))

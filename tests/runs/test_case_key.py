@@ -6,26 +6,11 @@ from aitrain.runs.case_key import CaseKey, match_cases
 from aitrain.runs.rollout_record import RolloutRecord
 
 
-def key(prompt: str, seed: int = 0) -> CaseKey:
-    return CaseKey.of(RolloutRecord(prompt=prompt, seed=seed))
+def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first() -> None:
+    def keys(*cases: tuple[str, int]) -> dict[str, CaseKey]:
+        return {str(n): CaseKey.of(RolloutRecord(prompt=prompt, seed=seed)) for n, (prompt, seed) in enumerate(cases)}
 
-
-def test_prompt_and_row_make_a_case_and_its_number_does_not() -> None:
-    one = RolloutRecord(prompt="1 + 1", row={"answer": 2, "level": "easy"}, row_number=3, case_idx=3)
-    same = RolloutRecord(prompt="1 + 1", row={"level": "easy", "answer": 2}, row_number=9, case_idx=9)
-    assert CaseKey.of(one) == CaseKey.of(same)
-    for other in (RolloutRecord(prompt="1 + 1", row={"answer": 3}), RolloutRecord(prompt="1 + 2", row=one.row)):
-        assert CaseKey.of(one).content != CaseKey.of(other).content
-
-
-def test_cases_in_another_order_find_each_other_and_rows_that_repeat_are_matched_once_each() -> None:
-    a = {"0": key("x"), "1": key("y"), "2": key("only here"), "3": key("x"), "4": key("x")}
-    b = {"6": key("x"), "7": key("y"), "8": key("x"), "9": key("only there")}
-    assert match_cases(a, b) == [("0", "6"), ("1", "7"), ("3", "8")]
-    assert match_cases(b, a) == [("6", "0"), ("7", "1"), ("8", "3")]
-
-
-def test_of_rows_that_repeat_those_with_the_same_seed_belong_together() -> None:
-    a = {"0": key("play", seed=1), "1": key("play", seed=2), "2": key("play", seed=3)}
-    b = {"0": key("play", seed=3), "1": key("play", seed=4), "2": key("play", seed=1)}
-    assert match_cases(a, b) == [("0", "2"), ("1", "1"), ("2", "0")]
+    a = keys(("play", 1), ("y", 0), ("play", 2), ("only here", 0), ("play", 3))
+    b = keys(("y", 0), ("play", 3), ("play", 4), ("only there", 0))
+    assert match_cases(a, b) == [("0", "2"), ("1", "0"), ("4", "1")]
+    assert match_cases(b, a) == [("0", "1"), ("1", "4"), ("2", "0")]

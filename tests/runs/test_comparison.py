@@ -12,14 +12,10 @@ from typing import Any
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.runs.comparison import Comparison, compare_all, telling_samples
-from aitrain.runs.eval_result import EvalFacts, eval_result
-from aitrain.runs.mixture import recorded_mixture
-from aitrain.runs.model_reference import read_model
+from aitrain.runs.comparison import Comparison, compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.summary import scores
 from tests.runs.scorings import ENVIRONMENT, episode, episodes, table_of, write_scoring
 
@@ -41,8 +37,6 @@ def test_cases_are_matched_by_content_and_the_change_is_that_of_the_run(tmp_path
         assert row is not None
         assert (row.a, row.b, row.change) == (table["before"], table["after"], table["change"])
     assert [pair.a.prompt for pair in comparison.cases("won")] == ["z", "x"]
-    assert [pair.a.prompt for pair in comparison.cases("lost")] == ["y"]
-    assert comparison.only_in == (1, 2)
     assert comparison.to_json()["counts"] == {
         "matched": 3, "won": 2, "lost": 1, "equal": 0, "unscored": 0, "only_a": 1, "only_b": 2
     }  # fmt: skip
@@ -55,11 +49,7 @@ def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
     assert [one.verdict for one in (better, worse, same)] == ["better", "worse", "undetected"]
     assert (same.main.p_value, same.main.change["mean"]) == (1.0, 0.0)
     high_limit = worse.main.change["high"] or 0.0
-    assert [worse.is_worse_by(margin) for margin in (0.0, -high_limit - 0.01, -high_limit + 0.01)] == [
-        True,
-        True,
-        False,
-    ]
+    assert [worse.is_worse_by(margin) for margin in (-high_limit - 0.01, -high_limit + 0.01)] == [True, False]
     assert not better.is_worse_by(0.0)
 
 
@@ -72,17 +62,14 @@ def test_of_several_comparisons_the_corrected_p_value_must_be_small_as_well(tmp_
     assert alone.verdict == "better"
     assert [one.main.p_corrected for one in among] == pytest.approx([6 / 2**6, 6 / 2**6, 1.0])
     assert [one.verdict for one in among] == ["undetected"] * 3
-    assert "no detectable difference: +0.200" in repr(among[0])
-    assert "no detectable difference: +0.200" in among[0]._repr_html_()
 
 
 def test_sampled_scores_decide_and_greedy_ones_where_nothing_was_sampled(tmp_path: Path) -> None:
     sampled, greedy = episodes({"x": [0.0], "y": [1.0]}), episodes({"x": [1.0], "y": [1.0]}, eval_phase="eval_greedy")
     (both,) = compared(tmp_path, sampled + greedy, sampled + greedy)
-    assert (both.decoding, [row.name for row in both.rows]) == ("sampled", ["sampled", "greedy"])
+    assert [row.name for row in both.rows] == ["sampled", "greedy"]
     (mixed,) = compared(tmp_path, greedy, sampled + greedy)
-    assert (mixed.decoding, [row.name for row in mixed.rows]) == ("greedy", ["greedy"])
-    assert len(mixed.notes) == 1
+    assert ([row.name for row in mixed.rows], len(mixed.notes)) == (["greedy"], 1)
     with pytest.raises(ConfigError, match="--decoding both"):
         compared(tmp_path, sampled, greedy)
 
@@ -101,34 +88,30 @@ def test_an_episode_that_was_recorded_twice_counts_once_and_unscored_ones_are_le
 # -- conditions
 
 
-def test_other_seeds_options_shares_and_environments_are_said_and_other_ranges_refused(tmp_path: Path) -> None:
+def test_other_conditions_are_said_and_other_ranges_refused(tmp_path: Path) -> None:
     cases = {"x": [0.0], "y": [1.0]}
-    a = write_scoring(tmp_path / "a", episodes(cases, environment="one"))
-    b = write_scoring(tmp_path / "b", episodes(cases, environment="one", seed=2), rl_temperature=0.5)
-    for folder, share in ((a, 0.25), (b, 0.5)):
-        envs = {"one": {"share": share, "score_range": "0,1"}, "two": {"share": 1 - share, "score_range": "0,1"}}
-        more = {"package": "gymnasium 1.4.0", "config": {"judge": "exact"}} if folder == b else {}
-        (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"environments": envs} | more))
+    a = write_scoring(tmp_path / "a", episodes(cases))
+    b = write_scoring(tmp_path / "b", episodes(cases, seed=2), rl_temperature=0.5)
     (b / "status.json").write_text(json.dumps({"status": "running"}))
+    (b / "environment.json").write_text(json.dumps(ENVIRONMENT | {"config": {"judge": "exact"}}))
     (comparison,) = compare_all(read_scorings([a, b]))
-    words = ["2 of 2 cases", "b is running", "rl_temperature (1.0 and 0.5)", "other shares in b"]
-    words.append('Sums abababab and Sums abababab gymnasium 1.4.0 {"judge": "exact"}')
-    assert [word in note for word, note in zip(words, comparison.notes, strict=True)] == [True] * 5
+    words = ["2 of 2 cases", "b is running", "rl_temperature (1.0 and 0.5)"]
+    words.append('Sums abababab and Sums abababab {"judge": "exact"}')
+    assert [word in note for word, note in zip(words, comparison.notes, strict=True)] == [True] * 4
     c = write_scoring(tmp_path / "c", episodes(cases), rl_score_range="-1,1")
     with pytest.raises(ConfigError, match="0,1 in a and -1,1 in c"):
-        compare_all(read_scorings([write_scoring(tmp_path / "a", episodes(cases)), c]))
+        compare_all(read_scorings([a, c]))
 
 
-def test_several_environments_have_one_weighted_mean_in_every_number_of_run_eval_and_comparison(tmp_path: Path) -> None:
-    """Scores of `half` are at most 0.5, and only it has a lenient score; those of `game` begin at -1."""
+def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_comparison(tmp_path: Path) -> None:
+    """Scores of `half` are at most 0.5; those of `game` begin at -1."""
     envs = {"half": {"share": 0.75, "score_range": "0,0.5"}, "game": {"share": 0.25, "score_range": "-1,1"}}
     rng, records = random.Random(1), []
     for phase, chance in (("before_sampled", 0.3), ("after_sampled", 0.5)):
         for row, sample in product(range(16), range(4)):
             env, right = "half" if row < 6 else "game", rng.random() < chance
             score = (0.5 * right) if env == "half" else 2.0 * right - 1
-            said = {"lenient": min(0.5, score + 0.25)} if env == "half" else {}
-            of = {"row_number": row, "sample": sample, "environment": env, "eval_phase": phase, "metrics": said}
+            of = {"row_number": row, "sample": sample, "environment": env, "eval_phase": phase}
             records.append(episode(f"{env} {row}", score, **of))
     run = RunFolder(write_scoring(tmp_path / "run", records, eval_samples=4))
     run.environment.write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
@@ -138,23 +121,12 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_eval
     table = scores(run, rollouts)
     (comparison,) = compare_all(read_scorings([run.path]))
 
-    assert comparison.row("pass@4").change["mean"] > 0
     for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):
         row = comparison.row(name)
         assert (row.a, row.b, row.change) == (table[name]["before"], table[name]["after"], table[name]["change"])
     changes = {row.name: row.change["mean"] for row in comparison.rows}
-    assert changes["sampled"] == pytest.approx(changes["lenient"] + changes["format"])
     assert changes["sampled"] == pytest.approx(0.75 * changes["sampled, half"] + 0.25 * changes["sampled, game"])
     assert comparison.power.largest >= 0.75 * 0.5 + 0.25 * 2
-
-    mixture = recorded_mixture(read_object(run.environment), {}, rollouts.held_out)
-    after = [
-        RolloutRecord.from_json(one | {"eval_phase": "eval_sampled"}) for one in records if "after" in one["eval_phase"]
-    ]
-    evaluated = eval_result(run.path, read_model("tiny"), EvalFacts("both", 0, 16, 4, mixture), after)
-    assert evaluated.scores["sampled"] == table["sampled"]["after"]
-    assert evaluated.pass_at["4"] == table["pass@4"]["after"]
-    assert evaluated.solved["sampled"] == table["pass@4"]["after"]["mean"]  # of four samples, that is the same
 
 
 def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ(tmp_path: Path) -> None:
@@ -167,95 +139,42 @@ def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ
 # -- more than a score
 
 
-def test_scores_without_bounds_have_intervals_of_their_own_or_only_a_change_where_all_change_alike(
-    tmp_path: Path,
-) -> None:
-    rng = random.Random(0)
-    a = {str(n): [rng.gauss(50, 5)] for n in range(20)}
-    b = {name: [scores[0] + rng.gauss(10, 2)] for name, scores in a.items()}
-    (comparison,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
-    assert comparison.verdict == "better"
-    assert 8 < comparison.main.change["mean"] < 12
-    assert [row.name for row in comparison.rows] == ["sampled"]
-    for cases, verdict in ((6, "worse"), (5, "undetected")):
-        a, b = {str(n): [float(n)] for n in range(cases)}, {str(n): [n - 1.0] for n in range(cases)}
-        (alike,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
-        assert (alike.main.change["low"], alike.verdict) == (None, verdict)
-        assert (alike.is_worse_by(0.9), alike.is_worse_by(1.0)) == (cases == 6, False)
+def test_a_gain_that_is_only_format_is_told_apart_and_lengths_have_no_verdict(tmp_path: Path) -> None:
+    def with_lenient(scores: list[float], **more: Any) -> list[dict[str, Any]]:
+        found = [(n % 2 == 0, score) for n, score in enumerate(scores)]
+        return [episode(str(n), score, row_number=n, metrics={"lenient": max(float(right), score)}, **more)
+                for n, (right, score) in enumerate(found)]  # fmt: skip
 
-
-def with_lenient(strict: Sequence[float], lenient: Sequence[float]) -> list[dict[str, Any]]:
-    """One episode a case, with both scores."""
-    pairs = enumerate(zip(strict, lenient, strict=True))
-    return [episode(str(row), one, row_number=row, metrics={"lenient": other}) for row, (one, other) in pairs]
-
-
-def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     right = [float(n % 2 == 0) for n in range(40)]
-    unformatted, perfect = with_lenient([0.0] * 40, right), with_lenient([1.0] * 40, [1.0] * 40)
-    strict = episodes({str(n): [0.0] for n in range(40)})
-    form, skill, only_one = compared(tmp_path, unformatted, with_lenient(right, right), perfect, strict)
+    form, skill = compared(tmp_path, with_lenient([0.0] * 40), with_lenient(right, tokens=9), with_lenient([1.0] * 40))
     assert form.verdict == "better"
     assert form.format_sentence().startswith("The gain is format")
-    assert [row.change["mean"] for row in form.rows if row.name in ("lenient", "format")] == [0.0, 0.5]
+    assert {row.name: row.change["mean"] for row in form.rows} == {"sampled": 0.5, "lenient": 0.0, "format": 0.5}
     assert skill.format_sentence().startswith("The gain is not only format")
-    rows = {row.name: row.change["mean"] for row in skill.rows}
-    assert rows["sampled"] == rows["lenient"] + rows["format"]
-    assert ([row.name for row in only_one.rows], only_one.format_sentence()) == (["sampled"], "")
-
-
-def test_metrics_and_lengths_are_compared_without_a_verdict(tmp_path: Path) -> None:
-    a, b = episodes({"x": [0.0], "y": [0.0]}), episodes({"x": [0.0], "y": [0.0]}, tokens=9, metrics={"steps": 3.0})
-    (comparison,) = compared(tmp_path, a, b)
-    assert {row.name: row.change["mean"] for row in comparison.metrics} == {"tokens": 7.0, "turns": 0.0}
-    assert {(row.verdict, row.p_value) for row in comparison.metrics} == {(None, None)}
-
-
-def test_the_episodes_that_are_shown_are_those_that_tell_most(tmp_path: Path) -> None:
-    a, b = {"won": [0.5, 0.0, 1.0], "lost": [0.0, 1.0]}, {"won": [0.5, 1.0, 1.0], "lost": [0.5, 0.0]}
-    (comparison,) = compared(tmp_path, episodes(a), episodes(b))
-    shown = {pair.outcome: [one.score for one in telling_samples(comparison, pair)] for pair in comparison.pairs}
-    assert shown == {"won": [0.0, 1.0], "lost": [1.0, 0.0]}
-
-
-def test_the_power_names_the_cases_that_are_needed(tmp_path: Path) -> None:
-    a, b = {str(n): [0.0] for n in range(40)}, {str(n): [float(n % 4 == 0)] for n in range(40)}
-    (comparison,) = compared(tmp_path, episodes(a), episodes(b))
-    assert comparison.power is not None
-    needed = comparison.power.cases_needed(0.25)
-    assert f"for the measured 0.250, {needed} are needed" in comparison.power_sentence()
-    assert f"for 0.010, {comparison.power.cases_needed(0.01):,} are needed" in comparison.power_sentence(0.01)
-    (same,) = compared(tmp_path, episodes(a), episodes(a))
-    assert "unknown" in same.power_sentence()
+    assert {row.name: row.change["mean"] for row in form.metrics} == {"tokens": 7.0, "turns": 0.0}
+    assert {(row.verdict, row.p_value) for row in form.metrics} == {(None, None)}
 
 
 # -- which scoring
 
 
 def test_a_single_run_compares_its_model_before_training_with_the_one_after(tmp_path: Path) -> None:
-    before, after = episodes({"x": [0.0]}, eval_phase="before_sampled"), episodes({"x": [1.0]})
-    later = [one | {"eval_phase": "after_sampled", "step": 5} for one in after]
-    training = [one | {"eval_phase": "", "step": 3} for one in after]
-    middle = [one | {"eval_phase": "step3_sampled"} for one in before]
-    run = write_scoring(tmp_path / "run", [*before, *training, *middle, *later])
+    phases = ("before_sampled", 0, 0.0), ("", 3, 1.0), ("step3_sampled", 3, 0.0), ("after_sampled", 5, 1.0)
+    records = [episode("x", score, eval_phase=phase, step=step) for phase, step, score in phases]
+    run = write_scoring(tmp_path / "run", records)
     (run / "result.json").write_text(json.dumps({"steps": 5}))
     (comparison,) = compare_all(read_scorings([run]))
-    assert (comparison.a.label, comparison.b.label) == ("before", "after")
     assert (comparison.a.model, comparison.b.model) == ("some/base", "some/base, step 5")
     assert (comparison.main.a["mean"], comparison.main.b["mean"]) == (0.0, 1.0)
-
     base = write_scoring(tmp_path / "eval-base", episodes({"x": [0.5]}))
     (other,) = compare_all(read_scorings([base, run]))
-    assert (other.a.label, other.b.label, other.main.b["mean"]) == ("eval-base", "run", 1.0)
+    assert (other.a.label, other.main.b["mean"]) == ("eval-base", 1.0)
 
 
 def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
     run = write_scoring(tmp_path / "run", episodes({"x": [0.0]}, eval_phase="before_sampled"))
     (run / "status.json").write_text(json.dumps({"status": "failed"}))
-    for folders in ([run], [run, run]):
-        with pytest.raises(ConfigError, match=r"it is failed.*\n.*aitrain eval"):
-            read_scorings(folders)
+    with pytest.raises(ConfigError, match=r"it is failed.*\n.*aitrain eval"):
+        read_scorings([run])
     with pytest.raises(ConfigError, match="an eval of one model"):
         read_scorings([write_scoring(tmp_path / "eval", episodes({"x": [0.0]}))])
-    folders = [write_scoring(tmp_path / place / "eval", episodes({"x": [0.0]})) for place in ("one", "two")]
-    assert [one.label for one in read_scorings(folders)] == [str(folder) for folder in folders], "told apart"

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from aitrain.runs.eval_result import EvalFacts, EvalResult, eval_result, pass_at_each
+from aitrain.runs.eval_result import EvalFacts, EvalResult, eval_result
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutRecord
 from tests.runs.scorings import only
@@ -54,17 +52,4 @@ def test_scores_without_bounds_have_a_mean_and_no_solved_cases_and_nothing_score
     result = eval_result(tmp_path, read_model("tiny"), EvalFacts("Env", 7, 3, 1, only("012", None)), unbounded)
     assert result.scores["sampled"]["mean"] == 4.0  # type: ignore[index]
     assert (result.pass_at, result.solved) == ({}, {})
-    unscored = eval_result(tmp_path, read_model("tiny"), FACTS, [record(0, 0, None)])
-    assert (unscored.scores, unscored.pass_at, unscored.solved) == ({"sampled": None}, {}, {})
-    assert eval_result(tmp_path, read_model("tiny"), FACTS, []).scores == {}
-
-
-def test_pass_at_k_of_cases_with_other_numbers_of_samples_is_the_mean_of_those_with_enough() -> None:
-    scoring = {"0": [1.0, 0.0, 0.0], "1": [0.0, 1.0], "2": [0.0]}
-    found = pass_at_each(scoring, 3, only(scoring))
-    means = {tries: (one["mean"], one["count"]) for tries, one in found.items() if one}
-    assert means == {
-        "1": (pytest.approx((1 / 3 + 1 / 2) / 3), 3),
-        "2": (pytest.approx((2 / 3 + 1) / 2), 2),
-        "3": (1.0, 1),
-    }
+    assert eval_result(tmp_path, read_model("tiny"), FACTS, [record(0, 0, None)]).scores == {"sampled": None}

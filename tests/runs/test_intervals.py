@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from aitrain.runs.intervals import Interval, of_change, of_mean, student_quantile
+from aitrain.runs.intervals import Interval, of_change, of_mean
 from benchmarks.intervals import COVERAGE, POPULATIONS, WIDTH, Population, simulate
 
 
@@ -38,18 +38,6 @@ def test_equal_scores_are_no_certainty() -> None:
     assert all_half.high == pytest.approx(1 - 0.5 * 0.8389, abs=1e-4)
 
 
-@pytest.mark.parametrize("usual", [(0.1, 0.2), (0.0, 0.2), (0.3, 0.31), (0.6, 0.62, 0.65, 0.7)])
-def test_scores_that_are_alike_do_not_rule_out_that_one_in_ten_is_at_a_bound(usual: tuple[float, ...]) -> None:
-    """None of 16 is there in 19 of 100 such samples."""
-    scores = [usual[place % len(usual)] for place in range(16)]
-    for found, mean in ((mean_of(scores), fmean(scores)), (of_change(*_cases([0.0] * 16, scores)), fmean(scores))):
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low < 0.9 * mean
-        assert found.high > 0.9 * mean + 0.1
-
-
 def _cases(*each: list[float]) -> list[dict[str, float]]:
     return [{str(case): score for case, score in enumerate(scores)} for scores in each]
 
@@ -59,61 +47,40 @@ def test_continuous_scores_have_about_students_interval_and_stay_between_the_bou
     found, half = mean_of(scores), 2.364624 * stdev(scores) / math.sqrt(8)
     assert found.low == pytest.approx(fmean(scores) - half, abs=0.005)
     assert found.high == pytest.approx(fmean(scores) + half, abs=0.005)
-    near_the_end = mean_of([1.0, 1.0, 1.0, 0.9, 1.0, 1.0, 0.7, 1.0])
-    assert near_the_end.low is not None
-    assert near_the_end.high is not None
-    assert near_the_end.low < near_the_end.mean < near_the_end.high <= 1.0
-
-
-def test_an_interval_is_never_wider_than_wilsons_and_never_a_point() -> None:
-    for scores in ([0.0, 1.0, 0.5], [0.99, 1.0, 1.0, 1.0], [0.2, 0.8], [0.0, 1.0, 1.0, 0.99]):
-        found, weight = mean_of(scores), 1.959964**2 / len(scores)
-        middle = (found.mean + weight / 2) / (1 + weight)
-        half = math.sqrt(weight * found.mean * (1 - found.mean) + weight**2 / 4) / (1 + weight)
-        assert found.low is not None
-        assert found.high is not None
-        assert middle - half - 1e-6 <= found.low < found.high <= middle + half + 1e-6
-
-
-@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 10.0), (-7.0, -3.0)])
-def test_other_bounds_only_move_and_stretch_the_interval(bounds: tuple[float, float]) -> None:
-    low, high = bounds
-    scores, later = [0.1, 0.9, 0.4, 1.0, 1.0, 0.0], [0.3, 1.0, 0.4, 1.0, 0.5, 0.7]
-
-    def there(values: list[float]) -> list[float]:
-        return [low + (high - low) * value for value in values]
-
-    unit, other = mean_of(scores), of_mean(there(scores), bounds)
-    assert other is not None
-    assert [other.mean, other.low, other.high] == pytest.approx(there([unit.mean, unit.low or 0, unit.high or 0]))
-    cases = [dict(zip("abcdef", values, strict=True)) for values in (scores, later, there(scores), there(later))]
-    change, moved = of_change(cases[0], cases[1]), of_change(cases[2], cases[3], bounds)
-    assert change is not None
-    assert moved is not None
-    for one, two in ((change.mean, moved.mean), (change.low, moved.low), (change.high, moved.high)):
-        assert one is not None
-        assert two == pytest.approx((high - low) * one)
+    assert (mean_of([1.0, 1.0, 1.0, 0.9, 1.0, 1.0, 0.7, 1.0]).high or 2.0) <= 1.0
 
 
 def test_without_bounds_there_is_students_interval_or_none() -> None:
     scores = [3.0, -2.0, 14.0, 5.0, 1.0, 0.5]
     found, half = of_mean(scores, None), 2.570582 * stdev(scores) / math.sqrt(6)
     assert found is not None
-    assert found.low is not None
-    assert found.high is not None
     assert found.low == pytest.approx(fmean(scores) - half)
-    assert found.high > fmean(scores) + half + 0.5  # moved by the skewness
+    assert (found.high or 0) > fmean(scores) + half + 0.5  # moved by the skewness
     for alike in ([4.0], [4.0] * 5):
         assert of_mean(alike, None) == Interval(4.0, None, None, len(alike))
     assert of_change({"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 3.0}, None) == Interval(1.0, None, None, 2)
 
 
-def test_nothing_has_no_mean_and_no_change() -> None:
-    assert of_mean([]) is None
-    assert of_change({"a": 1.0}, {"b": 1.0}) is None
+def test_other_bounds_only_move_and_stretch_the_interval() -> None:
+    bounds = low, high = -7.0, -3.0
+
+    def there(values: list[float]) -> list[float]:
+        return [low + (high - low) * value for value in values]
+
+    scores, later = [0.1, 0.9, 0.4, 1.0, 1.0, 0.0], [0.3, 1.0, 0.4, 1.0, 0.5, 0.7]
+    unit, moved = mean_of(scores), of_mean(there(scores), bounds)
+    assert moved is not None
+    assert [moved.low, moved.high] == pytest.approx(there([unit.low or 0, unit.high or 0]))
+    unit_change = of_change(*_cases(scores, later))
+    change = of_change(*_cases(there(scores), there(later)), bounds)
+    assert unit_change is not None
+    assert change is not None
+    assert (change.low, change.high) == pytest.approx((4 * (unit_change.low or 0), 4 * (unit_change.high or 0)))
 
 
 def test_only_cases_with_both_scores_have_a_change() -> None:
+    assert of_mean([]) is None
+    assert of_change({"a": 1.0}, {"b": 1.0}) is None
     change = of_change({"a": 0.0, "b": 0.5}, {"a": 1.0, "c": 0.0})
     assert change is not None
     assert (change.mean, change.count) == (1.0, 1)
@@ -131,13 +98,6 @@ def test_a_change_of_right_and_wrong_cases_has_newcombes_interval() -> None:
     assert change.mean == pytest.approx(0.24)
     assert change.low == pytest.approx(0.24 - 0.1517, abs=2e-4)
     assert change.high == pytest.approx(0.24 + 0.1344, abs=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("freedom", "quantile"), [(1, 12.7062), (2, 4.302653), (7, 2.364624), (63, 1.998341), (5000, 1.960439)]
-)
-def test_students_quantiles_are_as_tabulated(freedom: int, quantile: float) -> None:
-    assert student_quantile(freedom) == pytest.approx(quantile, rel=1e-6)
 
 
 @pytest.mark.parametrize("count", [8, 64])

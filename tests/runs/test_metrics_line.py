@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, read_lines
 
@@ -26,10 +24,3 @@ def test_a_line_that_is_written_is_flat_and_read_as_it_was(tmp_path: Path) -> No
 def test_what_is_not_finite_is_null_and_stays_a_name() -> None:
     line = MetricsLine.of_logs(3, 1.0, {"loss": float("nan"), "reward": 0.5})
     assert line.to_json() == {"schema": 1, "step": 3, "seconds": 1.0, "reward": 0.5, "loss": None}
-
-
-@pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400], ids=repr)
-def test_a_value_of_a_wrong_type_is_missing(wrong: object) -> None:
-    line = MetricsLine.from_json(dict.fromkeys(["step", "seconds", "reward", "eval_score", "loss"], wrong))
-    assert (line.step, line.seconds, line.reward, line.is_scoring) == (0, None, None, False)
-    assert line.series == {"seconds": None, "reward": None, "loss": None}

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from aitrain.runs.intervals import Interval
 from aitrain.runs.mixture import (
-    Mixture,
     ScoredEnv,
     combined,
     env_results,
     mean_score,
     of_changes,
     of_means,
-    recorded_mixture,
     score_table,
-    weighted_changes,
 )
 from tests.runs.scorings import only
 
@@ -28,15 +26,15 @@ BEFORE = {"1": [0.0], "2": [1.0], "3": [0.0], "4": [1.0], "5": [-1.0], "6": [0.0
 AFTER = {"1": [1.0], "2": [1.0], "3": [1.0], "4": [1.0], "5": [0.0], "6": [0.0]}
 
 
-def test_the_score_is_the_weighted_mean_of_the_environments_not_of_the_cases() -> None:
+def test_the_score_is_the_weighted_mean_of_the_environments_that_have_a_scored_case() -> None:
     assert mean_score(BEFORE, (A, B)) == 0.75 * 0.5 + 0.25 * -0.5
-    assert mean_score(BEFORE, only(BEFORE)) == pytest.approx(1 / 6)
-
-
-def test_an_environment_without_a_scored_case_is_left_out() -> None:
-    without_b = {case: scores for case, scores in BEFORE.items() if case in A.prompts}
-    assert mean_score(without_b, (A, B)) == 0.5
-    assert mean_score({}, (A, B)) is None
+    assert mean_score({case: BEFORE[case] for case in A.prompts}, (A, B)) == 0.5
+    table = score_table({"before_sampled": BEFORE, "after_sampled": AFTER}, (A, B), 1)
+    assert [name for name, row in table.items() if row["after"]] == ["sampled", "sampled, a", "sampled, b"]
+    change: Any = table["sampled"]["change"]
+    assert (change["mean"], change["count"]) == (pytest.approx(0.75 * 0.5 + 0.25 * 0.5), 6)
+    results = env_results(table, (A, replace(B, train_cases=9)))
+    assert results["b"] == {"share": 0.25, "train_cases": 9, "eval_cases": 2, "verdict": "undetected"}
 
 
 def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_there_are_none() -> None:
@@ -51,28 +49,6 @@ def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_the
     assert combined([(0.5, parts[0][1]), (0.5, unbounded)]) == Interval(1.75, None, None, 9)
 
 
-def test_a_table_has_a_row_for_each_environment() -> None:
-    scorings = {"before_sampled": BEFORE, "after_sampled": AFTER}
-    table = score_table(scorings, (A, B), 1)
-    assert [name for name, row in table.items() if row["after"]] == ["sampled", "sampled, a", "sampled, b"]
-    own = score_table(scorings, (replace(A, name=""),), 1)
-    assert table["sampled, a"] == own["sampled"]
-    change = table["sampled"]["change"]
-    assert change is not None
-    assert change["mean"] == pytest.approx(0.75 * 0.5 + 0.25 * 0.5)
-    assert change["count"] == 6
-    results = env_results(table, (A, replace(B, train_cases=9)))
-    assert results["b"] == {"share": 0.25, "train_cases": 9, "eval_cases": 2, "verdict": "undetected"}
-
-
-def test_several_samples_have_a_row_of_pass_at_k_for_each_environment_with_bounds() -> None:
-    two = {case: [scores[0], 1.0] for case, scores in BEFORE.items()}
-    table = score_table({"before_sampled": two, "after_sampled": two}, (A, replace(B, bounds=None)), 2)
-    assert {"pass@2", "pass@2, a"} <= table.keys()
-    assert "pass@2, b" not in table
-    assert table["pass@2"]["before"] == table["pass@2, a"]["before"]
-
-
 def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
     """Eight cases of one environment got better, and one of the other, which decides the mean, got worse."""
     many = ScoredEnv("many", 0.1, (0.0, 1.0), {f"m{n}": str(n) for n in range(8)})
@@ -80,10 +56,8 @@ def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
     before = dict.fromkeys(many.prompts, 0.0) | {"f": 1.0}
     after = dict.fromkeys(many.prompts, 1.0) | {"f": 0.0}
     change = of_changes(before, after, (many, few))
-    assert sorted(weighted_changes(before, after, (many, few))) == pytest.approx([-8.1, *[0.1 * 9 / 8] * 8])
     assert change is not None
-    assert change["mean"] == pytest.approx(0.1 - 0.9)
-    assert change.get("p_value") == 1.0
+    assert (change["mean"], change.get("p_value")) == (pytest.approx(0.1 - 0.9), 1.0)
     alone = of_changes(before, after, (many,))
     assert alone is not None
     assert (alone.get("p_value") or 0.0) < 0.05
@@ -95,23 +69,8 @@ def test_cases_with_an_equal_prompt_count_as_one_with_their_mean() -> None:
     right = {str(row): [float(row // 3 < 4), 0.0] for row in range(24)}
     wrong = {row: [0.0, 0.0] for row in right}
     table = score_table({"before_sampled": wrong, "after_sampled": right}, (one,), 2)
-    whole = score_table(
-        {when: {case: found[case] for case in list(found)[::3]} for when, found in
-         (("before_sampled", wrong), ("after_sampled", right))}, only(list(right)[::3]), 2
-    )  # fmt: skip
-    assert table == whole
+    thirds = [{case: found[case] for case in list(right)[::3]} for found in (wrong, right)]
+    assert table == score_table({"before_sampled": thirds[0], "after_sampled": thirds[1]}, only(thirds[0]), 2)
     assert table["pass@2"]["after"]["count"] == 8
     alike = ScoredEnv(prompts=dict.fromkeys(right, "guess"))  # what they ask is in their rows
     assert of_means(dict.fromkeys(right, 0.5), (alike,)).count == 24
-    part = {**right, "0": [1.0, 1.0]}
-    assert mean_score(part, (one,)) == pytest.approx((0.5 * 4 + 0.5 / 3) / 8)
-
-
-def test_the_mixture_of_a_run_folder_is_that_of_its_result() -> None:
-    facts = {"environments": {"a": {"share": 0.75, "score_range": "0,1"}, "b": {"share": 0.25, "score_range": "-1,1"}}}
-    found: Mixture = recorded_mixture(
-        facts, {}, {**{c: ("a", p) for c, p in A.prompts.items()}, **{c: ("b", p) for c, p in B.prompts.items()}}
-    )
-    assert found == (A, B)
-    one = recorded_mixture({"class": "Vowels"}, {"rl_score_range": "-1,1"}, {"1": ("", "p")})
-    assert one == (ScoredEnv(bounds=(-1.0, 1.0), prompts={"1": "p"}),)

@@ -32,29 +32,8 @@ def run_folder(path: Path, config: str = "model: tiny\nrl_env: env.py:Env\noutpu
     return path
 
 
-def test_a_name_that_is_no_folder_is_a_hub_name() -> None:
-    found = read_model("Qwen/Qwen3-0.6B")
-    assert (found.kind, found.base, found.label) == ("hub", "Qwen/Qwen3-0.6B", "Qwen3-0.6B")
-    assert read_model("tiny").base == "tiny"
-
-
-def test_a_run_is_its_model_folder_with_the_step_of_its_weights() -> None:
-    run = run_folder(Path("runs/sums"))
-    weights(run / "model")
-    for given in ("runs/sums", "sums"):
-        found = read_model(given)
-        assert (found.kind, found.step, found.label, found.adapter) == ("run", 40, "sums", None)
-        assert Path(found.base) == Path("runs/sums/model")
-
-
-def test_the_base_of_a_runs_adapter_is_the_runs_option() -> None:
-    run = run_folder(Path("runs/sums"))
-    weights(run / "model", PEFT_TINY)
-    found = read_model("runs/sums")
-    assert (found.base, found.adapter) == ("tiny", Path("runs/sums/model"))
-
-
-def test_the_base_of_an_adapter_is_shipped_beside_it_or_named_as_missing() -> None:
+def test_the_base_is_of_the_hub_shipped_beside_its_adapter_or_named_as_missing() -> None:
+    assert (read_model("Qwen/Qwen3-0.6B").kind, read_model("Qwen/Qwen3-0.6B").base) == ("hub", "Qwen/Qwen3-0.6B")
     weights(Path("adapter"), PEFT_TINY)
     assert read_model("adapter").base == "tiny"
     weights(Path("deep/base"))
@@ -65,16 +44,19 @@ def test_the_base_of_an_adapter_is_shipped_beside_it_or_named_as_missing() -> No
         read_model("other")
 
 
-def test_a_checkpoint_and_the_folders_below_model_belong_to_their_run() -> None:
+def test_a_run_is_its_model_folder_and_its_checkpoints_and_the_folders_below_model_belong_to_it() -> None:
     run = run_folder(Path("runs/sums"))
     weights(run / "model", PEFT_TINY)
     weights(run / "model/merged")
     weights(run / "checkpoints/checkpoint-20", PEFT_TINY)
+    for given in ("runs/sums", "sums"):
+        found = read_model(given)
+        assert (found.kind, found.step, found.label, found.base) == ("run", 40, "sums", "tiny")
+        assert found.adapter == Path("runs/sums/model")
     checkpoint, merged, adapter = map(
         read_model, ("runs/sums/checkpoints/checkpoint-20", "runs/sums/model/merged", "runs/sums/model")
     )
-    of_checkpoint = checkpoint.kind, checkpoint.step, checkpoint.label, checkpoint.base
-    assert of_checkpoint == ("checkpoint", 20, "sums-step20", "tiny")
+    assert (checkpoint.kind, checkpoint.step, checkpoint.base) == ("checkpoint", 20, "tiny")
     assert (merged.kind, merged.adapter, merged.step) == ("folder", None, 40)
     assert (adapter.kind, adapter.base, adapter.step) == ("adapter", "tiny", 40)
     assert {one.run for one in (checkpoint, merged, adapter)} == {run.resolve()}
@@ -114,27 +96,21 @@ def test_an_address_is_an_engine_and_may_not_hold_a_key() -> None:
             read_model(given)
 
 
-def test_options_of_the_run_are_those_of_its_start_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_a_run_are_those_of_its_start_folder_and_its_environment_is_the_recorded_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = "model: base\nchat_template: null\nrl_env: env.py:Env\nseed: 7\noutput_dir: runs\nproject_name: sums\n"
-    weights(run_folder(Path("runs/sums"), config) / "model", PEFT_TINY)
+    run = run_folder(Path("runs/sums"), config)
+    weights(run / "model", PEFT_TINY)
     weights(Path("base"))
-    Path("env.py").touch()
     (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "env.py").touch()
+    (run / "environment.json").write_text(json.dumps({"file": str(tmp_path / "other" / "env.py")}))
     monkeypatch.chdir(tmp_path / "other")
     found = read_model("../runs/sums")
     options = run_options(found)
     assert options == {
-        "model": str(tmp_path / "base"), "chat_template": None, "rl_env": f"{tmp_path}/env.py:Env", "seed": 7
+        "model": str(tmp_path / "base"), "chat_template": None, "rl_env": f"{tmp_path}/other/env.py:Env", "seed": 7
     }  # fmt: skip
-    assert found.base == str(tmp_path / "base")
     assert before_training(found) == read_model(str(tmp_path / "base"))
     assert run_options(read_model("tiny")) == {}
-
-
-def test_the_environments_file_is_the_recorded_one(tmp_path: Path) -> None:
-    run = run_folder(Path("runs/sums"))
-    weights(run / "model")
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep/env.py").touch()
-    (run / "environment.json").write_text(json.dumps({"file": str(tmp_path / "deep/env.py")}))
-    assert run_options(read_model("sums"))["rl_env"] == f"{tmp_path}/deep/env.py:Env"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import (
     LONGEST_COLUMN,
     SCHEMA,
@@ -59,17 +56,6 @@ def test_a_record_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
     assert not {"eval_phase", "sample"} & RECORD.to_json().keys()
 
 
-@pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400, 1e999], ids=repr)
-def test_a_value_of_a_wrong_type_is_the_default_of_its_field(wrong: object) -> None:
-    names = [field.name for field in fields(RolloutRecord) if field.name not in ("schema", "case_idx")]
-    for schema in ({}, {"schema": 1}):
-        record = RolloutRecord.from_json({**dict.fromkeys(names, wrong), **schema})
-        assert (record.step, record.tokens, record.score, record.seed) == (0, 0, None, None)
-        assert isinstance(record.prompt, (str, list))
-        json.dumps(record.to_json(), allow_nan=False)
-        record.transcript()
-
-
 def test_the_row_is_in_json_types_without_the_prompt_secrets_and_huge_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     class Answer:
         def __str__(self) -> str:
@@ -87,14 +73,3 @@ def test_the_row_is_in_json_types_without_the_prompt_secrets_and_huge_columns(mo
         "answer": "forty-two", "allowed": [1], "ratio": None, "login": "me:***", "small": "x" * (LONGEST_COLUMN - 2),
         "document": "(left out: 100,001 characters)", "numbers": "(left out: 100,000 items)",
     }  # fmt: skip
-
-
-def test_a_list_of_episodes_shows_what_the_environment_said_first_where_the_row_has_no_prompt(tmp_path: Path) -> None:
-    opened = [{"role": "user", "content": "Roll the dice."}, {"role": "assistant", "content": "4"}]
-    append_lines(tmp_path / "rank0.jsonl", [RolloutRecord(row_number=3, prompt=[], messages=opened).to_json()])
-    index = RolloutIndex(tmp_path)
-    index.refresh()
-
-    assert list(index.prompts.values()) == ["Roll the dice."]
-    asked, said = index.record(index.entries[0]).transcript()
-    assert ([message.text for message in asked], [message.text for message in said]) == (["Roll the dice."], ["4"])

@@ -1,75 +1,62 @@
-"""A sweep with scripted trials: `python -m tests.sweep.scripted FOLDER TRIAL STEP` plays one and is killed there."""
+"""In the place of `aitrain grpo --config FILE --json`: a trial whose score follows from its learning rate.
 
-from __future__ import annotations
+`AITRAIN_TEST_TRIAL` is a JSON object: `killed` is the trial at whose second scoring the sweep is killed, `failing` are
+the learning rates that fail, `silent` those that end without a word, `waits` those that train until they are stopped.
+"""
 
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 
-from aitrain.launch.search_space import read_space
-from aitrain.launch.sweep import Sweep
-from aitrain.launch.sweep_plan import SweepPlan
-from aitrain.options.sweep import SweepConfig
-from aitrain.runs.run_folder import to_json_object
-from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial, TrialStatus
+import yaml
 
 GOOD, BAD = 3e-4, 1e-7
-OPTIONS = {"model": "tiny", "rl_env": "envs.arithmetic", "eval_strategy": "steps", "eval_steps": 5, "max_steps": 20}
-PLANTED = {"lr": [BAD, GOOD], "lora_r": [4, 8, 16, 32]}
-STEPS = (5, 10, 15)
 
 
-def plan_of(folder: Path, **options: object) -> SweepPlan:
-    """A sweep over the planted learning rates, with these options of it."""
-    given = {"options": OPTIONS, "search": PLANTED, "trials": 8, **options}
-    config = SweepConfig(project_name=folder.name, output_dir=str(folder.parent), **given)
-    return SweepPlan(config, read_space(config.search))
+def main() -> int:
+    asked = json.loads(os.environ.get("AITRAIN_TEST_TRIAL", "{}"))
+    options = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    folder = Path(options["output_dir"]) / options["project_name"]
+    folder.mkdir(exist_ok="--resume" in sys.argv)
+    lr, rank = float(options["lr"]), options["lora_r"]
+    best = (0.8 if lr == GOOD else 0.3) + rank / 1000
+    print("text of a library")
+    if lr in asked.get("silent", []):
+        return 7
+    if lr in asked.get("failing", []):
+        return send("Failed", message="no \x1b[31mspace left\nmore", exit_code=1)
+    send("RunStarted", folder=str(folder))
+    send("Note", text=f"lr {lr} with {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+    send("Note", text="the same for all", level="info")
+    (folder / "starts").open("a").write(f"{' '.join(sys.argv[-1:])}\n")
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    for step in (5, 10, 15):
+        score = 0.2 + (best - 0.2) * step / 20
+        send("Evaluated", when=f"step {step}", sampled=score, greedy=1 - score)
+        if (asked.get("killed"), step) == (options["project_name"], 10):
+            os.kill(os.getppid(), signal.SIGKILL)
+            return 1
+        while lr in asked.get("waits", []) and not stopped:
+            time.sleep(0.01)
+        time.sleep(0.05)  # the sweep may ask it to stop
+        if stopped:
+            return send("RunResult", folder=str(folder), result={"status": "stopped", "score_after": None})
+    interval = {"mean": best, "low": best - 0.1, "high": best + 0.1, "count": 8}
+    result = {
+        "status": "finished", "steps": 20, "seconds": 3.0, "score_before": 0.2, "score_after": best,
+        "greedy_before": 0.8, "greedy_after": 1 - best, "scores": {"sampled": {"after": interval}},
+    }  # fmt: skip
+    return send("RunResult", folder=str(folder), result=result)
 
 
-def record_of(plan: SweepPlan) -> SweepRecord:
-    """The sweep in its folder, or a new one."""
-    if (plan.wanted_folder / SWEEP_FILE).exists():
-        return plan.resumed()
-    plan.wanted_folder.mkdir(parents=True)
-    return SweepRecord(plan.wanted_folder, to_json_object(plan.config.written()), plan.trials)
-
-
-def final_score(values: dict[str, object]) -> float:
-    """The planted learning rate decides, the rank of the adapter is noise."""
-    return (0.8 if values["lr"] == GOOD else 0.3) + int(str(values["lora_r"])) / 1000
-
-
-def play(trial: Trial, is_pruned: Callable[[int, float], bool]) -> TrialStatus:
-    """A trial whose score rises to its end."""
-    for step in STEPS:
-        if is_pruned(step, 0.2 + (final_score(trial.values) - 0.2) * step / 20):
-            return "pruned"
-    trial.score = final_score(trial.values)
-    return "finished"
-
-
-def sweep_of(folder: Path, play: Callable[..., TrialStatus] = play, **options: object) -> Sweep:
-    """A scripted sweep, to be run."""
-    plan = plan_of(folder, **options)
-    return Sweep(plan, record_of(plan), play)
-
-
-def main(folder: Path, dies_at: tuple[int, int]) -> None:
-    """Play the sweep, and be killed in this trial at this step."""
-
-    def killed(trial: Trial, is_pruned: Callable[[int, float], bool]) -> TrialStatus:
-        def report(step: int, score: float) -> bool:
-            pruned = is_pruned(step, score)
-            if (trial.number, step) == dies_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return pruned
-
-        return play(trial, report)
-
-    sweep_of(folder, killed, pruner="median").run()
+def send(event: str, **fields: object) -> int:
+    print(json.dumps({"event": event, **fields}), flush=True)
+    return int(event == "Failed")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main())

@@ -1,240 +1,274 @@
-"""The trials of a sweep: which are played, which is best, what a kill, a failure or a second process changes."""
+"""A sweep with scripted trials: what is tried, what is recorded, and what a kill, a stop or a failure changes."""
 
 from __future__ import annotations
 
 import json
-import math
-import random
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
+import yaml
+from optuna.trial import TrialState, create_trial
 
-from aitrain.errors import ConfigError, RunFailed
-from aitrain.launch.search_space import read_space
-from aitrain.launch.sweep_study import propose
+from aitrain.cli import main
+from aitrain.errors import ConfigError
+from aitrain.launch import sweep
+from aitrain.launch.sweep import device_shares
+from aitrain.launch.sweep_plan import SweepPlan, check_sweep
 from aitrain.options.sweep import SweepConfig
 from aitrain.runs.run_list import look
-from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial, TrialStatus, sweep_lock
-from aitrain.ui.run_rows import sweep_row
-from tests.sweep.scripted import BAD, GOOD, PLANTED, plan_of, play, sweep_of
+from aitrain.ui.run_rows import run_row
+from aitrain.ui.sweep_page import best_trial, open_study
+from tests.execution.waiting import eventually
+from tests.sweep.scripted import BAD, GOOD
 
 ROOT = Path(__file__).parents[2]
-IsPruned = Callable[[int, float], bool]
+SCRIPTED = [sys.executable, "-P", str(ROOT / "tests" / "sweep" / "scripted.py")]
+OPTIONS = {"model": "tiny", "rl_env": "envs.arithmetic", "eval_strategy": "steps", "eval_steps": 5, "max_steps": 20}
+PLANTED = {"lr": [BAD, GOOD], "lora_r": [4, 8, 16, 32]}
+Run = Callable[..., int]
 
 
-def falls(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-    """Each trial is worse than the one before it."""
-    trial.steps = next((step for step in (1, 2, 4) if is_pruned(step, -float(trial.number))), None)
-    trial.score = None if trial.steps else -float(trial.number)
-    return "pruned" if trial.steps else "finished"
+def write_file(**changes: object) -> Path:
+    """sweep.yaml in the working directory."""
+    values = {"project_name": "lrs", "options": OPTIONS, "search": PLANTED, "trials": 8, **changes}
+    path = Path("sweep.yaml")
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
 
 
-# -- killed and resumed
+@pytest.fixture
+def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run("sweep.yaml", "--quiet")` is `aitrain sweep` with scripted trials, `asked` of them in keywords."""
+    monkeypatch.setattr(sweep, "COMMAND", SCRIPTED)
+
+    def run_command(*arguments: str, **asked: object) -> int:
+        monkeypatch.setenv("AITRAIN_TEST_TRIAL", json.dumps(asked))
+        monkeypatch.setattr("sys.argv", ["aitrain", "sweep", *arguments])
+        return main._run()
+
+    return run_command
 
 
-def test_a_sweep_that_is_killed_and_resumed_ends_as_one_that_was_not_and_finds_the_planted_value(
-    tmp_path: Path,
-) -> None:
-    sweep_of(tmp_path / "whole", pruner="median").run()
-    command = [sys.executable, "-m", "tests.sweep.scripted", str(tmp_path / "killed"), "6", "5"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    killed = SweepRecord.read(tmp_path / "killed")
-    assert (killed.status, killed.trials[6].status, killed.trials[6].scores.keys()) == ("stopped", "running", {5})
-    sweep_of(tmp_path / "killed", pruner="median").run()
-    killed = SweepRecord.read(tmp_path / "killed")
-    assert killed.trials == SweepRecord.read(tmp_path / "whole").trials
-    assert killed.best is not None
-    assert killed.best.values["lr"] == GOOD
-    assert killed.status == "finished"
-    assert {"finished", "pruned"} == {trial.status for trial in killed.trials}
+def states(folder: str = "runs/lrs") -> list[str]:
+    return [trial.state.name for trial in open_study(Path(folder)).trials]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [{"score": "high"}, {"values": [1]}, {"scores": [1]}, {"number": "x"}, {"error": 3}, {"seconds": "1"}, None],
-    ids=str,
-)
-def test_a_damaged_record_is_no_sweep_and_spoils_no_table(damage: dict[str, object] | None, tmp_path: Path) -> None:
-    trials = [Trial(0, {"lr": 1.0}, "finished", 0.5), Trial(1, {"lr": 2.0}, "finished", 0.25)]
-    SweepRecord(tmp_path, {}, 2, "finished", trials).write()
-    values = json.loads((tmp_path / SWEEP_FILE).read_text())
-    values["trials"][0] = damage and {**values["trials"][0], **damage}
-    (tmp_path / SWEEP_FILE).write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="is not the folder of a sweep"):
-        SweepRecord.read(tmp_path)
-    assert (sweep_row(tmp_path)["status"], look(tmp_path).status) == ("unknown", "damaged")
+def starts(number: int) -> int:
+    return len(Path(f"runs/lrs/trial-{number}/starts").read_text().splitlines())
 
 
-def test_a_trial_that_was_to_be_pruned_before_the_kill_is_not_played_again_and_a_stopped_one_is(tmp_path: Path) -> None:
-    def play_once(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-        if trial.number == 2:
-            assert is_pruned(5, 0.0)
-            raise KeyboardInterrupt
-        return play(trial, is_pruned)
-
-    options: dict[str, object] = {"pruner": "median", "prune_after_trials": 2}
-    with pytest.raises(KeyboardInterrupt):
-        sweep_of(tmp_path / "one", play_once, **options).run()
-    stopped = sweep_of(tmp_path / "one", **options)
-    played: list[int] = []
-
-    def stop_at_4(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-        played.append(trial.number)
-        stopped.is_stopping = trial.number == 4
-        return "stopped" if stopped.is_stopping else play(trial, is_pruned)
-
-    stopped.play = stop_at_4
-    stopped.run()
-    assert (played, stopped.record.trials[2].status, stopped.record.status) == ([3, 4], "pruned", "stopped")
-    resumed = sweep_of(tmp_path / "one", **options)
-    resumed.run()
-    assert [trial.has_ended for trial in resumed.record.trials] == [True] * 8
-    assert resumed.record.trials[4].status == "finished"
+# -- killed, stopped and resumed
 
 
-def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_a_killed_sweep_is_resumed_without_losing_a_trial_and_ends_as_one_that_was_not(run: Run) -> None:
+    write_file(pruner="median", project_name="whole")
+    assert run("sweep.yaml", "--quiet") == 0
+    write_file(pruner="median")
     code = (
-        "import sys; from pathlib import Path; from aitrain.runs.sweep_record import sweep_lock\n"
-        "with sweep_lock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+        "import sys; from aitrain.cli import main; from aitrain.launch import sweep\n"
+        f"sweep.COMMAND = {SCRIPTED}; sys.argv = ['aitrain', 'sweep', 'sweep.yaml', '--quiet']; sys.exit(main._run())"
     )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT) as other:
-        assert other.stdout
-        assert other.stdout.readline() == "locked\n"
-        with pytest.raises(ConfigError, match="Another"), sweep_lock(tmp_path):
-            pass
-        other.communicate("")
-    with sweep_lock(tmp_path):
-        pass
+    variables = {**os.environ, "AITRAIN_TEST_TRIAL": json.dumps({"killed": "trial-4"})}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (look(Path("runs/lrs")).status, states()[4:]) == ("dead", ["RUNNING"])
+    assert run("runs/lrs", "--resume", "--quiet") == 0
+    killed, whole = (open_study(Path("runs") / name).trials for name in ("lrs", "whole"))
+    assert [(trial.params, trial.state, trial.value) for trial in killed] == [
+        (trial.params, trial.state, trial.value) for trial in whole
+    ]
+    assert {"COMPLETE", "PRUNED"} == set(states())
+    assert [starts(number) for number in (3, 4)] == [1, 2]
 
 
-def test_a_resumed_sweep_must_be_the_same_but_for_the_number_of_trials(tmp_path: Path) -> None:
-    sweep_of(tmp_path / "one", trials=2).run()
-    sweep_of(tmp_path / "one", trials=3).run()
-    assert len(SweepRecord.read(tmp_path / "one").trials) == 3
-    with pytest.raises(ConfigError, match="search changed"):
-        plan_of(tmp_path / "one", search={"lr": [1e-5, 1e-4]}).resumed()
-    with pytest.raises(ConfigError, match="is not the folder of a sweep"):
-        plan_of(tmp_path / "none").resumed()
+def test_ctrl_c_stops_the_running_trial_which_is_resumed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    write_file(search={"lr": [GOOD, BAD], "lora_r": [4]}, sampler="grid")
+
+    def press() -> None:
+        assert eventually(Path("runs/lrs/trial-1/starts").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    assert run("sweep.yaml", "--quiet", waits=[BAD]) == 130
+    thread.join()
+    assert "aitrain sweep runs/lrs --resume" in capsys.readouterr().err
+    assert (states(), look(Path("runs/lrs")).status) == (["COMPLETE", "RUNNING"], "stopped")
+    assert run("runs/lrs", "--resume", "--quiet") == 0
+    assert (states(), starts(0), starts(1)) == (["COMPLETE", "COMPLETE"], 1, 2)
+
+
+def test_a_trial_that_was_to_be_pruned_when_the_sweep_was_killed_is_not_trained_again(run: Run) -> None:
+    write_file(trials=1)
+    assert run("sweep.yaml", "--quiet") == 0
+    study = open_study(Path("runs/lrs"))
+    study.enqueue_trial({"lr": BAD, "lora_r": 4})
+    trial = study.ask(study.trials[0].distributions)
+    trial.set_user_attr("is_pruned", True)
+    assert run("runs/lrs", "--resume", "--quiet", "--trials", "2") == 0
+    assert states() == ["COMPLETE", "PRUNED"]
+
+
+def test_a_finished_sweep_is_continued_with_more_trials_also_where_it_was_moved(run: Run) -> None:
+    write_file(trials=1)
+    assert run("sweep.yaml", "--quiet") == 0
+    Path("runs/lrs").rename("moved")
+    assert run("moved", "--resume", "--quiet", "--trials", "3") == 0
+    assert len(states("moved")) == 3
+    assert run("moved", "--resume", "--quiet") == 0
+    assert not list(Path("runs").iterdir())
+    assert len(states("moved")) == 3
+
+
+def test_a_folder_without_a_sound_record_is_no_sweep(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    write_file(trials=1)
+    assert run("sweep.yaml", "--resume") == 2
+    assert "is not the folder of a sweep" in capsys.readouterr().err
+    assert run("sweep.yaml", "--quiet") == 0
+    Path("runs/lrs/optuna.log").write_text("{}\n")
+    assert run("runs/lrs", "--resume") == 2
+    assert "runs/lrs/optuna.log is damaged" in capsys.readouterr().err
+    assert look(Path("runs/lrs")).status == "finished"
 
 
 # -- which values
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_a_finite_space_is_searched_without_trying_a_combination_twice(tmp_path: Path, sampler: str) -> None:
-    sweep = sweep_of(tmp_path / "one", sampler=sampler, trials=20)
-    sweep.run()
-    tried = [tuple(trial.values.values()) for trial in sweep.record.trials]
-    assert len(tried) == len(set(tried)) == 8
-    assert sweep.record.best is not None
-    assert sweep.record.best.values == {"lr": GOOD, "lora_r": 32}
+def test_a_finite_space_is_searched_without_trying_a_combination_twice(sampler: str) -> None:
+    _, tried = asked(sampler, {**PLANTED, "rl_temperature": {"low": 0.5, "high": 1.2, "step": 0.3}}, 30)
+    assert len(tried) == len({json.dumps(values) for values in tried}) == 24
     if sampler == "grid":
-        assert tried[:5] == [(BAD, 4), (BAD, 8), (BAD, 16), (BAD, 32), (GOOD, 4)], "the order of the file"
+        assert [values["lora_r"] for values in tried[::3]] == [4, 8, 16, 32] * 2, "the order of the file"
 
 
-def test_the_parzen_estimator_comes_closer_to_the_best_learning_rate_than_chance() -> None:
-    search = {"lr": {"low": 1e-7, "high": 1e-1, "log": True}}
-    distance: dict[str, float] = {}
-    for sampler in ("tpe", "random"):
-        late = []
-        for seed in range(5):
-            config, space, trials = SweepConfig(search=search, sampler=sampler, seed=seed), read_space(search), []
-            for number in range(20):
-                values = propose(config, space, trials)
-                assert values is not None
-                off = abs(math.log10(float(str(values["lr"])) / GOOD))
-                trials.append(Trial(number, values, "finished", score=-off))
-            late += [-(trial.score or 0) for trial in trials[10:]]
-        distance[sampler] = sum(late) / len(late)
-    assert distance["tpe"] < 0.7 * distance["random"]
-
-
-def test_values_stay_on_their_steps_and_within_their_range() -> None:
+def test_values_are_those_of_the_file() -> None:
     search = {
-        "rl_temperature": {"low": 0.5, "high": 1.2, "step": 0.1}, "lora_r": {"low": 4, "high": 30, "step": 8},
-        "lr": {"low": 1e-6, "high": 1e-4, "log": True}, "peft": [True, False], "trl": {"num_iterations": [1, 2]},
+        "lora_r": {"low": 4, "high": 30, "step": 8}, "lr": {"low": 1e-6, "high": 1e-4, "log": True},
+        "peft": [True, False], "rl_env_config": [{"cases": 9}, {"cases": 8}], "trl": {"num_iterations": [1, 2]},
     }  # fmt: skip
-    config, space, trials = SweepConfig(search=search, sampler="random"), read_space(search), list[Trial]()
-    for number in range(30):
-        values, score = propose(config, space, trials), random.Random(number).random()
-        trials.append(Trial(number, values or {}, "finished", score=score))
-    assert {trial.values["lora_r"] for trial in trials} == {4, 12, 20, 28}
-    assert {trial.values["rl_temperature"] for trial in trials} <= {0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2}
-    assert {trial.values["peft"] for trial in trials} == {True, False}
-    assert {trial.values["trl.num_iterations"] for trial in trials} == {1, 2}
-    assert all(1e-6 <= float(str(trial.values["lr"])) <= 1e-4 for trial in trials)
-    assert len({trial.values["lr"] for trial in trials}) == 30
+    plan, tried = asked("random", search, 30)
+    options = [plan.trial_options(values) for values in tried]
+    assert {values["lora_r"] for values in options} == {4, 12, 20, 28}
+    assert {values["peft"] for values in options} == {True, False}
+    assert {json.dumps(values["rl_env_config"]) for values in options} == {'{"cases": 9}', '{"cases": 8}'}
+    assert all(values["trl"]["delta"] == 2.0 for values in options)
+    assert {values["trl"]["num_iterations"] for values in options} == {1, 2}
+    assert all(1e-6 <= values["lr"] <= 1e-4 for values in options)
+
+
+def asked(sampler: str, search: dict[str, Any], most: int) -> tuple[SweepPlan, list[dict[str, Any]]]:
+    """The values of the trials of a sweep, of which those with a high learning rate are better."""
+    options = {"model": "tiny", "rl_env": "envs.arithmetic", "trl": {"delta": 2.0}}
+    plan = check_sweep(SweepConfig(search=search, sampler=sampler, options=options))
+    study = optuna.create_study(direction="maximize")
+    while len(study.trials) < most and (values := plan.next_values(study.trials)) is not None:
+        study.add_trial(create_trial(params=values, distributions={**plan.space}, value=values["lr"]))
+    return plan, [trial.params for trial in study.trials]
 
 
 # -- how trials end
 
 
-def test_a_pruned_or_failed_trial_has_no_score_and_is_never_the_best(tmp_path: Path) -> None:
-    def ends(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-        if trial.number == 1:
-            raise ConfigError("16 prompts x 7 completions cannot be divided")  # values that do not go together
-        if trial.number == 2:
-            is_pruned(5, 0.9)
-            return "pruned"
-        trial.score = -1.0 - trial.number
-        return "finished"
+def test_the_end_shows_the_trials_the_best_one_and_what_to_do_next(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file()
+    assert run("sweep.yaml", "--quiet") == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert lines[0].split() == ["trial", "lr", "lora_r", "before", "score", "after", "training"]
+    assert lines[1].split()[1:] == ["0.0003", "32", "0.200", "0.832", "[0.732,", "0.932]"]
+    assert "8 finished; 24s of training" in shown
+    best = best_trial(open_study(Path("runs/lrs")))
+    assert best is not None
+    assert f"aitrain eval runs/lrs/trial-{best.number} --samples 8" in shown
+    assert f"aitrain grpo --config runs/lrs/trial-{best.number}/config.yaml --project-name lrs-best" in shown
+    assert Path("runs/lrs/sweep.html").exists()
+    listed, row = look(Path("runs/lrs")), run_row(Path("runs/lrs"))
+    assert (listed.job, listed.status, listed.step, listed.steps) == ("sweep", "finished", 8, 8)
+    assert (listed.score_before, listed.score_after) == (0.2, pytest.approx(0.832))
+    assert (row["model"], row["environment"], row["seconds"]) == ("tiny", "envs.arithmetic", 24.0)
+    assert run("sweep.yaml", "--json", "--trials", "2") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["folder"] == "runs/lrs-2", "a second one of the name has a folder of its own"
+    assert result["trials"][result["best"]]["score"] == max(trial["score"] for trial in result["trials"])
+    assert result["trials"][0]["status"] == "finished"
 
-    for direction, best in (("maximize", 0), ("minimize", 7)):
-        sweep = sweep_of(tmp_path / direction, ends, direction=direction)
-        sweep.run()
-        assert [trial.number for trial in sweep.record.trials if trial.score is None] == [1, 2]
-        failed = sweep.record.trials[1]
-        assert (failed.status, failed.error) == ("failed", "16 prompts x 7 completions cannot be divided")
-        assert sweep.record.best is sweep.record.trials[best]
-        assert sweep.record.ranked[0] is sweep.record.best
-        assert [trial.score for trial in sweep.record.ranked[-2:]] == [None, None]
+
+def test_trials_that_fail_have_no_score_and_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    write_file(search={"lr": [1e-1, GOOD, 1e-2, BAD], "lora_r": [4]}, sampler="grid", objective="greedy")
+    assert run("sweep.yaml", failing=[1e-1], silent=[1e-2]) == 0
+    shown, progress = capsys.readouterr()
+    assert states() == ["FAIL", "COMPLETE", "FAIL", "COMPLETE"]
+    assert "2 finished, 2 failed" in shown.replace("2 failed, 2 finished", "2 finished, 2 failed")
+    assert "failed: no \\x1b[31mspace left\n" in shown
+    assert "failed: text of a library\n" in shown
+    assert "best: trial-3 with lr 1e-07" in shown, "the greedy score, which falls"
+    assert progress.count("the same for all") == 1
+    assert "best so far 0.196 (trial-1)" in progress
+
+
+def test_a_sweep_ends_when_its_first_three_trials_failed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    write_file()
+    assert run("sweep.yaml", "--quiet", failing=[BAD, GOOD]) == 1
+    assert "The first 3 trials have failed: the sweep ends.\ntrial-0: no " in capsys.readouterr().err
+    row = run_row(Path("runs/lrs"))
+    assert (len(states()), row["status"], row["reason"]) == (
+        3,
+        "failed",
+        "The first 3 trials have failed: the sweep ends.",
+    )
+    write_file(trials=2)
+    assert run("sweep.yaml", "--quiet", failing=[BAD, GOOD]) == 1
+    assert "No trial has a score" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("pruner", "after_trials", "after_step", "ends"),
-    [("none", 3, 0, [None] * 6), ("median", 3, 0, [None] * 3 + [1] * 3), ("halving", 3, 0, [None] * 2 + [1] * 4),
-     ("median", 1, 2, [None] + [2] * 5)],
-)  # fmt: skip
+    ("options", "ends"),
+    [
+        ({"pruner": "none"}, [None, None, None, None]),
+        ({"pruner": "median", "prune_after_trials": 1}, [None, 5, 5, 5]),
+        ({"pruner": "median", "prune_after_trials": 2, "prune_after_step": 10}, [None, None, 10, 10]),
+        ({"pruner": "halving"}, [None, None, 5, 5]),
+    ],
+)
 def test_a_pruner_ends_a_trial_that_is_behind_the_others(
-    tmp_path: Path, pruner: str, after_trials: int, after_step: int, ends: list[int | None]
+    run: Run, options: dict[str, object], ends: list[int | None]
 ) -> None:
-    options = {"prune_after_trials": after_trials, "prune_after_step": after_step, "trials": 6}
-    sweep = sweep_of(tmp_path / "one", falls, pruner=pruner, **options)
-    sweep.run()
-    assert [trial.steps for trial in sweep.record.trials] == ends
+    write_file(search={"lr": [BAD], "lora_r": [32, 16, 8, 4]}, sampler="grid", **options)
+    assert run("sweep.yaml", "--quiet") == 0
+    trials = open_study(Path("runs/lrs")).trials
+    assert [trial.last_step if trial.state == TrialState.PRUNED else None for trial in trials] == ends
 
 
-def test_a_sweep_ends_when_its_first_three_trials_failed(tmp_path: Path) -> None:
-    def fails(trial: Trial, _: object) -> TrialStatus:
-        trial.error = "The environment cannot be loaded: no module named hotel"
-        return "failed"
-
-    with pytest.raises(RunFailed, match=r"The first 3 trials have failed.*\ntrial-0: The environment cannot be loaded"):
-        sweep_of(tmp_path / "one", fails).run()
-    assert len(SweepRecord.read(tmp_path / "one").trials) == 3
-    row = sweep_row(tmp_path / "one")
-    assert (row["status"], row["reason"]) == ("failed", "The environment cannot be loaded: no module named hotel")
+# -- several trials at a time
 
 
-def test_trials_at_the_same_time_are_all_different_and_recorded_with_their_values(tmp_path: Path) -> None:
-    together = threading.Barrier(4)
+def test_trials_at_the_same_time_have_their_own_gpus_and_values(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("aitrain.launch.nvidia.visible_gpus", lambda: ("0", "1", "2", "3", "4"))
+    write_file()
+    assert run("sweep.yaml", "--parallel", "2") == 0
+    progress = capsys.readouterr().err
+    assert states() == ["COMPLETE"] * 8
+    assert len({json.dumps(trial.params) for trial in open_study(Path("runs/lrs")).trials}) == 8
+    assert "with 0,1" in progress
+    assert "with 2,3" in progress
 
-    def waits(trial: Trial, is_pruned: IsPruned) -> TrialStatus:
-        together.wait(60)
-        return play(trial, is_pruned)
 
-    search = {"rl_env_config": [{"a": 1}, {"a": [1, 2]}], **PLANTED}
-    sweep = sweep_of(tmp_path / "one", waits, search=search)
-    sweep.run(parallel=4)
-    record = SweepRecord.read(tmp_path / "one")
-    assert record.trials == sweep.record.trials
-    assert [trial.number for trial in record.trials] == list(range(8))
-    assert len({json.dumps(trial.values) for trial in record.trials}) == 8
-    assert all(trial.status == "finished" for trial in record.trials)
+def test_devices_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert device_shares(("0",), 1) == [{}]
+    assert [int(share["OMP_NUM_THREADS"]) >= 1 for share in device_shares((), 2)] == [True, True]
+    with pytest.raises(ConfigError, match="--parallel 4: there are only 2 GPUs"):
+        device_shares(("0", "1"), 4)

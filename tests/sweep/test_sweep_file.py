@@ -1,248 +1,93 @@
-"""The file of a sweep, which is checked completely before the first trial, and the command that plays it."""
+"""The file of a sweep, which is checked before the first trial."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from aitrain.cli import main
-from aitrain.cli.sweep_screen import SweepScreen
-from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import ConfigError
-from aitrain.events import Note
-from aitrain.launch import sweep_plan
-from aitrain.launch.search_space import SearchedOption, in_our_form, read_space
-from aitrain.launch.sweep_plan import read_sweep
-from aitrain.launch.trial_run import TrialRuns
-from aitrain.runs.sweep_record import SweepRecord, Trial, TrialStatus
-from tests.execution.waiting import eventually
-from tests.sweep.scripted import OPTIONS, PLANTED, play
+from aitrain.launch.sweep_plan import SweepPlan, check_sweep
+from aitrain.options.reading import resolve
+from aitrain.options.sweep import SweepConfig
+from tests.sweep.test_sweep import OPTIONS, PLANTED, write_file
 
 
-def write_file(**changes: object) -> Path:
-    """sweep.yaml in the working directory; None leaves a key out."""
-    values = {"project_name": "lrs", "options": OPTIONS, "search": PLANTED, **changes}
-    path = Path("sweep.yaml")
-    path.write_text(yaml.safe_dump({key: value for key, value in values.items() if value is not None}, sort_keys=False))
-    return path
-
-
-def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["aitrain", "sweep", *arguments])
-    return main._run()
-
-
-# -- checks
+def read(**changes: object) -> SweepPlan:
+    return check_sweep(resolve(SweepConfig, write_file(**changes)))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"search": {"lrr": [1e-5, 1e-4]}}, "unknown option lrr (in search). Did you mean lr?"),
-        ({"options": {**OPTIONS, "modle": "tiny"}}, "unknown option modle"),
-        ({"sampller": "tpe"}, "Did you mean sampler?"),
         ({"n_trials": 3}, "Use trials."),
-        ({"sweep_params": 1}, "Use search."),
-        ({"trials": 0}, "trials: must be at least 1"),
-        ({"search": None}, "search: name an option"),
-        ({"search": {"lr": 1e-5}}, "search: lr: must be a list of values, or a range"),
-        ({"search": {"lr": []}}, "search: lr: the list is empty"),
-        ({"search": {"lr": [1e-5, 1e-5]}}, "search: lr: a value is in the list twice"),
-        ({"search": {"lr": {"low": 1e-5, "hgih": 1e-4}}}, "Did you mean high?"),
-        ({"search": {"lr": {"low": 1e-5}}}, "search: lr: a range needs low and high"),
-        ({"search": {"lr": {"low": "x", "high": 1}}}, "search: lr: low must be a number"),
-        ({"search": {"lr": {"low": 1e-4, "high": 1e-4}}}, "search: lr: low must be below high"),
-        ({"search": {"rl_kl_coef": {"low": 0, "high": 1, "log": True}}}, "must be above 0"),
-        ({"search": {"lora_r": {"low": 4, "high": 8.5}}}, "must be whole numbers"),
-        ({"search": {"rl_loss_type": {"low": 1, "high": 2}}}, "write a list"),
+        ({"search": {}}, "search: name an option"),
+        ({"search": {"lr": 1e-5}}, "search: lr: a fixed value belongs under options"),
+        ({"search": {"lr": {"low": 1e-5, "hgih": 1e-4}}}, "unexpected keyword argument 'hgih'"),
+        ({"search": {"lr": {"low": 1e-3, "high": 1e-4}}}, "search: lr: `low <= high` must hold"),
         ({"search": {"rl_loss_type": ["grpo", "dapoo"]}}, "Did you mean dapo?"),
-        ({"search": {"lr": {"low": 1e-5, "high": 1e-4}}, "sampler": "grid"}, "a grid needs finitely many values"),
-        ({"search": {"seed": {"low": 0, "high": 10_000}}, "sampler": "grid"}, "10,001 combinations"),
-        ({"options": {**OPTIONS, "lr": 1e-5}}, "search: lr is also under options"),
+        ({"search": {"lr": {"low": 1e-5, "high": 1e-4}}, "sampler": "grid"}, "a step in each range"),
+        ({"search": {"seed": {"low": 0, "high": 10_000}}, "sampler": "grid"}, "at most 10,000 combinations"),
         ({"options": {**OPTIONS, "trl": {"delta": 2}}, "search": {"trl": {"delta": [1, 2]}}}, "trl.delta is also"),
-        ({"options": {**OPTIONS, "project_name": "x"}}, "project_name"),
+        ({"options": {**OPTIONS, "project_name": "x"}}, "project_name: a sweep sets it"),
         ({"search": {"eval_cases": [8, 16]}}, "search: eval_cases must be the same"),
         ({"options": {**OPTIONS, "eval_cases": 0}}, "eval_cases"),
         ({"options": {**OPTIONS, "eval_strategy": "no"}, "pruner": "median"}, "median needs held-out scores"),
-        ({"search": {"trl": {"no_such_field": [1, 2]}}}, "no_such_field"),
         ({"search": {**PLANTED, "rl_num_generations": [4, 7]}}, "cannot be divided"),
-        (
-            {"search": {"batch_size": [3, 4], "rl_num_generations": [3, 4]}},
-            "That is the trial with batch_size: 4, rl_num_generations: 3",
-        ),
-        ({"options": {**OPTIONS, "rl_env": "nowhere.py"}}, "nowhere.py"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_found_before_the_first_trial(here: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_sweep(write_file(**changes), {})
+        read(**changes)
     assert message in str(caught.value)
     assert not Path("runs").exists()
 
 
-def test_without_optuna_the_error_says_how_to_install_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_plan, "installed", lambda package: None)
-    with pytest.raises(ConfigError, match=r"pip install \"aitrain\[sweep\]\""):
-        read_sweep(write_file(), {})
+@pytest.mark.parametrize("package", ["optuna", "plotly"])
+def test_a_missing_package_is_named_with_how_to_install_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str
+) -> None:
+    monkeypatch.setattr("aitrain.cli.sweep.installed", lambda name: None if name == package else name)
+    monkeypatch.setattr("sys.argv", ["aitrain", "sweep", str(write_file())])
+    assert main._run() == 2
+    assert f'{package} is not installed\nInstall it with: pip install "aitrain[sweep]"' in capsys.readouterr().err
 
 
 def test_options_that_change_how_a_trial_is_scored_get_a_note(here: Path) -> None:
-    search = {"rl_temperature": {"low": 0.5, "high": 1.5}, "seed": [1, 2]}
-    notes = "\n".join(read_sweep(write_file(search=search), {}).notes)
-    assert "rl_temperature" in notes
-    assert "seed: changes which cases are held out" in notes
-    assert "rl_temperature" not in "\n".join(read_sweep(write_file(search=search, objective="greedy"), {}).notes)
-
-
-def test_fixed_and_searched_fields_of_trl_go_together(here: Path) -> None:
-    search = {"trl": {"num_iterations": [1, 2]}}
-    plan = read_sweep(write_file(search=search, options={**OPTIONS, "trl": {"delta": 2.0}}), {})
-    assert plan.trial_config(Trial(0, {"trl.num_iterations": 2}), here).trl == {"delta": 2.0, "num_iterations": 2}
-
-
-@pytest.mark.parametrize(
-    ("given", "option"),
-    [
-        ({"type": "log_uniform", "low": 1e-6, "high": 1e-4}, SearchedOption("lr", (), 1e-6, 1e-4, log=True)),
-        ({"type": "loguniform", "low": 1e-6, "high": 1e-4}, SearchedOption("lr", (), 1e-6, 1e-4, log=True)),
-        ({"type": "float", "low": 1e-6, "high": 1e-4}, SearchedOption("lr", (), 1e-6, 1e-4)),
-        ({"type": "categorical", "values": [1e-6, 1e-4]}, SearchedOption("lr", (1e-6, 1e-4))),
-        ([1e-6, 1e-4, "log_uniform"], SearchedOption("lr", (), 1e-6, 1e-4, log=True)),
-        ([1e-6, 1e-4, 1e-3], SearchedOption("lr", (1e-6, 1e-4, 1e-3))),
-    ],
-)
-def test_the_forms_of_aitrainings_sweep_params_are_understood(given: object, option: SearchedOption) -> None:
-    assert read_space(in_our_form({"lr": given})).options == (option,)
+    search = {"rl_temperature": {"low": 0.5, "high": 1.5}}
+    assert "rl_temperature: changes how" in "\n".join(read(search=search).notes)
+    assert "rl_temperature: c" not in "\n".join(read(search=search, objective="greedy").notes)
 
 
 def test_the_number_of_trials_follows_from_the_space_where_none_is_given(here: Path) -> None:
+    endless = {"search": {"lr": {"low": 1e-6, "high": 1e-4}}}
     sizes = [
-        (8, {"sampler": "grid"}), (8, {"sampler": "random"}), (8, {"trials": 50}), (5, {"trials": 5}),
-        (10, {"search": {"lr": {"low": 1e-6, "high": 1e-4}}}), (10, {"search": {"seed": {"low": 0, "high": 10**9}}}),
-    ]  # fmt: skip
-    assert [read_sweep(write_file(**changes), {}).trials for _, changes in sizes] == [size for size, _ in sizes]
-    assert read_sweep(write_file(trials=5), {"trials": "3"}).trials == 3
-
-
-# -- the command
-
-
-@pytest.fixture
-def scripted(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`scripted(play)`: trials are played by this function."""
-
-    def use(play: Callable[..., TrialStatus] = play) -> None:
-        monkeypatch.setattr(TrialRuns, "play", lambda self, trial, is_pruned: play(trial, is_pruned))
-
-    use()
-    return use
+        (8, {"sampler": "grid"}),
+        (8, {"sampler": "random"}),
+        (8, {"trials": 50}),
+        (5, {"trials": 5}),
+        (10, endless),
+    ]
+    plans = [read(**{"trials": None, **changes}) for _, changes in sizes]
+    assert [plan.trials for plan in plans] == [size for size, _ in sizes]
 
 
 def test_a_dry_run_shows_the_plan_and_makes_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_file(search={"lr": {"low": 1e-6, "high": 1e-4, "log": True}, "peft": [True, False]})
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--dry-run") == 0
+    monkeypatch.setattr("sys.argv", ["aitrain", "sweep", "sweep.yaml", "--dry-run"])
+    assert main._run() == 0
     shown = capsys.readouterr().out
-    assert "1e-06 to 0.0001, by orders of magnitude" in shown
-    assert "True, False" in shown
-    assert "runs/lrs" in shown
-
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--dry-run", "--json") == 0
+    assert yaml.safe_load(shown)["search"]["peft"] == [True, False]
+    assert "folder: runs/lrs" in shown
+    monkeypatch.setattr("sys.argv", ["aitrain", "sweep", "sweep.yaml", "--dry-run", "--json"])
+    assert main._run() == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["folder"], document["combinations"]) == ("runs/lrs", None)
+    assert (document["folder"], document["trials"]) == ("runs/lrs", 8)
     assert document["search"]["peft"] == [True, False]
     assert not Path("runs").exists()
-
-
-def test_the_end_of_a_sweep_shows_its_trials_the_best_one_and_what_to_do_next(
-    scripted: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_file()
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet") == 0
-    shown = capsys.readouterr().out
-    lines = shown.splitlines()
-    assert lines[0].split() == ["trial", "lr", "lora_r", "before", "score", "after", "training"]
-    assert lines[1].split()[1:] == ["0.0003", "32", "-", "0.832"]
-    best = SweepRecord.read(Path("runs/lrs")).best
-    assert best is not None
-    assert f"aitrain eval runs/lrs/{best.name} --samples 8" in shown
-    assert f"aitrain grpo --config runs/lrs/{best.name}/config.yaml --project-name lrs-best --output-dir runs" in shown
-    assert Path("runs/lrs/sweep.html").exists()
-    assert aitrain_sweep(monkeypatch, "runs/lrs/sweep.yaml", "--resume", "--quiet") == 0
-    assert capsys.readouterr().out == shown
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--json", "--trials", "3") == 0
-    shown, progress = capsys.readouterr()
-    result = json.loads(shown)
-    assert (len(result["trials"]), result["status"]) == (3, "finished")
-    assert result["folder"] == "runs/lrs-2", "a second one of the name has a folder of its own"
-    assert SweepRecord.read(Path("runs/lrs-2")).config["project_name"] == "lrs-2"
-    assert result["trials"][result["best"]]["score"] == max(trial["score"] for trial in result["trials"])
-    assert "trial-2 (3 of 3)" in progress
-
-
-def test_a_sweep_that_was_moved_is_resumed_where_it_is_and_keeps_its_number_of_trials(
-    scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_file()
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet", "--trials", "1") == 0
-    Path("elsewhere").mkdir()
-    moved = Path("runs/lrs").rename("elsewhere/moved")
-    assert aitrain_sweep(monkeypatch, str(moved), "--resume", "--quiet", "--trials", "3") == 0
-    assert len(SweepRecord.read(moved).trials) == 3
-    assert not list(Path("runs").iterdir())
-    assert read_sweep(moved / "sweep.yaml", {}).trials == 3
-
-
-def test_notes_of_trials_are_shown_once_with_their_mark_and_escaped(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    screen = SweepScreen(SweepRecord(here, {}, 2), 2, Verbosity())
-    for number in range(2):
-        announce = screen.of_trial(Trial(number, {}))
-        announce(Note("scored early", "info"))
-        announce(Note("case 3 \x1b[31mfailed"))
-    assert capsys.readouterr().err.splitlines() == ["trial-0: scored early", "! trial-0: case 3 \\x1b[31mfailed"]
-
-
-def test_ctrl_c_stops_after_the_running_trial_and_says_how_to_continue(
-    scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stopped: list[TrialRuns] = []
-    monkeypatch.setattr(TrialRuns, "stop", lambda self: stopped.append(self) or setattr(self, "stops", 1))
-
-    def interrupted(trial: Trial, is_pruned: Callable[[int, float], bool]) -> TrialStatus:
-        if trial.number < 1:
-            return play(trial, is_pruned)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert eventually(lambda: stopped)
-        return "stopped"
-
-    scripted(interrupted)
-    write_file()
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet") == 130
-    assert "aitrain sweep runs/lrs --resume" in capsys.readouterr().err
-    scripted(play)
-    assert aitrain_sweep(monkeypatch, "runs/lrs", "--resume", "--quiet") == 0
-    assert {trial.status for trial in SweepRecord.read(Path("runs/lrs")).trials} == {"finished"}
-
-
-def test_a_sweep_without_a_single_score_fails(
-    scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(trial: Trial, _: object) -> TrialStatus:
-        trial.error = "no \x1b[31mspace left"
-        return "failed"
-
-    scripted(fails)
-    write_file()
-    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet", "--trials", "2") == 1
-    shown = capsys.readouterr().out
-    assert "No trial has a score" in shown
-    assert "\x1b" not in shown

@@ -20,7 +20,7 @@ torch.set_num_threads(1)  # threads that wait for each other gain nothing on the
 
 @pytest.fixture(autouse=True)
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of the heap and of pictures take it back: test_scopes.py and test_card.py."""
+    """Tests of the heap and of pictures take it back: test_resume.py and test_card.py."""
     quick(monkeypatch)
 
 

@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from aitrain import TrainConfig
 from aitrain.batch import PassLimit, plan_batch
-from aitrain.training.algorithm import Algorithm
+from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.model import Precision
 from aitrain.training.passes import KEPT, RankRows, in_passes
 from aitrain.training.trainer import EpisodeTrainer
@@ -85,7 +85,7 @@ def arguments(folder: Path, layout: Layout, **options: Any) -> GRPOConfig:
     config = TrainConfig(rl_max_new_tokens=LONGEST, rl_updates_per_rollout=layout.steps, **options)
     plan = plan_batch(config, 1)
     made = grpo_config(grpo_arguments(config, plan, Precision(torch.float32, False, False, True)), config, folder)
-    made.algorithm = Algorithm.of(config)
+    made.algorithm = AlgorithmParts.of(config)
     return made
 
 

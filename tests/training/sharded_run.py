@@ -56,39 +56,14 @@ class Unscored(ScriptedTalk):
         return None if case_idx % 3 == 2 else score
 
 
-class Caller(ScriptedTalk):
-    """Calls the policy itself."""
-
-    episode = None  # type: ignore[assignment]
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: str) -> float:
-        ids = tokenizer(completion, return_tensors="pt")
-        return float(model.generate(**ids, max_new_tokens=2).shape[1] % 2)
-
-
-class NotANumber(ScriptedTalk):
-    """In the second step the loss of the second process is NaN."""
-
-
 TALK: dict[str, Any] = {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2}
 JOBS: dict[str, dict[str, Any]] = {
     "talk": TALK | {"rl_trim_padding": False},
     "trimmed": TALK | {"tokens_per_pass": 40},
     "adapter": ADAPTER,
-    "merged": ADAPTER | {"merge_adapter": True, "rl_kl_coef": 0.1},
-    "nan": {"environment": NotANumber, "lr": 1e-4, "scheduler": "constant", "warmup_ratio": 0.0},
     "sampled": {"environment": Scripted, "sample": HFEngine.sample, "eval_cases": 2},
     "one-copy": TALK | {"trl": ONE_COPY},
     "shards": {"gradient_accumulation": 2, "trl": SHARDED},
-    "half": {"mixed_precision": "bf16", "dtype": "bfloat16", **ADAPTER},
-    "caller": {"environment": Caller},
-    "best": {
-        "environment": ScriptedTalk,
-        "save_best": True,
-        "eval_cases": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-    },
 }
 """Options of the runs, beside OPTIONS."""
 
@@ -110,14 +85,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         make(self, *arguments)
         trainers.append(self)
 
-    compute = EpisodeTrainer._compute_loss
-
-    def broken(self: EpisodeTrainer, model: Any, inputs: Any) -> torch.Tensor:
-        is_broken = isinstance(self.rollouts.rollout.runner.environment, NotANumber) and self.state.global_step == 1
-        return compute(self, model, inputs) * (float("nan") if is_broken and RANK == 1 else 1.0)
-
     EpisodeTrainer.__init__ = kept  # type: ignore[method-assign]
-    EpisodeTrainer._compute_loss = broken  # type: ignore[method-assign]
     for job in jobs:
         name, _, resumed_from = job.partition("<")
         options = OPTIONS | JOBS[name.partition("-resumed")[0]]
@@ -149,7 +117,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             failure = str(error)
         (trainer,) = trainers
         trainers.clear()
-        report = {"failure": failure, "notes": notes, "skipped": trainer.non_finite.skipped, **held(trainer)}
+        report = {"failure": failure, "notes": notes, **held(trainer)}
         (folder.path / f"rank{RANK}.json").write_text(json.dumps(report))
         if backend == "fsdp2" and not resumed_from and not failure:
             sync(trainer, folder.path)

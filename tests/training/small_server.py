@@ -27,12 +27,10 @@ def load(folder: str, **options: Any) -> Any:
 
 
 class SmallServer(Fake):
-    """Serves a small model, and says the log-probabilities that it has; `ignores` is handed weights in vain, after as
-    many syncs as `obeys` says."""
+    """Serves a small model, and says the log-probabilities that it has; weights that it `ignores` change nothing."""
 
     def __init__(self, model: Path, ignores: bool = False) -> None:
         self.model, self.ignores = str(model), ignores
-        self.obeys = 0
         super().__init__()
 
     def start(self) -> None:
@@ -48,21 +46,17 @@ class SmallServer(Fake):
 
     def _collective_rpc(self, body: Any) -> tuple[int, Any]:
         answer = super()._collective_rpc(body)
-        if self._takes():
+        if not self.ignores:
             self.policy = load(body["kwargs"]["weights_path"]).eval()
         return answer
 
     def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
         with _GENERATING:  # no completion between the adapter's name and its weights
             answer = super()._load_lora_adapter(body)
-            if answer[0] == 200 and self._takes():
+            if answer[0] == 200 and not self.ignores:
                 base = load(self.model, dtype=torch.float32)
                 self.policy = PeftModel.from_pretrained(base, body["lora_path"]).eval()
         return answer
-
-    def _takes(self) -> bool:
-        self.obeys -= 1
-        return not self.ignores or self.obeys >= 0
 
     def _completions(self, body: Any) -> tuple[int, Any] | None:
         if self.troubles:

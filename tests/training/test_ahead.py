@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -29,23 +30,6 @@ from tests.training.test_served_run import Start, server, start
 
 __all__ = ["server", "start"]  # fixtures
 
-# -- places
-
-
-@pytest.mark.parametrize("updates", [1, 2, 3])
-@pytest.mark.parametrize("start", [0, 3])
-def test_the_place_after_a_batch_is_the_one_that_the_training_asks_for(updates: int, start: int) -> None:
-    """From step 3 on it is a training that was resumed with other settings."""
-    schedule = CaseSchedule(cases=1000, prompts=2, updates=updates, epochs=1)
-    places, following = BatchPlaces(schedule, count=4, rank=1), None
-    for number in range(40):
-        place = places.at(start + number * updates)
-        assert place.places == range(4, 8)
-        assert start or place.index == number
-        assert following in (None, place)
-        following = places.after(place)
-
-
 # -- when batches are played
 
 
@@ -55,7 +39,6 @@ class Engine:
 
     step: int = 0
     weight_version: int = 0
-    loads: list[int] = field(default_factory=list)
     gate: CompletionGate = field(default_factory=CompletionGate)
     settled: int = 0
 
@@ -86,18 +69,7 @@ class Rollouts:
     server_version = PolicyRollouts.server_version
 
     def load_weights(self) -> None:
-        if self.server.weight_version != self.server.step:
-            self.server.weight_version = self.server.step
-            self.server.loads.append(self.server.step)
-
-
-class Completion:
-    """Gives each batch its index as cases, and completes nothing."""
-
-    order = SimpleNamespace(batch=lambda index: [index, index], state=dict)
-
-    def complete(self, batch: TrainingBatch) -> None:
-        pass
+        self.server.weight_version = self.server.step
 
 
 class Source(AheadSource):
@@ -136,7 +108,7 @@ class Source(AheadSource):
 def source() -> Iterator[Source]:
     loop = ThreadLoop()
     places = BatchPlaces(CaseSchedule(8, prompts=2, updates=1, epochs=1, max_steps=4), 4, 0)
-    made = Source(Rollouts(Engine(), loop), [], Completion(), 2, places)  # type: ignore[arg-type]
+    made = Source(Rollouts(Engine(), loop), [], None, 2, places)  # type: ignore[arg-type]
     made.started, made.turns, made.is_held = [], [], threading.Event()
     yield made
     made.settle()
@@ -166,10 +138,8 @@ def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded
     before, close = server.settled, server.gate.close  # type: ignore[union-attr]
 
     async def closed() -> None:
-        closing = asyncio.ensure_future(close())
-        await asyncio.sleep(0)
-        may_end.set()
-        await closing
+        threading.Timer(0.05, may_end.set).start()
+        await close()
 
     server.gate.close = closed  # type: ignore[union-attr,method-assign]
     assert source.is_held.wait(60)
@@ -177,6 +147,25 @@ def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded
     assert (second.weight_version, second.metrics) == (0, {0: 0, 1: 1})
     assert server.settled == before + 1  # type: ignore[union-attr]
     assert train(source, range(2, 3))[0].weight_version == 1
+
+
+def test_held_out_cases_and_checkpoints_wait_for_the_batch_that_is_played_which_is_continued_with(
+    source: Source,
+) -> None:
+    may_end = threading.Event()
+    source.turns = [None, None, None, may_end]
+    train(source, range(1))
+    threading.Timer(0.05, may_end.set).start()
+    source.rollouts.settle()
+    assert may_end.is_set()
+
+    restored = copy(source.waiting())
+    assert restored is not None
+    source.restore(restored)
+    (taken,) = train(source, range(1, 2))
+    assert taken is restored
+    source.settle()
+    assert [(index, version) for index, version, _ in source.started] == [(0, 0), (1, 0), (2, 1)]
 
 
 def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoint(source: Source) -> None:
@@ -187,51 +176,14 @@ def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoi
         train(source, range(1, 2))
 
 
-def test_held_out_cases_wait_for_the_thread(source: Source) -> None:
-    may_end, has_settled = threading.Event(), threading.Event()
-    source.turns = [None, None, None, may_end]
-    train(source, range(1))
-    threading.Thread(target=lambda: (source.rollouts.settle(), has_settled.set())).start()
-    assert not has_settled.wait(0.05)
-    may_end.set()
-    assert has_settled.wait(60)
-    assert source.waiting() is source.take(source.places.at(1))
-
-
-def test_a_source_continues_with_the_batch_of_a_checkpoint(source: Source) -> None:
-    batch = TrainingBatch(2, range(4), 2, [2] * 4, [], index=2)
-    source.restore(batch)
-    source.rollouts.server.step = 2
-    assert source.take(source.places.at(2)) is batch
-    assert source.rollouts.server.loads == [2]
-    assert source.waiting() is not None
-    assert [(index, version) for index, version, _ in source.started] == [(3, 2)]
-
-
-# -- the gate
-
-
-def test_a_closed_gate_has_waited_for_completions_and_holds_the_next_ones_back() -> None:
-    order: list[str] = []
-
-    async def complete(name: str) -> None:
-        order.append(name)
-        await asyncio.sleep(0.01)
-        order.append(f"{name} ends")
-
-    async def play() -> None:
-        gate = CompletionGate()
-        first = asyncio.create_task(gate.run(complete("first")))
-        await asyncio.sleep(0)
-        await gate.close()
-        second = asyncio.create_task(gate.run(complete("second")))
-        await asyncio.sleep(0.01)
-        order.append("open")
-        await gate.open()
-        await asyncio.gather(first, second)
-
-    asyncio.run(play())
-    assert order == ["first", "first ends", "open", "second", "second ends"]
+def test_the_place_after_a_batch_is_the_one_that_the_training_asks_for() -> None:
+    """Of a training that was resumed in step 3 with other settings as well."""
+    for begin, first in ((0, 0), (3, 2)):
+        places = BatchPlaces(CaseSchedule(cases=1000, prompts=2, updates=2, epochs=1), count=4, rank=1)
+        asked = [places.at(begin + number * 2) for number in range(40)]
+        assert [places.after(place) for place in asked[:-1]] == asked[1:]
+        assert [place.index for place in asked] == list(range(first, first + 40))
+        assert asked[1].places == range(4, 8)
 
 
 # -- whole runs

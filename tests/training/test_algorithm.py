@@ -1,5 +1,5 @@
-"""What aitrain adds to TRL's algorithm: each formula against numbers worked out by hand, each gradient against finite
-differences, and each addition under accumulation, on several ranks and with rows that are left out."""
+"""The loss: each formula that aitrain adds against numbers worked out by hand, and each gradient against TRL's, of the
+rows that are in the loss only, however they are divided into passes and over ranks."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerControl
 from trl import GRPOTrainer
 
-from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
+from aitrain import ConfigError, EnvironmentFailed, Result
+from aitrain.batch import PassLimit
+from aitrain.options.algorithms import ALGORITHMS
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.trajectory import Trajectory
-from aitrain.training.algorithm import Algorithm, CustomLoss, Overlong, estimate_kl, leave_one_out_factor
-from aitrain.training.custom_callbacks import custom_callbacks
-from aitrain.training.passes import KEPT
+from aitrain.training.algorithm import AlgorithmParts, CustomLoss, Overlong, estimate_kl, leave_one_out_factor
+from aitrain.training.passes import KEPT, PASSES, RankRows, in_passes
 from aitrain.training.trainer import EpisodeTrainer
 from tests.conftest import write
 from tests.environments.vowels import Vowels
 from tests.training.loss_bench import (
     Layout,
-    LossTrainer,
     arguments,
     batch_of,
     gradient_of_plain_trl,
     gradients_of_steps,
-    policy_logps,
+    steps_of_process,
     take,
 )
-from tests.training.test_losses import LAYOUTS
 
 Tensor = torch.Tensor
 NONE = math.nan
@@ -66,7 +64,6 @@ def unknown(logits, mask): ...
     [
         ("k1", [0.4054651081081644, -0.6931471805599453]),
         ("k2", [0.08220097694658271, 0.2402265069591007]),
-        ("k3", [0.07213177477483103, 0.3068528194400547]),
         ("abs", [0.4054651081081644, 0.6931471805599453]),
     ],
 )
@@ -101,44 +98,103 @@ def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_comp
     assert Overlong(limit=100, buffer=20, penalty=0.5).of(trajectory) == pytest.approx(penalty)
 
 
+# -- the rows that are in the loss
+
+ON = {"rl_kl_coef": 0.1, "trl": {"entropy_coef": 0.05}}
+"""All terms of a loss."""
+LAYOUTS = {
+    "passes of several sizes": Layout(rows=8, limit=PassLimit(3)),
+    "two processes": Layout(processes=2, rows=8, limit=PassLimit(4)),
+    "three processes and two steps": Layout(processes=3, rows=4, steps=2, limit=PassLimit(2)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("loss", ALGORITHMS)
+def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: Layout, tmp_path: Path) -> None:
+    """A process may have no kept row at all."""
+    batch = batch_of(layout.batch, are_ragged=False)
+    batch[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(0)) < 0.4
+    batch[KEPT][: layout.rows // (1 if layout.processes > 1 else 2)] = False
+    batch["advantages"] = batch["advantages"] * batch[KEPT]
+    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
+
+    for step, gradient in enumerate(gradients_of_steps(args, layout, batch)):
+        kept = take(batch, layout.rows_of_step(step) & batch[KEPT])
+        torch.testing.assert_close(gradient, gradient_of_plain_trl(args, kept))
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize("loss", ALGORITHMS)
+def test_with_all_rows_kept_the_gradient_is_trls_and_without_any_it_is_nothing(
+    loss: str, trims: bool, tmp_path: Path
+) -> None:
+    rows, layout = batch_of(8, are_ragged=True), Layout(processes=2, rows=4, limit=PassLimit(2), trims=trims)
+    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
+    (ours,) = gradients_of_steps(args, Layout(), rows)
+    assert torch.equal(ours, gradient_of_plain_trl(args, rows))
+
+    rows[KEPT][:] = False
+    gradients, _, trainer = steps_of_process(args, layout, rows)
+    assert torch.equal(gradients[0], torch.zeros_like(gradients[0]))
+    assert not trainer.has_kept_rows
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_metrics_of_a_step_are_those_of_its_kept_tokens(level: str, trims: bool, tmp_path: Path) -> None:
+    """With one ratio for a completion, the clip ratios are those of its kept completions."""
+    layout = Layout(rows=8, steps=2, limit=PassLimit(3), trims=trims)
+    batch = batch_of(layout.batch, are_ragged=True)
+    batch[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(0)) < 0.6
+    args = arguments(tmp_path, layout, rl_loss_type="grpo", rl_importance_level=level, **ON)
+
+    for step, metrics in enumerate(steps_of_process(args, layout, batch)[1]):
+        whole = take(batch, layout.rows_of_step(step) & batch[KEPT])
+        (wanted,) = steps_of_process(args, Layout(rows=len(whole["advantages"])), whole)[1]
+        assert metrics["passes"] > 1 == wanted["passes"]
+        for key in ("kl", "entropy", "clip_ratio/low_mean", "clip_ratio/region_mean", "clip_ratio/high_max"):
+            assert metrics[key] == pytest.approx(wanted[key], rel=1e-6), (step, key)
+
+
+def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes() -> None:
+    """They would wait for each other forever."""
+
+    def of_both(rows: torch.Tensor, _: bool) -> torch.Tensor:
+        is_wide = rows.dim() == 2 and rows.shape[1] > 1
+        return torch.cat([torch.nn.functional.pad(rows, (0, 10 - rows.shape[1])) if is_wide else rows] * 2)
+
+    passes = []
+    for rank, width in enumerate((4, 10)):
+        ones = torch.ones(4, width, dtype=torch.long)
+        piece = {name: ones.clone() for name in ("completion_ids", "completion_mask", "tool_mask")}
+        piece |= {"prompt_ids": ones[:, :1], "prompt_mask": ones[:, :1].clone(), KEPT: torch.ones(4, dtype=torch.bool)}
+        (step,) = in_passes([piece], PassLimit(4, 24), False, RankRows(2, rank, of_both))
+        passes.append(len(step[PASSES]))
+    assert passes[0] == passes[1] > 1
+
+
 # -- gradients
 
-ESTIMATORS = [{"rl_kl_estimator": name, "rl_kl_coef": 0.3} for name in ("k1", "k2", "k3", "abs")]
-PARTS = [
-    *ESTIMATORS,
-    {**ESTIMATORS[2], "rl_importance_level": "sequence", "rl_clip_range": 0.2},
-    {"rl_kl_estimator": "k2", "rl_loss_type": "dapo", "rl_dual_clip": 1.5, "rl_entropy_coef": 0.2},
-    {"rl_kl_estimator": "k1", "rl_loss_type": "dr_grpo", "trl": {"use_bias_correction_kl": False}},
-    {"rl_kl_coef": 0.2, "custom_loss": "loss.py:clipped", "rl_loss_type": "luspo"},
-]
 
-
-@pytest.mark.parametrize("options", PARTS, ids=str)
-def test_the_gradient_is_that_of_finite_differences_on_a_model_of_two_tokens(
-    options: dict[str, Any], here: Path
+@pytest.mark.parametrize(
+    ("loss", "level"),
+    [("grpo", "token"), ("bnpo", "token"), ("dr_grpo", "token"), ("dapo", "token"), ("grpo", "sequence")],
+)
+def test_trls_loss_as_a_custom_loss_and_its_kl_term_on_our_way_have_the_gradient_of_trl(
+    loss: str, level: str, here: Path
 ) -> None:
+    """With one ratio for a completion that is so of the KL term, as this custom loss takes one for each token."""
     write(here, {"loss.py": CLIPPED})
-    args, rows = arguments(here, Layout(rows=6), **options), batch_of(6, are_ragged=True)
-    rows |= {"prompt_ids": rows["prompt_ids"] % 2, "completion_ids": rows["completion_ids"] % 2}
-    rows["num_items_in_batch"] = rows["tool_mask"].sum()
-    torch.manual_seed(3)
-    start = torch.randn(2, 2, dtype=torch.float64)
-    logps = policy_logps(torch.nn.Embedding(2, 2, _weight=start.clone()), rows["prompt_ids"], rows["completion_ids"])[0]
-    noise = torch.randn(2, *logps.shape, dtype=torch.float64) * 0.4
-    rows |= {"old_per_token_logps": (logps + noise[0]).detach(), "ref_per_token_logps": (logps + noise[1]).detach()}
+    rows, layout = batch_of(8, are_ragged=True), Layout(rows=8)
+    rows["advantages"] *= level == "token"
+    options: dict[str, Any] = {
+        "rl_loss_type": loss, "rl_importance_level": level, "rl_kl_coef": 0.2, "rl_entropy_coef": 0.05,
+        "rl_clip_range": 0.2, "rl_clip_range_high": 0.2,
+    }  # fmt: skip
+    (ours,) = gradients_of_steps(arguments(here, layout, custom_loss="loss.py:clipped", **options), layout, rows)
 
-    def loss(weight: Tensor) -> tuple[Tensor, torch.nn.Embedding]:
-        model = torch.nn.Embedding(2, 2, _weight=weight.clone())
-        return LossTrainer(args, Layout(rows=6))._loss_of_pass(model, {**rows}, 1.0), model
-
-    value, model = loss(start)
-    value.backward()
-    assert model.weight.grad is not None
-    for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        step = torch.zeros_like(start)
-        step[place] = 1e-6
-        slope = (loss(start + step)[0] - loss(start - step)[0]) / 2e-6
-        assert model.weight.grad[place].item() == pytest.approx(slope.item(), rel=1e-5, abs=1e-8)
+    torch.testing.assert_close(ours, gradient_of_plain_trl(arguments(here, layout, **options), rows))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +239,7 @@ class Rewarded(EpisodeTrainer):
     has_weights: bool
     passes: list[tuple[str, bool]]
 
-    def __init__(self, algorithm: Algorithm, episodes: list[Any]) -> None:
+    def __init__(self, algorithm: AlgorithmParts, episodes: list[Any]) -> None:
         accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0)
         vars(self).update(
             algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, beta=0.5,
@@ -221,7 +277,7 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages(
     short.append_completion(Completion([1], finish_reason="stop"))
     short.append_env_tokens([7, 8])
     episodes = [SimpleNamespace(trajectory=long), SimpleNamespace(trajectory=short)]
-    trainer = Rewarded(Algorithm("k1", True, True, Overlong(4, 2, 1.0)), episodes)
+    trainer = Rewarded(AlgorithmParts(ALGORITHMS["grpo"], "k1", True, True, Overlong(4, 2, 1.0)), episodes)
     trainer.has_weights = has_weights
 
     output = trainer._with_advantages([{}, {}])
@@ -262,13 +318,6 @@ def stops():
         def on_step_end(self, args, state, control, **rest):
             control.should_training_stop = state.global_step == 2
     return Stops()
-
-def nothing():
-    return "x"
-
-class Breaks(TrainerCallback):
-    def on_log(self, args, state, control, **rest):
-        1 / 0
 """
 
 
@@ -276,12 +325,3 @@ def test_custom_callbacks_are_called_in_a_run(train: Callable[..., Result], here
     write(here, {"mine.py": CALLBACKS})
     result = train(Vowels(), custom_callbacks="mine.py:stops", max_steps=4, eval_cases=0)
     assert (result.status, result.steps) == ("stopped", 2)
-
-
-def test_a_callback_that_is_none_or_fails_is_named(here: Path) -> None:
-    write(here, {"mine.py": CALLBACKS})
-    with pytest.raises(ConfigError, match=r"mine.py:nothing"):
-        custom_callbacks(TrainConfig(custom_callbacks="mine.py:nothing"), print)
-    (breaks,) = custom_callbacks(TrainConfig(custom_callbacks="mine.py:Breaks"), print)
-    with pytest.raises(EnvironmentFailed, match=r"mine.py:Breaks, on_log raised: ZeroDivisionError"):
-        breaks.on_log(None, None, TrainerControl())

@@ -1,24 +1,19 @@
-"""That every benchmark starts and gives its figures, and what needs a GPU: what it says without one, and its page."""
+"""That every benchmark starts and gives its figures, and that what needs a GPU is ready to be run."""
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import NAMES
-from benchmarks.measuring import Figure, ratio
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -34,39 +29,6 @@ def test_a_benchmark_starts_and_prints_its_figures(name: str, preloaded_aitrain:
     assert done.returncode == any(row.endswith("| NO  |") for row in rows)
 
 
-def test_a_figure_is_judged_by_the_median_of_its_pairs_or_by_each_of_them() -> None:
-    slower = ratio("seconds", [1.0, 1.1, 5.0], [1.0, 1.0, 1.0], most=1.1)
-
-    assert slower.is_met
-    assert [cell.strip() for cell in slower.row("overhead").split("|")[1:-1]] == [
-        "overhead", "seconds", "at most 1.1", "1.100 (1..5)", "1.100 / 1", "yes",
-    ]  # fmt: skip
-    assert not ratio("seconds", [1.0, 1.2, 1.2], [1.0, 1.0, 1.0], most=1.1).is_met
-    assert not Figure("coverage", [0.95, 0.92, 0.96], 0.97, 0.93, is_each=True).is_met
-    assert Figure("of no bound", [7.0]).row("overhead").endswith("|     |")
-
-
-def test_every_benchmark_has_a_claim_and_every_claim_a_benchmark_with_its_figure() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    claims = re.findall(r"^\| .* \| .* \| (.*) \| `(\w+)` \|$", page, re.MULTILINE)
-    measured = dict(re.findall(r"^\*\*(\w+)\.\*\*(.*?)(?=^\*\*|^## )", page, re.MULTILINE | re.DOTALL))
-
-    assert {name for _, name in claims} == {*NAMES} == {*measured}
-    for figure, name in claims:
-        for number in re.findall(r"[\d.,]*\d", figure):
-            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", measured[name]), (name, number)
-
-
-@pytest.mark.slow
-def test_without_a_gpu_it_says_so_in_one_line() -> None:
-    done = run(sys.executable, "-P", "-m", "benchmarks.gpu_results", CUDA_VISIBLE_DEVICES="")
-
-    assert done.returncode == 2
-    assert done.stderr.startswith("No CUDA GPU is visible")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
-
-
 @pytest.mark.slow
 def test_all_that_needs_a_gpu_is_rehearsed_on_the_cpu(preloaded_aitrain: Path) -> None:
     """`make gpu` in its smallest form; both sides of the overhead must do the same work."""
@@ -76,11 +38,8 @@ def test_all_that_needs_a_gpu_is_rehearsed_on_the_cpu(preloaded_aitrain: Path) -
     written = done.stdout.partition("# Results on GPUs")[2]
     rows = {line.split(" | ")[0]: line for line in written.splitlines() if line.startswith("| ")}
     trained = "| a model trains within the memory of its plan: tiny"
-    assert [state for state in (" passed ", " failed ") if state in rows[f"{trained}-full"]] == [" passed "]
-    assert "tokens per second" in rows[f"{trained}-LoRA"]
-    assert "skipped | 0 | quantization needs CUDA |" in rows[f"{trained}-QLoRA 4 bits"]
-    assert "score before" in rows["| the demos task is learned in bf16"]
-    assert " passed " in rows["| a resumed run samples what it would have sampled"]
-    assert " skipped " in rows["| a server gets the weights of each step by nccl"]
-    assert " passed " in rows["| tiny lora: the same completions"]
+    for name in (f"{trained}-full", "| a resumed run samples what it would have sampled",
+                 "| tiny lora: the same completions"):  # fmt: skip
+        assert " passed " in rows[name]
+    assert " skipped " in rows[f"{trained}-QLoRA 4 bits"]
     assert "tiny lora: peak memory, MiB" in written

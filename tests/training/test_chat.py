@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from aitrain import EnvironmentFailed
 from aitrain.jobs.chat import answer_lines
 from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, open_session
-from aitrain.rollout.model_chat import ChatStoppedError
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import write
@@ -93,23 +91,8 @@ def test_a_case_is_played_with_the_environments_turns_and_scores_for_both(sessio
     assert [(name, said[-11:]) for name, said in heard.said_by] == [("tuned", "12 + 12 = ?")]
     roles = [message["role"] for message in session.loaded[1].chat.messages]
     assert roles == ["user", "assistant", "user", "assistant"]
-
-
-def test_a_failing_environment_is_said_with_its_line(session: ChatSession) -> None:
     with pytest.raises(EnvironmentFailed, match=r"thirteen\n.*doubles\.py, line 12"):
-        answers_and_scores(session.play(session.case("3"), Silent()))
-
-
-def test_an_interrupted_question_is_part_of_no_conversation(session: ChatSession) -> None:
-    class Interrupting(Silent):
-        def answer(self, name: str, text: str) -> None:
-            if name == "tuned":
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(ChatStoppedError, match="not part of the conversation"):
-        session.ask("12 + 30 = ?", Interrupting())
-
-    assert [one.chat.messages for one in session.loaded] == [[], []]
+        answers_and_scores(session.play(session.case("3"), heard))
 
 
 def test_questions_of_a_pipe_are_answered_one_by_one(

@@ -1,4 +1,4 @@
-"""Runs of environments that declare what they need: what takes effect, what is written, and how they are resumed."""
+"""Runs of environments that declare what they need: what takes effect, and what is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, EnvRequirements, Result, Score
+from aitrain import EnvRequirements, Result, Score
 from aitrain.options.reading import read_file
 from aitrain.options.train import TrainConfig
 from tests.training.conftest import rollouts
@@ -37,8 +37,7 @@ class Declares:
 def test_what_the_environment_declares_takes_effect_and_is_written_down(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"save_strategy": "steps", "save_steps": 1, "project_name": "run", "eval_cases": 0, "max_steps": 2}
-    result = train(Declares(), rl_max_new_tokens=4, **options, save_total_limit=9)
+    result = train(Declares(), rl_max_new_tokens=4, eval_cases=0, max_steps=2)
 
     records = rollouts(result)
     assert all(record["metrics"] == {"elsewhere": 1.0, "cases": 12.0, "known": 259.0} for record in records)
@@ -50,19 +49,3 @@ def test_what_the_environment_declares_takes_effect_and_is_written_down(
     facts = json.loads((result.folder / "environment.json").read_text())
     assert facts["requires"] == Declares.requirements.as_options()
     assert "Declares requires" in capsys.readouterr().err
-
-    checkpoint = str(result.folder / "checkpoints" / "checkpoint-1")
-    again = train(Declares(), rl_max_new_tokens=4, **options, save_total_limit=9, resume_from_checkpoint=checkpoint)
-    assert (again.folder, again.steps) == (result.folder, 2)
-
-
-def test_the_model_is_not_in_other_processes_and_the_message_says_what_to_do(
-    train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Asks(Declares):
-        def score_episode(self, model: Any) -> float:  # type: ignore[override]
-            return float(model.generate() is None)
-
-    with pytest.raises(EnvironmentFailed, match="failed on all"):
-        train(Asks(), eval_cases=2)
-    assert 'use rl_env_isolation="thread"' in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import AutoTokenizer, ContinuousBatchingConfig
+from transformers import AutoTokenizer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -94,23 +94,6 @@ def rows_of(prompts: list[list[int]], seeds: bool = False) -> list[BatchRow]:
     return [BatchRow(ids, seed=SampleSeed(number) if seeds else None) for number, ids in enumerate(prompts)]
 
 
-def test_continuous_batching_is_given_what_generate_is_and_leaves_the_models_mode(tokenizer: Any) -> None:
-    class Model(torch.nn.Module):
-        generation_config = SimpleNamespace(eos_token_id=1, pad_token_id=2, bos_token_id=3)
-
-        def generate_batch(self, inputs: list[list[int]], generation_config: Any, **options: Any) -> dict[str, Any]:
-            self.eval()
-            assert (generation_config.max_new_tokens, generation_config.do_sample) == (6, True)
-            assert options["continuous_batching_config"] is batching
-            return {str(n): SimpleNamespace(generated_tokens=[*ids, 7], error=None) for n, ids in enumerate(inputs)}
-
-    batching, model = ContinuousBatchingConfig(), Model()
-    engine = HFEngine(HFModel(model, tokenizer, continuous_batching=batching), Sampling(), EndOfTurn([1]))
-    completions = engine.sample(rows_of([[4], [5]], seeds=True), 6, Decoding.SEEDED)
-    assert [completion.ids for completion in completions] == [[4, 7], [5, 7]]
-    assert model.training
-
-
 # -- TRL's vLLM
 
 
@@ -189,23 +172,21 @@ def test_weights_are_synced_once_for_each_version(generation: Any, make_engine: 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "changes", "is_shared"),
+    ("changes", "is_shared"),
     [
-        (1, {"mode": "server"}, False),
-        (2, {}, False),
-        (2, {"mode": "server"}, True),
-        (2, {"tensor_parallel_size": 2}, True),
-        (2, {"_dist": SimpleNamespace(is_fsdp=True)}, True),
+        ({}, False),
+        ({"tensor_parallel_size": 2}, True),
+        ({"_dist": SimpleNamespace(is_fsdp=True)}, True),
     ],
-    ids=["one rank", "own vLLM", "server", "tensor parallel", "sharded"],
+    ids=["own vLLM", "tensor parallel", "sharded"],
 )
-def test_ranks_generate_together_where_they_share_vllm_or_the_weights(
-    generation: Any, make_engine: Make, ranks: int, changes: dict[str, Any], is_shared: bool
+def test_two_ranks_generate_together_where_they_share_vllm_or_the_weights(
+    generation: Any, make_engine: Make, changes: dict[str, Any], is_shared: bool
 ) -> None:
     """The other rank has 7 rows left, and at most 2 tokens for each."""
     vars(generation).update(changes)
     generation.accelerator = SimpleNamespace(
-        num_processes=ranks, device="cpu", state=SimpleNamespace(deepspeed_plugin=None),
+        num_processes=2, device="cpu", state=SimpleNamespace(deepspeed_plugin=None),
         gather=lambda own: torch.cat([own, torch.tensor([[7, 2]])]),
     )  # fmt: skip
     engine = make_engine()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import pytest
 
 from aitrain.environment.runner import start_runner
 from aitrain.errors import ConfigError, EnvironmentFailed, Interrupted
-from aitrain.events import Evaluating, Event
+from aitrain.events import Event
 from aitrain.jobs import evaluate as job
-from aitrain.jobs.env_loading import load_runner
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.environment_source import source_hash
@@ -67,8 +65,6 @@ def test_an_eval_that_was_killed_five_times_ends_with_the_records_of_one_that_wa
 ) -> None:
     """Killed while a batch is played, and while its records are written; batches have rows of several lengths."""
     whole = EvalResult.read(finished.make("eval"))
-    assert len(records(finished.make("eval"))) == 12 * 3 + 12
-
     for kill in range(5):
         with monkeypatch.context() as patch:
             patch.setattr(job, "append_lines", killed_writing(batches=kill, lines=kill))
@@ -77,8 +73,7 @@ def test_an_eval_that_was_killed_five_times_ends_with_the_records_of_one_that_wa
     resumed = evaluate("killed", Words(), eval_samples=3)
 
     assert records(tmp_path / "killed") == records(finished.make("eval"))
-    same = ("scores", "pass_at", "solved", "lengths", "stops", "tokens", "cases")
-    assert [getattr(resumed, name) for name in same] == [getattr(whole, name) for name in same]
+    assert resumed.scores == whole.scores
 
 
 def killed_writing(batches: int, lines: int) -> Callable[[Path, Any], None]:
@@ -95,28 +90,6 @@ def killed_writing(batches: int, lines: int) -> Callable[[Path, Any], None]:
         left[0] -= 1
 
     return write
-
-
-def test_the_score_on_the_way_is_weighted_as_the_result_is(small_model: Path, tmp_path: Path) -> None:
-    """The first of the environments scores 1 and has a tenth of the weight; the batches hold one, then the other."""
-    file, seen = tmp_path / "two.py", list[Event]()
-    file.write_text(
-        "class Gives:\n"
-        "    def __init__(self, score=1.0): self.score = score\n"
-        "    def build_dataset(self): return [{'prompt': f'say {n}'} for n in range(30)]\n"
-        "    def score_episode(self, completion): return self.score\n"
-    )
-    config = EvalConfig(
-        model=str(small_model), output_dir=str(tmp_path), project_name="two", rl_max_new_tokens=3, concurrency=4,
-        rl_env=[f"one={file}", f"none={file}"], rl_env_config={"none": {"score": 0.0}}, rl_env_weights="1,9",
-        eval_cases=8, decoding="greedy",
-    )  # fmt: skip
-    with closing(load_runner(config, lambda _: None)) as runner:
-        result = job.run(RunContext(config, RunFolder.create(config), runner, seen.append))
-    steps = [event for event in seen if isinstance(event, Evaluating)]
-    assert [(step.done, step.episodes) for step in steps] == [(4, 16), (8, 16), (12, 16), (16, 16)]
-    assert [step.score for step in steps] == pytest.approx([1.0, 1.0, 0.1, 0.1])
-    assert result.scores["greedy"]["mean"] == pytest.approx(0.1)
 
 
 def test_a_stop_request_ends_it_after_a_batch_and_status_has_the_progress(
@@ -140,28 +113,14 @@ def test_failures_are_apart_and_an_environment_that_only_fails_ends_the_eval(
         evaluate("all", FailsOn(*range(30)))
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        (5, {"eval_cases": None}, "--cases 5 plays all"),
-        (5, {"eval_cases": 5, "rl_max_prompt_length": 1}, "all 5 cases have a prompt of more than 1 tokens"),
-    ],
-)
-def test_an_eval_without_a_case_is_refused(
-    evaluate: Callable[..., EvalResult], rows: int, options: dict[str, Any], message: str
-) -> None:
-    class Few(Words):
-        def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return super().build_dataset(tokenizer)[:rows]
-
-    with pytest.raises(ConfigError, match=message):
-        evaluate("none", Few(), **options)
+def test_an_eval_without_a_case_is_refused(evaluate: Callable[..., EvalResult]) -> None:
+    with pytest.raises(ConfigError, match="all 30 cases have a prompt of more than 1 tokens"):
+        evaluate("none", Words(), eval_cases=30, rl_max_prompt_length=1)
 
 
 @pytest.mark.parametrize(
     ("recorded", "count"),
     [
-        ({"class": "Words", "file": finished_runs.__file__}, 25),  # as a file or as a module
         ({"class": "Words", "file": "/moved.py", "sha256": source_hash([Path(finished_runs.__file__)])}, 25),
         ({"class": "Words", "file": "/other.py", "sha256": "0"}, 0),
     ],

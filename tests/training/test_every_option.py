@@ -6,58 +6,38 @@ on: to TRL, to peft, to an engine, to the environment's calls, to a file or to a
 
 from __future__ import annotations
 
-import asyncio
 import os
+import re
 from collections.abc import Callable
-from contextlib import closing, nullcontext
-from dataclasses import fields, replace
-from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerControl, TrainerState
-from trl import GRPOTrainer
 
-from aitrain import TrainConfig, activity
+from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule, plan_batch
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.contract import Case
-from aitrain.environment.dataset import Cases, build_cases
-from aitrain.environment.loader import load_env
-from aitrain.environment.locator import find_env
-from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
+from aitrain.environment.dataset import Cases
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.score_parsing import parse_score
-from aitrain.errors import AitrainError
-from aitrain.execution.processes import ProcessPool
-from aitrain.jobs import grpo, worker
-from aitrain.jobs.environment_check import note_findings
-from aitrain.launch import managed_server, preflight, processes
+from aitrain.jobs import grpo
+from aitrain.launch import preflight
 from aitrain.launch.processes import Processes
 from aitrain.options.option import options_of
 from aitrain.redaction import TELEMETRY_OFF
-from aitrain.runs.metrics_line import MetricsLine
+from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training import hub, model, preparation, rollout_setup
-from aitrain.training.algorithm import Algorithm
+from aitrain.training import hub, model, rollout_setup
+from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.batch_source import BatchSource, batch_source
-from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
 from aitrain.training.case_choice import case_choice
-from aitrain.training.case_order import UniformOrder
 from aitrain.training.custom_callbacks import custom_callbacks
-from aitrain.training.early_stop import EarlyStop
-from aitrain.training.mixed_order import MixedOrder
 from aitrain.training.model import Precision, choose_precision
-from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.run_context import RunContext, StopRequest
-from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.run_context import RunContext
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
-from aitrain.training.warm_up import LongestShapes
-from aitrain.vllm.addresses import KEY_VARIABLE
-from tests.environments.vowels import Vowels
-from tests.ray_standin import on_ray
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 Observe = Callable[[TrainConfig], object]
@@ -70,7 +50,7 @@ def settings(config: TrainConfig) -> object:
     """What TRL and peft are given, what is added to TRL's algorithm, and what becomes of a score of 2."""
     callbacks = [type(one) for one in custom_callbacks(config, print)]
     plan = plan_batch(config, 1)
-    made = grpo_arguments(config, plan, CPU), plan, Algorithm.of(config), model.lora_config(config)
+    made = grpo_arguments(config, plan, CPU), plan, AlgorithmParts.of(config), model.lora_config(config)
     return str(made), callbacks, choose_precision(config), parse_score(2.0, config.score_bounds).score
 
 
@@ -89,14 +69,6 @@ def sampled(config: TrainConfig) -> object:
     return said, ended.tolist(), sampling.vllm_extras([3], 10)
 
 
-def checked(config: TrainConfig) -> object:
-    """What is noted about the environment before the training."""
-    notes: list[object] = []
-    context = RunContext(config, RunFolder(Path("run")), EnvRunner(Vowels(), config), notes.append)
-    note_findings(context, {"": build_cases(Vowels(), None)})
-    return len(notes)
-
-
 def weights(config: TrainConfig) -> object:
     """What transformers is asked to load, on a machine with a GPU and bitsandbytes."""
     with pytest.MonkeyPatch.context() as patch:
@@ -108,155 +80,30 @@ def weights(config: TrainConfig) -> object:
         return model.load_model(config, choose_precision(config).dtype)
 
 
-def template(config: TrainConfig) -> object:
-    """How the tokenizer writes conversations."""
-    return model.load_tokenizer(config).chat_template
-
-
 def context(config: TrainConfig) -> object:
     """Most tokens of prompt and completion, of a model that states 4,096."""
     text = SimpleNamespace(max_position_embeddings=4096)
     return model.context_length(config, SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text)))  # type: ignore[arg-type]
 
 
-def environment(config: TrainConfig) -> object:
-    """The environment's object."""
-    made = load_env(find_env(config), config.rl_env_config or {})
-    return type(made).__qualname__, str(vars(made))
-
-
-def turns(config: TrainConfig) -> object:
-    """The cases of a batch, of several environments with nine each."""
-    orders = {name: UniformOrder(9, 8, seed=None) for name in config.environments}
-    return MixedOrder(orders, list(config.env_shares.values()), 8).batch(0)
-
-
-def calls(config: TrainConfig) -> object:
-    """What the environment's calls run in."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProcessPool, "start", lambda *_: "processes")
-        runner = start_runner(Vowels(), config)
-    return runner.processes, runner.pool.max_threads, runner.pool.timeout
-
-
-def tries(config: TrainConfig) -> object:
-    """How often a call is made that always fails."""
-    made: list[int] = []
-    with closing(EnvRunner(Vowels(), config)) as runner:
-        session = EnvSession(Case(0, "?", {}), 0)
-
-        def fail() -> None:
-            made.append(1)
-            raise ValueError
-
-        asyncio.run(runner._repeat([session], [fail], "score_episode"))
-    return len(made)
-
-
-def folder(config: TrainConfig) -> object:
-    """The run folder that is made."""
-    made = RunFolder.create(config)
-    made.discard()
-    return made.path
-
-
-def plan(config: TrainConfig) -> object:
-    """What would be started on a machine with four GPUs, or why it is refused."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-        patch.setattr(preflight, "check_packages", lambda _: None)
-        try:
-            made = preflight.check(config)
-        except AitrainError as error:
-            return str(error)
-    return {field.name: str(getattr(made, field.name)) for field in fields(made) if field.name != "config"}
-
-
-def workers(config: TrainConfig) -> object:
-    """The command, the variables and the number of the training processes, of a run that goes on from a checkpoint."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
-        patch.setattr(processes, "managed_server", lambda *_: nullcontext({}))
-        started: list[tuple[list[str], dict[str, str], int]] = []
-        patch.setattr(
-            Processes,
-            "_start",
-            lambda self, _: started.append((self._command(), self._environment(), self.ranks.count)),
-        )
-        made = replace(preflight.check(config), checkpoint=Path("checkpoint-3"))
-        Path("run").mkdir(exist_ok=True)
-        with pytest.raises(AttributeError):  # there is no process to listen to
-            Processes(made, RunFolder(Path("run")), lambda _: None).run()
-    return [(command, {**given, activity.VARIABLE: ""}, count) for command, given, count in started]
-
-
-def server(config: TrainConfig) -> object:
-    """The command of the run's own vLLM server, and how often it is started again; nothing without one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-        patch.setattr(preflight, "check_packages", lambda _: None)
-        started: list[object] = []
-        patch.setenv(KEY_VARIABLE, "a key")
-        patch.setattr(managed_server.VLLMServer, "start_all", lambda plans, _: started.append(str(plans)) or [HERE])
-        patch.setattr(managed_server, "_ServerStates", lambda *_: None)
-        watch = SimpleNamespace(watching=nullcontext)
-        patch.setattr(managed_server, "_Restarter", lambda server, restarts, *_: started.append(restarts) or watch)
-        with managed_server.managed_server(preflight.check(config), RunFolder(Path("run")), lambda _: None):
-            return started
-
-
-HERE = SimpleNamespace(url="http://127.0.0.1:1", ask_to_end=lambda: None, stop=lambda: None)
-
-
-class _Begun(Exception):
-    """TRL's part of the trainer was about to be made."""
-
-
-@cache
-def tiny_weights() -> Any:
-    """The shipped model, loaded once."""
-    return model.load_model(TrainConfig(model="tiny"), torch.float32)
-
-
-def trainer(config: TrainConfig) -> object:
-    """What the trainer of a real run is made of: cases, limits, callbacks, and what it counts failures with."""
-    seen_of: dict[str, Any] = {}
-
-    def make(parts: Any, hooks: Any) -> Any:
-        begun = EpisodeTrainer.__new__(EpisodeTrainer)
-        with pytest.raises(_Begun):
-            EpisodeTrainer.__init__(begun, parts, hooks)
-        seen_of.update(cases=len(parts.cases), limits=parts.limits, failures=rollouts(parts, hooks).failures)
-        seen_of.update(callbacks=hooks.callbacks)
-        accelerator = SimpleNamespace(is_main_process=False)
-        add, arguments = hooks.callbacks.append, parts.arguments
-        made = {"args": arguments, "hooks": hooks, "rollouts": None}
-        return SimpleNamespace(zero_variance=None, add_callback=add, accelerator=accelerator, **made)
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise _Begun
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GRPOTrainer, "__init__", stop)
-        patch.setattr(preparation, "EpisodeTrainer", make)
-        patch.setattr(preparation, "load_model", lambda *_: tiny_weights())
-        Path("run").mkdir(exist_ok=True)
-        plan = preparation.prepare(context_of(config, Vowels())).held_out.plan
-    seen_of.update(held_out=len(plan.cases) * plan.samples)
-    names = [(type(one).__name__, list(getattr(one, "trackers", ()))) for one in seen_of["callbacks"]]
-    return str({**seen_of, "callbacks": names})
-
-
-def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
-    """The rollouts of a trainer, which is there only as far as they are made of it."""
+def failures(config: TrainConfig) -> object:
+    """What counts the episodes that fail, in the rollouts of a trainer that is there only as far as they need it."""
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, num_processes=1)
     made: Any = SimpleNamespace(
         eos_token_ids=[0], sampling=Sampling(), use_vllm=False, accelerator=accelerator, model=torch.nn.Linear(1, 1),
-        is_sharded=False, args=inputs.arguments, hooks=hooks,
+        is_sharded=False, args=SimpleNamespace(seed=0), hooks=SimpleNamespace(notify=print),
     )  # fmt: skip
+    runner = EnvRunner(None, config)
+    inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=None, limits=limits_of(runner, None), serve=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollout_setup, "_hf_model", lambda trainer: None)
-        return rollout_setup.make_rollouts(made, inputs)
+        patch.setattr(rollout_setup, "offer_model", lambda *_: None)
+        return rollout_setup.make_rollouts(made, inputs).failures
+
+
+def limits(config: TrainConfig) -> object:
+    """What ends an episode."""
+    return limits_of(EnvRunner(None, config), None)
 
 
 def cases_chosen(config: TrainConfig) -> object:
@@ -274,52 +121,16 @@ def context_of(config: TrainConfig, environment: Any = None) -> RunContext:
     return RunContext(config, RunFolder(Path("run")), EnvRunner(environment, config), lambda _: None)
 
 
-def watchdog(config: TrainConfig) -> object:
-    """What the watchdog of a training process is given."""
+def variables(config: TrainConfig) -> object:
+    """The environment variables of the training processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "Watchdog", lambda timeout, *_: timeout)
-        return worker._own_watchdog(RunFolder(Path("run")), config)
-
-
-def warmed_up(config: TrainConfig) -> object:
-    """Whether a run on a GPU begins with its longest episodes."""
-    shapes: list[object] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "can_warm_up", lambda _: True)
-        patch.setattr(grpo, "longest_shapes", lambda _: LongestShapes(3, 4))
-        patch.setattr(grpo, "fit_passes", lambda _, lengths: shapes.append(lengths))
-        grpo._warm_up(context_of(config), SimpleNamespace(trainer=SimpleNamespace(pass_limit=None), inputs=None))  # type: ignore[arg-type]
-    return shapes
-
-
-def evaluations(config: TrainConfig) -> object:
-    """Steps at which held-out cases are scored, and those after which a checkpoint is due because of it."""
-    scored: list[int] = []
-    saved: list[int] = []
-    evaluator = EvalCallback(
-        config,
-        lambda step: (scored.append(step), MetricsLine(step=step, eval_score=0.5))[1],
-        EvalState(),
-        lambda step: step % 4 == 0,
-    )
-    for step in range(1, 11):
-        control = TrainerControl()
-        evaluator.on_step_end(None, TrainerState(global_step=step, max_steps=20, epoch=step / 4), control)  # type: ignore[arg-type]
-        saved += [step] if control.should_save else []
-    return scored, saved
-
-
-def ends(config: TrainConfig) -> object:
-    """The step after which a training ends that gets no better than in its fourth step."""
-    state, stop = EvalState(before=0.1), StopRequest()
-    early = EarlyStop(config, state, StopCallback(stop))
-    for step in range(1, 11):
-        control, score = TrainerControl(), min(step, 4) / 5
-        state.add(MetricsLine(step=step, eval_score=score, eval_low=score - 0.1))
-        early.on_step_end(None, TrainerState(global_step=step), control)  # type: ignore[arg-type]
-        if control.should_training_stop:
-            return step, stop.reason, control.should_save
-    return None
+        patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
+        patch.setattr(Processes, "_start", lambda self, _: self._environment())
+        plan = preflight.check(config)
+        Path("run").mkdir(exist_ok=True)
+        with pytest.raises(AttributeError):  # there is no process to listen to
+            Processes(plan, RunFolder(Path("run")), lambda _: None).run()
+        return os.environ
 
 
 def saved(config: TrainConfig) -> object:
@@ -349,26 +160,11 @@ def uploaded(config: TrainConfig) -> object:
     return asked
 
 
-def login(config: TrainConfig) -> object:
-    """Whether a login is asked for before the training."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hub, "get_token", lambda: None)
-        try:
-            hub.check_hub_token(config)
-        except AitrainError as error:
-            return str(error)
-    return None
-
-
 # -- the table
 
-ENV = {"model": "tiny", "rl_env": "envs.arithmetic"}
-TINY = {"model": "tiny", "max_steps": 1, "eval_cases": 4}
-VLLM = {**ENV, "use_vllm": True}
-SERVER = {**VLLM, "vllm_mode": "server"}
-ADAPTER = {**SERVER, "peft": True}
 LORA = {"peft": True}
-RAY = {**ENV, "launcher": "ray", "num_processes": 2}
+VLLM = {"use_vllm": True}
+SERVER = {**VLLM, "vllm_mode": "server"}
 
 
 def source(config: TrainConfig) -> object:
@@ -381,21 +177,9 @@ def source(config: TrainConfig) -> object:
 EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (weights, {}, {"model": "tiny", "attn_implementation": "eager", "trust_remote_code": True}),
     (weights, LORA, {"dtype": "bfloat16", "quantization": "int8"}),
-    (template, {"model": "tiny"}, {"chat_template": "zephyr"}),
     (context, {}, {"model_max_length": 512}),
-    (environment, {"rl_env": "envs.arithmetic"}, {"rl_env": "tests/environments/vowels.py:ChatVowels"}),
-    (environment, {"rl_env_module": "envs.arithmetic"}, {"rl_env_module": "envs.guess_number"}),
-    (environment, {"rl_env": "tests/environments/vowels.py", "rl_env_class": "Vowels"}, {
-        "rl_env_class": "ChatVowels",
-    }),
-    (environment, ENV, {"rl_env_config": {"cases": 7}}),
-    (turns, {"rl_env": ["a.py", "b.py"]}, {"rl_env_weights": "3,1"}),
-    (calls, {}, {"rl_env_workers": 3, "rl_env_episodes": 2, "rl_env_isolation": "process", "rl_env_timeout": 7.0}),
-    (tries, {}, {"rl_env_retries": 2}),
-    (trainer, TINY, {
-        "rl_max_failed": 0.25, "stop_when_flat": 3, "log": "tensorboard", "rl_max_turns": 3,
-        "rl_max_episode_tokens": 200, "eval_cases": 2, "eval_samples": 3,
-    }),
+    (failures, {}, {"rl_max_failed": 0.25}),
+    (limits, {}, {"rl_max_turns": 3, "rl_max_episode_tokens": 200}),
     (settings, {}, {
         "rl_score_range": "0,3", "seed": 7, "epochs": 3, "max_steps": 3, "logging_steps": 5,
         "rl_prompts_per_step": 6, "batch_size": 4, "gradient_accumulation": 8, "rl_trim_padding": False, "lr": 0.0001,
@@ -410,14 +194,12 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
         "custom_loss": "tests/environments/extensions.py:likelihood",
         "custom_callbacks": "tests/environments/extensions.py:Counting", "peft": True, "mixed_precision": "bf16",
     }),
-    (checked, {}, {"rl_check": False}),
-    (folder, {}, {"project_name": "other", "output_dir": "elsewhere"}),
-    (watchdog, {}, {"stall_timeout": 60.0}),
-    (workers, ENV, {"telemetry": True, "resume_anyway": True, "num_processes": 3}),
-    (plan, ENV, {"resume_from_checkpoint": "no-such-checkpoint"}),
     (settings, {"rl_prompts_per_step": 2}, {"tokens_per_pass": 4096}),
-    (server, {**SERVER, "rl_max_episode_tokens": 200}, {"rl_max_prompt_length": 100}),
     (settings, {"rl_overlong_buffer": 20}, {"rl_overlong_penalty": 0.5}),
+    (settings, VLLM, {"vllm_gpu_memory_utilization": 0.5, "vllm_sleep_mode": True, "vllm_tensor_parallel_size": 2}),
+    (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
+    (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
+    (trl_config, {}, {"trl": {"delta": 2.0}}),
     (cases_chosen, {}, {
         "rl_sampling": "difficulty", "custom_sampler": "tests.training.test_case_sampling:hardest_first",
     }),
@@ -426,36 +208,33 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
         "rl_min_p": 0.5, "rl_repetition_penalty": 1.5, "rl_presence_penalty": 0.5, "rl_frequency_penalty": 0.5,
         "rl_min_new_tokens": 4, "rl_stop": ["</a>"],
     }),
-    (server, VLLM, {"vllm_mode": "server"}),
-    (settings, VLLM, {"vllm_gpu_memory_utilization": 0.5, "vllm_sleep_mode": True, "vllm_tensor_parallel_size": 2}),
-    (server, SERVER, {
-        "vllm_server_url": "http://127.0.0.1:1", "vllm_servers": 2, "vllm_listen_address": "localhost",
-        "vllm_speculative": {"method": "ngram", "num_speculative_tokens": 4}, "vllm_args": {"max_num_seqs": 64},
-        "vllm_max_restarts": 7,
-    }),
-    (plan, SERVER, {"vllm_server_gpus": 2}),
-    (server, ADAPTER, {"vllm_sync": "disk", "vllm_quantization": "fp8"}),
     (source, SERVER, {"rl_ahead": 1}),
     (source, {**SERVER, "rl_ahead": 1}, {"rl_ahead_turns": True}),
-    (server, {"vllm_server_gpus": 2, **SERVER}, {"vllm_data_parallel_size": 2}),
-    (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
     (saved, LORA, {"merge_adapter": False}),
-    (evaluations, {}, {"eval_strategy": "no", "save_best": True}),
-    (evaluations, {"eval_strategy": "steps"}, {"eval_steps": 3}),
-    (ends, {}, {"until": 0.5, "patience": 2}),
-    (login, {}, {"push_to_hub": True}),
     (uploaded, {}, {"username": "someone", "repo_id": "some/thing", "hub_private": False}),
-    (plan, {"node_rank": 0, "master_addr": "a", **ENV}, {"nnodes": 2}),
-    (plan, {"nnodes": 2, "master_addr": "a", **ENV}, {"node_rank": 1}),
-    (plan, {"nnodes": 2, "node_rank": 0, **ENV}, {"master_addr": "a"}),
-    (plan, {"nnodes": 2, "node_rank": 0, "master_addr": "a", **ENV}, {"master_port": 29401}),
-    (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
-    (warmed_up, {}, {"warm_up": False}),
-    (on_ray, {**ENV, "num_processes": 2}, {"launcher": "ray"}),
-    (on_ray, RAY, {"ray_address": "10.0.0.1:6379", "max_failures": 7}),
-    (trl_config, {}, {"trl": {"delta": 2.0}}),
+    (variables, {"model": "tiny", "rl_env": "envs.arithmetic"}, {"telemetry": True}),
 ]  # fmt: skip
 """Where effects are seen, the other options that they take, and of each option a value that is not its default."""
+RUNS = {
+    "test_agreement.py": ["vllm_mode", "vllm_server_url"], "test_diagnostics.py": ["stop_when_flat"],
+    "test_eval_job.py": ["rl_max_prompt_length"], "test_several_environments.py": ["rl_env_weights"],
+    "test_evaluation.py": ["eval_samples", "patience", "save_best", "until"], "test_export.py": ["push_to_hub"],
+    "test_failures.py": ["eval_steps"], "test_grpo.py": ["eval_cases", "eval_strategy"],
+    "test_resume.py": ["resume_anyway", "resume_from_checkpoint"], "test_rl_check.py": ["rl_check"],
+    "test_rollout.py": ["chat_template"], "test_tracking.py": ["log"], "test_warm_up.py": ["warm_up"],
+    "../rollout/test_opening.py": ["rl_env_episodes"], "../test_scoring.py": ["rl_env_retries"],
+    "../test_call_policy.py": ["rl_env_isolation", "rl_env_timeout", "rl_env_workers"],
+    "../test_loader.py": ["rl_env", "rl_env_class", "rl_env_config", "rl_env_module"],
+    "../test_nodes.py": ["master_addr", "master_port", "nnodes", "node_rank"],
+    "../test_preflight.py": ["vllm_listen_address", "vllm_sync"],
+    "../test_ray_run.py": ["launcher", "max_failures", "num_processes", "ray_address"],
+    "../test_run_folder.py": ["output_dir", "project_name"], "../test_watchdog.py": ["stall_timeout"],
+    "../test_server_arguments.py": [
+        "vllm_args", "vllm_data_parallel_size", "vllm_quantization", "vllm_server_gpus", "vllm_speculative",
+    ],
+    "../test_vllm_server.py": ["vllm_max_restarts", "vllm_servers"],
+}  # fmt: skip
+"""Options whose effect the tests of a file show, by a run or by what is started."""
 
 
 @pytest.fixture(autouse=True)
@@ -469,8 +248,11 @@ CASES = {name: (observe, others, value) for observe, others, values in EFFECTS f
 
 
 def test_every_option_has_an_entry() -> None:
-    """An option that no function shows does nothing: remove it."""
-    assert CASES.keys() == {option.name for option in options_of(TrainConfig)}
+    """An option that no function and no run shows does nothing: remove it."""
+    assert {*CASES, *chain(*RUNS.values())} == {option.name for option in options_of(TrainConfig)}
+    for file, names in RUNS.items():
+        text = (Path(__file__).parent / file).read_text()
+        assert all(re.search(rf"\b{name}\b", text) for name in names), file
 
 
 @pytest.mark.parametrize("name", CASES)

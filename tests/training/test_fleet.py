@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from aitrain import RunFailed
 from aitrain.engines import live_servers
-from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
-from aitrain.errors import ConfigError
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.client import VLLMClient
@@ -95,58 +92,21 @@ def versions(servers: list[Slow]) -> list[str]:
     return [",".join(server.adapters) or server.version.partition("step")[2] for server in servers]
 
 
-# -- which server
-
-
-def test_a_request_goes_to_the_server_with_the_fewest_tokens_in_flight(servers: list[Slow]) -> None:
+def test_an_interrupt_ends_the_wait_for_servers_that_are_gone(servers: list[Slow]) -> None:
     engine = fleet_of(servers)
+    for server in servers:
+        server.stop()
 
-    async def play() -> None:
-        for server in servers:
-            server.answers.clear()
-        tasks = []
-        for length in (100, 40, 30, 20, 30, 15):
-            tasks.append(asyncio.create_task(ask(engine, [length] * length)))
-            await asyncio.sleep(0)
-            await until(lambda: sum(len(server.prompts) for server in servers) == len(tasks))
-        for server in servers:
-            server.answers.set()
-        await asyncio.gather(*tasks)
+    async def interrupted() -> None:
+        asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGINT)
+        await ask(engine, [1])
 
-    run(play())
-    # with 10 tokens to sample: 110; 50; 40, then 30 more, then the second one has 50 and the third 70, ...
-    assert [[len(prompt) for prompt in server.prompts] for server in servers] == [[100], [40, 30], [30, 20, 15]]
-    assert [server.tokens for server in engine.fleet.servers] == [0, 0, 0]
-
-
-def test_an_episode_stays_on_its_server(servers: list[Slow]) -> None:
-    engine = fleet_of(servers)
-
-    async def play() -> None:
-        async with engine.batch(6):
-            for turn in range(1, 5):
-                await ask(engine, *([episode] * turn for episode in range(6)))
-
-    run(play())
-    seen = [{prompt[0] for prompt in server.prompts} for server in servers]
-    assert sorted(len(episodes) for episodes in seen) == [2, 2, 2]
-    assert set.union(*seen) == set(range(6))
-    assert [len(server.prompts) for server in servers] == [8, 8, 8]
-
-
-def test_a_batch_for_an_environment_is_divided_over_the_servers(servers: list[Slow]) -> None:
-    engine = fleet_of(servers)
-    prompts = [[number] for number in range(9)]
-    completions = run(engine.generate_batch(CompletionBatch(prompts, Sampling(), 8, list(range(0, 90, 10)))))
-    assert [completion.ids for completion in completions] == [[number, END] for number in range(9)]
-    assert [len(server.prompts) for server in servers] == [3, 3, 3]
-
-    completions = run(engine.generate_batch(CompletionBatch(prompts, Sampling().greedy, 8)))
-    assert [completion.ids for completion in completions] == [[number, END] for number in range(9)]
-    assert [[len(body["prompt"]) for body in server.bodies("/v1/completions")[3:]] for server in servers] == [[3]] * 3
-
-
-# -- one is gone
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(interrupted())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights_reach_all(
@@ -168,9 +128,7 @@ def test_the_requests_of_a_server_that_dies_in_a_batch_move_and_the_next_weights
 
     completions = run(engine.settled(play()))
     assert [completion.ids for completion in completions] == [[number, END] for number in range(12)]
-    assert sorted(prompt[0] for server in servers if server is not one for prompt in server.prompts) == list(range(12))
     assert engine.metrics["vllm/servers"] == 2
-    assert len(notes) == 1
     assert f"The vLLM server at {one.url} is gone, 2 of 3 servers left: /v1/completions: " in notes[0]
     assert states == [{server.url: "gone" if server is one else "live" for server in servers}]
 
@@ -210,55 +168,3 @@ def test_a_server_that_is_back_during_a_batch_gets_the_present_weights_before_it
     paths = [path for path, _ in one.asked]
     loaded = "/v1/load_lora_adapter" if isinstance(sync, AdapterSync) else "/update_weight_version"
     assert paths.index(loaded) < paths.index("/v1/completions")
-
-
-def test_when_all_servers_are_gone_for_good_the_run_ends_and_names_them(servers: list[Slow]) -> None:
-    for server in servers:
-        server.stop()
-    with pytest.raises(RunFailed, match=r"are gone, and none was back within 0 seconds: .*ConnectError") as caught:
-        run(ask(fleet_of(servers, restart_timeout=0.05), [1]))
-    assert all(server.url in str(caught.value) for server in servers)
-    with pytest.raises(RunFailed, match=r"are gone: .*\nThe run was asked to stop\."):
-        run(ask(fleet_of(servers, give_up_reason=lambda: "The run was asked to stop."), [1]))
-
-
-def test_a_server_that_comes_back_and_takes_no_weights_is_left_out_and_that_is_said(
-    servers: list[Slow], model: Any, tmp_path: Path
-) -> None:
-    notes: list[str] = []
-    engine = fleet_of(servers, AdapterSync(model, tmp_path / "sync"), notify=notes.append)
-    run(engine.load_weights(0))
-    servers[0].stop()
-    run(ask(engine, [1]))
-    servers[0].missing = {"/v1/load_lora_adapter"}
-    servers[0].restart()
-    tries = len(servers[0].bodies("/v1/load_lora_adapter"))
-
-    async def play() -> None:
-        await ask(engine, [1])
-        await until(lambda: len(servers[0].bodies("/v1/load_lora_adapter")) > tries + 2)
-
-    run(engine.settled(play()))
-    assert len(notes) == 2
-    assert "refuses /v1/load_lora_adapter: 404" in notes[1]
-    assert engine.metrics["vllm/servers"] == 2
-
-
-# -- servers that are checked
-
-
-def test_servers_of_one_run_serve_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = ServerNeeds("some/model", 90, 8)
-    fakes = [Fake(), Fake()]
-    try:
-        urls = [fake.url for fake in fakes]
-        assert check_servers(urls, needs) == ServerModel("base", 100)
-        fakes[1].details = {"device_config": {"device": "cpu"}}
-        with pytest.raises(ConfigError, match="differ: base on GPUs, and base on a CPU"):
-            check_servers(urls, needs)
-        monkeypatch.setattr(fakes[0], "answer", lambda *_: (401, {"error": "Unauthorized"}))
-        with pytest.raises(ConfigError, match="VLLM_API_KEY"):
-            check_servers(urls[:1], needs)
-    finally:
-        for fake in fakes:
-            fake.stop()

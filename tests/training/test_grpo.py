@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import ConfigError, Result
-from tests.environments.vowels import ChatVowels, Vowels
+from tests.environments.vowels import Vowels
 from tests.finished_runs import LORA, PLAIN, FinishedRuns
 from tests.training.conftest import difference, rollouts, weights
 
@@ -39,17 +39,6 @@ def test_every_completion_is_on_record_with_its_score_and_its_advantage(finished
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for line in lines:
         assert line["reward"] == pytest.approx(mean(r["score"] for r in records if r["step"] == line["step"]))
-
-
-def test_each_group_of_a_step_has_a_number_of_its_own(train: Train) -> None:
-    """Also where a generation batch is trained on in two steps."""
-    options = {"rl_prompts_per_step": 4, "batch_size": 4, "eval_cases": 0, "rl_updates_per_rollout": 2}
-    members: dict[tuple[int, int], list[int]] = {}
-    for record in rollouts(train(ChatVowels(), max_steps=2, **options)):
-        assert record["messages"] == [*record["prompt"], {"role": "assistant", "content": record["completion"]}]
-        members.setdefault((record["step"], record["group"]), []).append(record["case_idx"])
-    assert all(len(cases) == 4 and len(set(cases)) == 1 for cases in members.values())
-    assert [group for _, group in members] == list(range(8))
 
 
 def test_the_result_says_what_came_out_and_the_model_loads(finished: FinishedRuns, small_model: Path) -> None:
@@ -95,33 +84,9 @@ def test_evaluating_leaves_the_training_alone(train: Train, finished: FinishedRu
     assert [line["step"] for line in often.history if "eval_score" in line] == [1, 2, 3]
 
 
-def test_held_out_cases_are_never_trained_on(train: Train) -> None:
-    class NoEvalDataset:
-        def build_dataset(self) -> list[dict[str, Any]]:
-            return [{"prompt": f"say {number}", "case_idx": f"case {number}"} for number in range(30)]
-
-        async def score_episode(self, completion: str) -> dict[str, float]:
-            return {"score": min(1.0, len(completion) / 6), "letters": len(completion)}
-
-    result = train(NoEvalDataset(), max_steps=3, rl_prompts_per_step=11, rl_num_generations=2)
-    held_out, trained = ({record["case_idx"] for record in rollouts(result, phase)} for phase in ("after_greedy", None))
-    assert (len(held_out), len(trained), held_out & trained) == (8, 22, set())
-    assert "env/letters" in result.history[0]
-
-
 def test_what_a_run_in_this_process_cannot_do_is_refused(train: Train) -> None:
-    with pytest.raises(ConfigError, match="cannot be divided into groups of 3"):
-        train(Vowels(), rl_num_generations=3)
     with pytest.raises(ConfigError, match="aitrain grpo --num-processes"):
         train(Vowels(), num_processes=2)
-
-
-def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(finished: FinishedRuns) -> None:
-    result = finished("stopped")
-
-    assert (result.status, result.steps) == ("stopped", 2)
-    assert (result.model / "model.safetensors").exists()
-    assert (result.folder / "checkpoints" / "checkpoint-2").is_dir()
 
 
 class Asks(Vowels):

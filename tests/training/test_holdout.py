@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -25,69 +24,37 @@ def made(rows: list[dict[str, Any]], limit: PromptLimit, **options: Any) -> Data
 
 
 def prompts(cases: Cases) -> set[str]:
-    return {str(case.prompt) for case in cases}
+    return {case.prompt if isinstance(case.prompt, str) else case.prompt[0]["content"] for case in cases}
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("repeats", "asked"), [(3, 6), (3, 7), (3, 1), (25, 10), (1, 8)])
-def test_rows_with_the_same_prompt_stay_on_one_side(seed: int, repeats: int, asked: int, limit: PromptLimit) -> None:
-    rows = [{"prompt": f"say {n % (100 // repeats)}", "answer": n} for n in range(100)]
-    found = made(rows, limit, seed=seed, eval_cases=asked)
+def test_rows_with_the_same_prompt_stay_on_one_side(repeats: int, asked: int, limit: PromptLimit) -> None:
+    """The same prompt is what the model is shown the same, whatever else the messages hold."""
+    contents = [f"say {n % (100 // repeats)}" for n in range(100)]
+    rows = [{"prompt": [{"role": "user", "content": text, "id": n}]} for n, text in enumerate(contents)]
+    found, halved = (made(rows, limit, eval_cases=asked, save_best=best) for best in (False, True))
 
     assert prompts(found.train).isdisjoint(prompts(found.held_out))
+    assert repeats > asked or prompts(halved.choosing).isdisjoint(prompts(halved.held_out))
     assert asked - repeats < len(found.held_out) <= asked
     assert len(found.train) + len(found.held_out) + found.left_out == 100
     assert found.left_out < repeats
     assert found.overlap == 0
 
 
-def test_rows_without_a_repeat_are_drawn_as_ever(limit: PromptLimit) -> None:
-    """Checkpoints of runs that began before prompts were compared can be resumed."""
-    found = made([{"prompt": f"say {n}"} for n in range(30)], limit, eval_cases=3)
-    assert [case.number for case in found.held_out] == [0, 3, 20]
-
-
-def test_prompts_are_the_same_when_the_model_is_shown_the_same(limit: PromptLimit) -> None:
-    rows = [{"prompt": [{"role": "user", "content": f"say {n // 2}", "id": n}]} for n in range(20)]
-    found = made(rows, limit, eval_cases=6)
-
-    numbers = Counter(case.number // 2 for case in found.held_out)
-    assert sorted(numbers.values()) == [2, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("rows", "repeats", "prompts_held_out", "rows_held_out"),
     [
-        (9, 1, 0, 0), (10, 1, 4, 4), (20, 1, 8, 8), (25, 1, 8, 8), (80, 1, 8, 8), (200, 1, 20, 20), (900, 1, 64, 64),
-        (64, 3, 8, 24), (300, 30, 4, 64), (100, 50, 1, 50),
+        (9, 1, 0, 0), (10, 1, 4, 4), (25, 1, 8, 8), (200, 1, 20, 20), (900, 1, 64, 64), (64, 3, 8, 24),
+        (100, 50, 1, 50),
     ],
 )  # fmt: skip
 def test_by_default_eight_prompts_are_held_out_where_a_tenth_is_less_and_that_is_two_fifths_at_most(
     rows: int, repeats: int, prompts_held_out: int, rows_held_out: int, limit: PromptLimit
 ) -> None:
-    for seed in range(3):
-        found = made([{"prompt": f"say {n // repeats}", "answer": n} for n in range(rows)], limit, seed=seed)
-        assert len(prompts(found.held_out)) == prompts_held_out
-        assert len(found.held_out) in range(rows_held_out - 2, rows_held_out + 1)  # the last prompt may have fewer rows
-        assert prompts(found.train).isdisjoint(prompts(found.held_out))
-
-
-@pytest.mark.parametrize("repeats", [1, 3, 100])
-def test_the_best_step_is_chosen_by_one_half_of_the_held_out_prompts_and_its_score_is_that_of_the_other(
-    repeats: int, limit: PromptLimit
-) -> None:
-    rows = [{"prompt": f"say {n // repeats}", "answer": n} for n in range(100)]
-    for own_eval in (None, Cases([{"prompt": f"tell {n // repeats}", "answer": n} for n in range(24)], range(24))):
-        whole, halved = (
-            split((Cases(rows, range(100)), own_eval), TrainConfig(eval_cases=24, save_best=best), limit)
-            for best in (False, True)
-        )
-        assert whole.train.numbers == halved.train.numbers
-        assert sorted([*halved.held_out.numbers, *halved.choosing.numbers]) == sorted(whole.held_out.numbers)
-        assert len(halved.held_out) in (12, 13)
-        distinct = [{(str(one.prompt), one.row["answer"] * (repeats == 100)) for one in half} for half in
-                    (halved.held_out, halved.choosing)]  # fmt: skip
-        assert distinct[0].isdisjoint(distinct[1])
+    found = made([{"prompt": f"say {n // repeats}", "answer": n} for n in range(rows)], limit)
+    assert len(prompts(found.held_out)) == prompts_held_out
+    assert len(found.held_out) in range(rows_held_out - 2, rows_held_out + 1)  # the last prompt may have fewer rows
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}

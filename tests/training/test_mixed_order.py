@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -40,34 +39,18 @@ def test_each_environment_has_its_share_at_any_time_to_within_a_group() -> None:
                 assert abs(counts[other] - done * weight / sum(weights)) < 1 + 1e-9
 
 
-def test_whole_weights_fill_whole_batches_in_turns() -> None:
-    mixed = order([2, 1])
-    assert ["".join(map(env_of, mixed.batch(index))) for index in range(4)] == ["abaaba"] * 4
-
-
 def test_each_environment_has_epochs_of_its_own() -> None:
     mixed = order([2, 1])
     of_a = [case for index in range(5) for case in mixed.batch(index) if env_of(case) == "a"]
     assert of_a == UniformOrder(10, 20, 3).batch(0)
 
 
-def test_a_batch_is_the_same_in_a_run_that_begins_with_it() -> None:
-    mixed = order([5, 2, 1])
-    batches = [mixed.batch(index) for index in range(6)]
-    assert order([5, 2, 1]).batch(4) == batches[4]
-    assert mixed.batch(2) == batches[2]
-
-
 def test_a_group_is_replaced_by_one_of_its_environment_where_that_has_another_case() -> None:
     mixed = order([2, 1])
-    batch = mixed.batch(0)
-    replaced = [batch[0], batch[1], batch[4]]
-    others = mixed.others(replaced, set(batch))
-    assert [case is not None and env_of(case) for case in others] == list(map(env_of, replaced))
-    assert not set(others) & set(batch)
-    everything_of_b = set(range(10, 17))
-    others = mixed.others([10, 0, 11, 1], everything_of_b)
-    assert [None if case is None else env_of(case) for case in others] == [None, "a", None, "a"]
+    for in_use, expected in ([mixed.batch(0), ["b", "a", "b", "a"]], [range(10, 17), [None, "a", None, "a"]]):
+        others = mixed.others([10, 0, 11, 1], in_use)
+        assert [None if case is None else env_of(case) for case in others] == expected
+        assert not set(others) & set(in_use)
 
 
 @pytest.mark.parametrize("difficulty", [False, True])
@@ -83,12 +66,4 @@ def test_the_state_in_a_checkpoint_continues_the_order(difficulty: bool) -> None
     later.restore(json.loads(json.dumps(mixed.state())))
     assert later.batch(3) == mixed.batch(3)
     assert later.metrics() == mixed.metrics()
-
-
-def test_what_is_learned_about_a_case_stays_in_its_environment() -> None:
-    mixed = order([1, 1], difficulty=True)
-    mixed.batch(0)
-    mixed.see([PlayedGroup(12, (1.0, 1.0)), PlayedGroup(3, (0.0, 1.0))])
-    learned: list[Any] = [each.state()["moments"] for each in mixed.orders.values()]
-    assert list(map(set, learned)) == [{"3"}, {"2"}]
-    assert {"env/a/cases/played", "env/b/cases/played"} <= mixed.metrics().keys()
+    assert ("env/b/cases/played" in mixed.metrics()) == difficulty

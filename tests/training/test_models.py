@@ -10,21 +10,16 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    FalconConfig,
-    FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
 )
 
-from aitrain import ConfigError, Result, TrainConfig
-from aitrain.training.model import disable_dropout, load_model
+from aitrain import Result, TrainConfig
+from aitrain.training.model import load_model
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.trl_arguments import grpo_config
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
@@ -43,22 +38,6 @@ def opt(vocabulary: int, **options: Any) -> PreTrainedModel:
         num_attention_heads=2, max_position_embeddings=CONTEXT, **special(), **options,
     )  # fmt: skip
     return OPTForCausalLM(config)
-
-
-def gpt_neo(vocabulary: int, **options: Any) -> PreTrainedModel:
-    config = GPTNeoConfig(
-        vocab_size=vocabulary, hidden_size=32, num_layers=2, num_heads=2, max_position_embeddings=CONTEXT,
-        attention_types=[[["global", "local"], 1]], window_size=8, **special(), **options,
-    )  # fmt: skip
-    return GPTNeoForCausalLM(config)
-
-
-def falcon(vocabulary: int, **options: Any) -> PreTrainedModel:
-    return FalconForCausalLM(
-        FalconConfig(
-            vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **special(), **options
-        )
-    )
 
 
 def special() -> dict[str, int]:
@@ -100,17 +79,26 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[EpisodeTrainer]:
     return made
 
 
-# -- positions
+NOISES: dict[Callable[..., PreTrainedModel], dict[str, float]] = {
+    gpt2: {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5},
+    opt: {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5},
+}
 
 
-@pytest.mark.parametrize(
-    "make", [gpt2, *(pytest.param(other, marks=pytest.mark.slow) for other in (opt, gpt_neo, falcon))]
-)
+# -- positions and dropout
+
+
+@pytest.mark.parametrize("make", [gpt2, pytest.param(opt, marks=pytest.mark.slow)])
 def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
     make: Callable[..., PreTrainedModel], saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
 ) -> None:
-    """Padded on both sides, and to more columns than the model has positions."""
-    train(Vowels(4), model=str(saved(make)), max_steps=1, eval_cases=0, rl_num_generations=2, rl_kl_coef=0.1)
+    """Padded on both sides, and to more columns than the model has positions; without the dropout of the base, which
+    stays in the saved configuration."""
+    base = saved(make, **NOISES[make])
+    result = train(Vowels(4), model=str(base), max_steps=1, eval_cases=0, rl_num_generations=2, rl_kl_coef=0.1)
+    assert abs(result.history[0]["kl"]) < 1e-6
+    config = AutoModelForCausalLM.from_pretrained(result.model).config
+    assert {name: getattr(config, name) for name in NOISES[make]} == NOISES[make]
     trainer = trainers[0]
     trainer.model.eval()
 
@@ -126,43 +114,7 @@ def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
         padded, mask = (torch.nn.functional.pad(x, pads) for x in (row, torch.ones_like(row)))
         wide = log_probs(padded, mask)[:, : 6 - right]
         assert (wide - log_probs(row, torch.ones_like(row))[:, right:]).abs().max() < 1e-5, pads
-    assert trainer.aligns_rows == (make in (gpt2, gpt_neo))
-
-
-# -- dropout
-
-
-NOISES: dict[Callable[..., PreTrainedModel], dict[str, float]] = {
-    gpt2: {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5},
-    opt: {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5},
-    gpt_neo: {"attention_dropout": 0.5, "resid_dropout": 0.5, "embed_dropout": 0.5},
-    falcon: {"attention_dropout": 0.5, "hidden_dropout": 0.5},
-}
-
-
-@pytest.mark.parametrize("make", NOISES)
-def test_a_model_computes_in_training_mode_what_it_does_in_evaluation_mode(
-    make: Callable[..., PreTrainedModel],
-) -> None:
-    model = make(40, **NOISES[make])
-    ids = torch.arange(5, 25)[None]
-    model.train()
-    assert not torch.equal(model(ids).logits, model(ids).logits)
-    disable_dropout(model)
-    noisy = model(ids).logits
-    model.eval()
-    torch.testing.assert_close(model(ids).logits, noisy)
-    assert {name: getattr(model.config, name) for name in NOISES[make]} == NOISES[make]
-
-
-@pytest.mark.slow
-def test_dropout_of_the_base_is_off_in_a_run_and_stays_in_the_saved_configuration(
-    saved: Callable[..., Path], train: Train
-) -> None:
-    folder = saved(gpt2, **NOISES[gpt2])
-    result = train(Vowels(), model=str(folder), max_steps=1, eval_cases=0, rl_kl_coef=0.1)
-    assert abs(result.history[0]["kl"]) < 1e-6
-    assert AutoModelForCausalLM.from_pretrained(result.model).config.resid_pdrop == 0.5
+    assert trainer.aligns_rows == (make is gpt2)
 
 
 # -- precision
@@ -180,23 +132,6 @@ def test_an_adapter_on_a_quantized_base_trains_in_float32(
 ) -> None:
     """Adam moves each weight by up to 1e-5 a step, which is too little for bfloat16."""
     monkeypatch.setattr("aitrain.training.preparation.load_model", quantized)
-    before: dict[str, torch.Tensor] = {}
-    begin = EpisodeTrainer.train
-
-    def noted(self: EpisodeTrainer, *arguments: Any, **more: Any) -> Any:
-        before.update({name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad})
-        return begin(self, *arguments, **more)
-
-    monkeypatch.setattr(EpisodeTrainer, "train", noted)
-    train(Vowels(), peft=True, lr=1e-5, warmup_ratio=0.0, max_steps=3, eval_cases=0, merge_adapter=False)
-
-    after = {name: p for name, p in trainers[0].model.named_parameters() if p.requires_grad}
-    assert {p.dtype for p in after.values()} == {torch.float32}
-    moved = [(after[name] != before[name]).float().mean().item() for name in after if "lora_A" in name]
-    assert min(moved) > 0.99
-
-
-def test_generation_that_rounds_the_trained_weights_is_refused(tmp_path: Path) -> None:
-    config = TrainConfig(trl={"use_transformers_continuous_batching": True})
-    with pytest.raises(ConfigError, match="rounds the trained weights"):
-        grpo_config({"use_cpu": True, "bf16": True}, config, tmp_path)
+    train(Vowels(), peft=True, max_steps=1, eval_cases=0, merge_adapter=False)
+    adapter = [p for p in trainers[0].model.parameters() if p.requires_grad]
+    assert {p.dtype for p in adapter} == {torch.float32}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from huggingface_hub import constants
@@ -53,13 +52,6 @@ def test_an_adapter_is_played_on_its_base_with_its_own_tokenizer(adapter: Path, 
     assert not policy.model.training
 
 
-def test_without_weights_it_has_the_same_limits_and_ends(small_model: Path) -> None:
-    reference = read_model(str(small_model))
-    whole, shape = load_policy(reference, TrainConfig()), load_policy(reference, TrainConfig(), with_weights=False)
-    assert shape.model.device.type == "meta"
-    assert (shape.context, shape.end.eos_ids) == (whole.context, whole.end.eos_ids)
-
-
 @pytest.fixture
 def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """A Hub that takes connections and never answers; called at the end, it returns how many there were."""
@@ -87,21 +79,6 @@ def test_a_hub_that_never_answers_is_asked_once_and_own_runs_are_named_before(
         load_tokenizer(TrainConfig(model="nosuch"), say=said.append)
     assert "(runs: sums)" in said[0]
     assert silent_hub() == 1
-
-
-def test_a_hub_that_refuses_is_asked_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.method)
-        return httpx.Response(503)
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(model, "HUB_PAUSES", (0, 0))
-    monkeypatch.setattr(model, "get_session", lambda: httpx.Client(transport=httpx.MockTransport(answer)))
-    with pytest.raises(ConfigError, match="the Hub cannot be reached"):
-        load_tokenizer(TrainConfig(model="no/such"))
-    assert asked == ["HEAD"] * 2
 
 
 def test_a_model_in_the_cache_is_loaded_though_the_hub_never_answers(

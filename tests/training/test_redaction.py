@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +21,6 @@ from tests.training.test_processes import workers_in
 ENVIRONMENT = Path(__file__).parents[1] / "environments" / "leaky.py"
 PLANTED = {name: f'{name[:2].lower()}_planted-"{index}"-ä\\x' for index, name in enumerate(SECRETS)}
 """With what JSON, repr and addresses write differently."""
-FRESH = (sys.executable, "-m", "aitrain")
 FORMED = {name: text % secret for name, (text, secret) in FORMS.items() if "\n" not in text}
 LEAKED = {"LEAKED_TEXT": " ".join(FORMED.values())}
 """Secrets that aitrain was not told of."""
@@ -40,17 +37,15 @@ def leaks(folder: Path) -> list[str]:
 
 @pytest.fixture
 def preloaded(preloaded_aitrain: Path) -> str:
-    """`aitrain` whose processes are forked, for what is not about how they are started."""
+    """`aitrain` whose processes are forked."""
     return str(preloaded_aitrain / "aitrain")
 
 
-def start(
-    folder: Path, model: Path, *flags: str, aitrain: Sequence[str] = FRESH, **variables: str
-) -> subprocess.Popen[bytes]:
+def start(aitrain: str, folder: Path, model: Path, *flags: str, **variables: str) -> subprocess.Popen[bytes]:
     """The command, which says what it says into a file of the folder."""
     named = ["--model", str(model), "--rl-env", str(ENVIRONMENT), "--project-name=run", "--output-dir=."]
     short = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--max-steps=3", "--lr=1e-3"]
-    command, known = [*aitrain, "grpo", *named, *short, *flags], {**os.environ, **PLANTED, **LEAKED, **variables}
+    command, known = [aitrain, "grpo", *named, *short, *flags], {**os.environ, **PLANTED, **LEAKED, **variables}
     with (folder / "said").open("wb") as said:
         return subprocess.Popen(command, cwd=folder, env=known, stdout=said, stderr=said)
 
@@ -59,8 +54,7 @@ def start(
 def test_a_run_that_fails_with_secrets_leaves_none_of_them(
     isolation: str, small_model: Path, tmp_path: Path, preloaded: str
 ) -> None:
-    aitrain = FRESH if isolation == "process" else [preloaded]
-    running = start(tmp_path, small_model, "-v", f"--rl-env-isolation={isolation}", aitrain=aitrain)
+    running = start(preloaded, tmp_path, small_model, "-v", f"--rl-env-isolation={isolation}")
     seen: set[bytes] = set()
     while running.poll() is None:
         for pid in (running.pid, *workers_in(tmp_path)):
@@ -84,7 +78,7 @@ def test_a_run_that_fails_with_secrets_leaves_none_of_them(
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_leaves_none_of_them(small_model: Path, tmp_path: Path, preloaded: str) -> None:
-    running = start(tmp_path, small_model, aitrain=[preloaded], HANGS="1")
+    running = start(preloaded, tmp_path, small_model, HANGS="1")
     log = tmp_path / "run" / "train.log"
     while not (log.exists() and "from a program" in log.read_text()):
         assert running.poll() is None

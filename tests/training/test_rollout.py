@@ -31,10 +31,10 @@ from aitrain.training.model import load_tokenizer
 from aitrain.training.trainer import EpisodeTrainer
 from tests.finished_runs import FinishedRuns, Sick, Talk, Vault
 from tests.training.conftest import rollouts
-from tests.training.scripted_policy import scripted
 
 Train = Callable[..., Result]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+FORGETFUL = "forgetful.jinja"
 
 
 @pytest.fixture
@@ -156,32 +156,38 @@ def test_a_template_that_is_not_prefix_preserving_is_swapped_for_the_one_for_tra
     assert (result.folder / "model" / "chat_template.jinja").read_text() == template.read_text()
 
 
-def test_a_template_that_is_not_prefix_preserving_is_refused_if_there_is_no_other(train: Train, tmp_path: Path) -> None:
-    shown = "{% if loop.last or m.role == 'user' %}[{{ m.role }}]{{ m.content }}{% endif %}"
-    (tmp_path / "forgetful.jinja").write_text(f"{{% for m in messages %}}{shown}{{% endfor %}}")
-    with pytest.raises(ConfigError, match="is not prefix-preserving"):
-        train(Talk(), chat_template=str(tmp_path / "forgetful.jinja"))
+# -- what is refused before a training
 
 
-# -- limits
+@pytest.mark.parametrize(
+    ("environment", "options", "why"),
+    [
+        (Talk(), {"rl_max_episode_tokens": 3000}, "rl_max_episode_tokens: 3000 new tokens leave no room"),
+        (Talk(), {"rl_max_episode_tokens": 5}, "rl_max_episode_tokens: 5 is less than one completion of 6 tokens"),
+        (Vault(chat=False), {}, "prompts that are strings"),
+        (Vault(), {"chat_template": "chatml"}, "cannot write calls and results"),
+        (Talk(), {"chat_template": FORGETFUL}, "is not prefix-preserving"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(
+    environment: Any, options: dict[str, Any], why: str, train: Train, here: Path
+) -> None:
+    (here / FORGETFUL).write_text(
+        "{% for m in messages %}{% if loop.last or m.role == 'user' %}[{{ m.role }}]{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match=why):
+        train(environment, **options)
 
 
-def test_a_budget_that_the_context_cannot_hold_is_refused_before_training(train: Train) -> None:
-    with pytest.raises(ConfigError, match="rl_max_episode_tokens: 3000 new tokens leave no room"):
-        train(Talk(), rl_max_episode_tokens=3000)
-    with pytest.raises(ConfigError, match="rl_max_episode_tokens: 5 is less than one completion of 6 tokens"):
-        train(Talk(), rl_max_episode_tokens=5)
+# -- seeds
 
 
 def test_the_seed_is_one_for_a_group_and_another_for_each_group_and_step(finished: FinishedRuns) -> None:
     """Where a batch is trained on twice, its second step is made with what the policy sampled before the first one."""
     result = finished("talk")
-    groups: dict[tuple[int, int], set[int]] = {}
-    for record in rollouts(result):
-        groups.setdefault((record["step"], record["group"]), set()).add(record["seed"])
-    assert len(groups) == 4
-    assert all(len(seeds) == 1 for seeds in groups.values())
-    assert len(set.union(*groups.values())) == 4
+    played = {(record["step"], record["group"], record["seed"]) for record in rollouts(result)}
+    assert len(played) == len({seed for *_, seed in played}) == 4
 
     versions = {(record["step"], record["weight_version"]) for record in rollouts(result)}
     assert versions == {(1, 0), (3, 2)}
@@ -233,13 +239,6 @@ def test_calls_are_read_as_the_models_own_template_writes_them(
     assert "no more" in (last["content"] or last["reasoning_content"])
 
 
-def test_what_a_model_cannot_be_shown_of_tools_is_refused(train: Train) -> None:
-    with pytest.raises(ConfigError, match="prompts that are strings"):
-        train(Vault(chat=False))
-    with pytest.raises(ConfigError, match="cannot write calls and results"):
-        train(Vault(), chat_template="chatml")
-
-
 # -- failures
 
 
@@ -256,31 +255,3 @@ def test_an_episode_that_fails_anywhere_is_missing_data(finished: FinishedRuns) 
     assert "raised: RuntimeError: ill at" in told
     assert 'raise RuntimeError(f"ill at {here}")' in told
     assert "responded with 5 (int), which is neither text nor messages" in told
-
-
-def test_calls_of_tools_that_are_only_schemas_are_left_to_score_episode(
-    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class ReadsItsCalls(Talk):
-        episode = None  # type: ignore[assignment]
-
-        def get_tools(self) -> list[Any]:
-            return [{"type": "function", "function": {"name": "unlock", "parameters": {"type": "object"}}}]
-
-        def score_episode(self, model: Any, tokenizer: Any, completion: Any, case_idx: int) -> float:
-            return float(completion[0]["content"] == call) * 0.5
-
-    call = '<tool_call>{"name": "unlock", "arguments": {}}</tool_call>'
-    asked: list[str] = []
-
-    def answer(given: str) -> str:
-        asked.append(given)
-        return call
-
-    monkeypatch.setattr(HFEngine, "sample", scripted(lambda _, given: answer(given)))
-    result = train(ReadsItsCalls(), max_steps=1, rl_max_new_tokens=64, eval_cases=0)
-
-    assert result.history[0]["reward"] == 0.5
-    assert result.history[0].get("tools/calls", 0.0) == 0.0
-    assert '"unlock"' in asked[0]
-    assert "get_tools" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings
-from tests.environments.vowels import Vowels
+from tests.finished_runs import Talk
 from tests.training.conftest import rollouts
 
 Train = Callable[..., Result]
@@ -64,14 +64,6 @@ SHAPES = [
     Sampling(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=-0.3),
     Sampling(repetition_penalty=0.8, top_k=6, top_p=0.9, min_p=0.02, frequency_penalty=1.5, temperature=1.3),
 ]
-
-
-def test_a_sampled_token_at_the_edge_of_a_cut_counts_as_kept() -> None:
-    """Rounding decides there: the engine kept it."""
-    sampling = Sampling(top_k=1)
-    logits = torch.tensor([[1.0, 1.0 - 1e-6, -9.0]])
-
-    assert sampling.logprobs(logits, torch.tensor([1])).item() == pytest.approx(math.log(0.5), abs=1e-3)
 
 
 # -- generate
@@ -142,37 +134,24 @@ def test_a_stop_string_is_found_when_its_last_token_comes_and_not_before(tokeniz
     assert not any(stops.ends(accented[:count]) for count in range(len(accented)))
 
 
-class Twice(Vowels):
-    """Two turns; keeps in the records, as metrics, what it was given."""
-
-    score_episode = None  # type: ignore[assignment]
-
-    def episode(self, case_idx: int) -> Any:
-        first = yield None
-        second = yield "more: "
-        return {"score": len(first) / 1000, "first": float(len(first)), "second": float(len(second))}
-
-
 STOPS = ["e", "a", "t", "0", "#", "i o"]
 
 
-def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(train: Train) -> None:
+def test_an_answer_ends_with_its_stop_string_which_it_keeps(train: Train) -> None:
     """And its episode is done, not cut off."""
     result = train(
-        Twice(), max_steps=1, rl_max_new_tokens=60, rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=0,
+        Talk(), max_steps=1, rl_max_new_tokens=60, rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=0,
         rl_prompts_per_step=8, batch_size=8,
     )  # fmt: skip
     records, ended = rollouts(result), 0
     for record in records:
         said = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
-        assert [len(text) for text in said] == [record["metrics"]["first"], record["metrics"]["second"]]
         for text in (re.sub(r"<\|\w+\|>", "x", text) for text in said):  # a special token is one of the fewest two
             assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
+        assert min(turn["tokens"] for turn in record["turns"]) > 2
         ended += sum(text.endswith(tuple(STOPS)) for text in said)
         assert record["stop"] == "done" or not said[-1].endswith(tuple(STOPS))
     assert ended > 2 * len(records) / 3
-    cut = sum(record["stop"] == "max_tokens" for record in records) / len(records)
-    assert result.history[0]["completions/clipped_ratio"] == pytest.approx(cut)
 
 
 # -- like with like

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,10 +15,9 @@ import httpx
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from aitrain.engines import completion_request, live_servers, server_check, weight_sync, worker_extension
+from aitrain.engines import completion_request, live_servers, weight_sync
 from aitrain.engines import server as server_engine
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import CompletionBatch, Sampling
@@ -86,24 +84,20 @@ class Fake:
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._reply({})
-
             def do_POST(self) -> None:
-                self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-            def _reply(self, body: dict[str, Any]) -> None:
-                answer = fake.answer(self.path, body)
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                answer = fake.answer(self.path, json.loads(body or b"{}"))
                 if answer is None:
                     self.close_connection = True
                     return
-                status, content = answer
-                text = json.dumps(content).encode()
-                self.send_response(status)
+                text = json.dumps(answer[1]).encode()
+                self.send_response(answer[0])
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
+
+            do_GET = do_POST
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -303,20 +297,6 @@ def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(f
     assert fake.bodies("/v1/completions")[-1]["seed"] == 40
 
 
-def test_a_call_of_an_environment_is_sampled_as_it_says_and_leaves_the_engine_as_it_was(fake: Fake) -> None:
-    engine = by(fake, sampling=Sampling(temperature=0.7, presence_penalty=0.5))
-
-    async def both() -> list[Any]:
-        call = CompletionBatch([[1], [2]], Sampling(top_k=3), 9, [5, 6])
-        return await asyncio.gather(engine.complete(call), engine.generate(GenerationRequest([3], 4)))
-
-    completed, generated = run(both())
-    assert [*completed, generated.ids] == [[1, END], [2, END], [3, END]]
-    names = ("max_tokens", "temperature", "top_k", "presence_penalty", "seed")
-    said = {tuple(body.get(name) for name in names) for body in fake.bodies("/v1/completions")}
-    assert said == {(9, 1.0, 3, None, 5), (9, 1.0, 3, None, 6), (4, 0.7, 0, 0.5, None)}
-
-
 # -- trouble
 
 
@@ -386,29 +366,6 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: 
     assert len(fake.bodies("/v1/completions")) == 2
 
 
-def test_a_completion_that_is_held_back_looks_for_the_weights_that_are_loaded_meanwhile(fake: Fake, sync: Any) -> None:
-    """On a rank that does not load them. One that looked before would have the server load files that are removed."""
-    loading, engine = by(fake, sync), by(fake, type(sync)(sync.model, sync.folder, writes=False), is_main_process=False)
-    for each in (loading, engine):
-        load(each, 1)
-
-    async def hold_back() -> list[Any]:
-        await engine.gate.close()
-        before = list(fake.asked)
-        waiting = asyncio.create_task(engine.generate(GenerationRequest([1], 16)))
-        for _ in range(9):
-            await asyncio.sleep(0)
-        asked = fake.asked[len(before) :]
-        for each in (loading, engine):
-            await each.load_weights(2)
-        await engine.gate.open()
-        assert (await waiting).weight_version == 2
-        return asked
-
-    assert run(hold_back()) == []
-    assert engine.restarts == 0
-
-
 # -- weights
 
 
@@ -426,7 +383,6 @@ def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_count
     assert fake.adapters == {"policy-step-5-load-2": str(folder)}
     assert list((tmp_path / "sync").iterdir()) == [folder]
     assert engine.last_bytes == sum(file.stat().st_size for file in folder.iterdir())
-    assert engine.last_seconds > 0
     engine.weight_version = None  # the policy's have changed within the step
     load(engine, 5)
     assert str(engine.fleet.version) == "step-5-load-3"
@@ -438,11 +394,7 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = [(2, None)]
-
-    def gather(own: list[Any]) -> list[Any]:
-        return [*told, *own]
-
-    monkeypatch.setattr(server_engine, "gather_object", gather)
+    monkeypatch.setattr(server_engine, "gather_object", lambda own: [*told, *own])
     sync.writes = False
     engine = by(fake, sync, is_main_process=False)
     load(engine, 1)
@@ -452,9 +404,6 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
     told = [(2, "The vLLM server is gone")]
     with pytest.raises(ServerFailed, match="is gone"):
         load(engine, 2)
-    told = [(2, None)]
-    with pytest.raises(ServerFailed, match="my own"), engine.failing_together(gather):
-        raise RunFailed("my own")
 
 
 def test_two_runs_share_neither_a_server_nor_a_folder(
@@ -475,19 +424,6 @@ def test_two_runs_share_neither_a_server_nor_a_folder(
     assert same.write(FIRST) > 0
 
 
-def test_the_files_of_an_adapter_are_peft_s(tmp_path: Path) -> None:
-    model = adapted()
-    sync = AdapterSync(model, tmp_path / "sync")
-    sync.write(FIRST)
-    model.save_pretrained(tmp_path / "by-peft")
-    ours, theirs = (
-        load_file(folder / "adapter_model.safetensors") for folder in (sync.path(FIRST), tmp_path / "by-peft")
-    )
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert (sync.path(FIRST) / "adapter_config.json").is_file()
-
-
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
 def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(options: dict[str, Any]) -> None:
     model = adapted(**options)
@@ -497,17 +433,6 @@ def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(op
     merged = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
     assert ours.keys() == merged.keys()
     assert all(torch.equal(ours[name], merged[name]) for name in ours)
-
-
-def test_tied_weights_travel_once_and_in_the_format_that_is_wanted(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    full, half = DiskSync(model, tmp_path / "full"), DiskSync(model, tmp_path / "half", torch.bfloat16)
-    sizes = [full.write(FIRST), half.write(FIRST)]
-    tensors = load_file(half.path(FIRST) / "model.safetensors")
-    assert "lm_head.weight" not in tensors
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    assert sizes[1] < 0.6 * sizes[0]
-    assert next(model.parameters()).dtype == torch.float32
 
 
 def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that_was_killed_are_removed_there(
@@ -539,11 +464,8 @@ RANK_8 = {"lora_config": {"max_lora_rank": 8}}
     ("details", "needs", "found"),
     [
         (None, ADAPTER, {}),
-        (None, ALL, {}),
-        (None, ServerNeeds("base", 50, 8), {}),
-        (RANK_8, ADAPTER, {}),
+        (RANK_8, ServerNeeds("base", 50, 8), {}),
         (ON_CPU, ADAPTER, {"is_on_cpu": True}),
-        (EXTENDED, ALL, {"is_on_cpu": True}),
         (EXTENDED | DRAFTS, ADAPTER, {"is_on_cpu": True}),
         (HALF, ADAPTER, {"dtype": torch.bfloat16}),
         (QUANTIZED, ADAPTER, {"is_quantized": True}),
@@ -566,7 +488,6 @@ def test_a_fitting_server_is_found_so(
         (None, "/v1/models", ALL, "does not answer like a vLLM server"),
         (RANK_8, "", ServerNeeds("some/model", 100, 9), "--max-lora-rank 16"),
         (ON_CPU | {"scheduler_config": {"enable_chunked_prefill": True}}, "", ADAPTER, UNCHUNKED),
-        (ON_CPU, "", ALL, "--worker-extension-cls"),
         (ON_CPU | DRAFTS, "", ADAPTER, "--worker-extension-cls"),
     ],
 )
@@ -578,18 +499,8 @@ def test_what_a_server_lacks_is_said_with_what_starts_it(
         check_server(fake.url, needs)
 
 
-def test_each_draft_token_is_sampled_with_the_settings_of_its_request() -> None:
-    ends = torch.tensor([2, 2, 5, 6], dtype=torch.int32)
-    temperatures = worker_extension.expanded(torch.tensor([0.5, 3.0, 2.0, 0.0]), ends, 6, 0, 1)
-    assert temperatures.tolist() == [0.5, 0.5, 2.0, 2.0, 2.0, 1.0]
-    top_k = worker_extension.expanded(torch.tensor([3, 4, 5, 6]), ends, 6)
-    assert (top_k.tolist(), top_k.dtype) == ([3, 3, 5, 5, 5, 6], torch.int64)
-
-
-def test_a_server_that_would_spoil_a_run_is_refused(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A base that another run wrote over, log-probabilities before temperature, silence, and nobody at all."""
+def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, tmp_path: Path) -> None:
+    """A base that another run wrote over, log-probabilities before temperature, and nobody at all."""
     load(by(fake, DiskSync(adapted(), tmp_path / "sync")), 1)
     assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
     with pytest.raises(ConfigError, match="another run"):
@@ -601,10 +512,5 @@ def test_a_server_that_would_spoil_a_run_is_refused(
     fake.stop()
     with pytest.raises(ConfigError, match="--weight-transfer-config"):
         check_for_nccl(fake.url, "some/model")
-    for url in (fake.url, "nonsense", "http://"):
-        with pytest.raises(ConfigError, match="cannot be used"):
-            check_server(url, ADAPTER)
-    fake.start()
-    monkeypatch.setattr(server_check, "CHECK_SECONDS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConfigError, match="did not answer within"):
-        check_server(f"http://127.0.0.1:{silent.getsockname()[1]}", ADAPTER)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_server(fake.url, ADAPTER)

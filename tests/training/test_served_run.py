@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -68,12 +67,7 @@ class Served:
 
     def end(self) -> list[Failed]:
         """Wait for it; what its processes said that they failed of."""
-        try:
-            said, _ = self.process.communicate(timeout=240)
-        except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGTERM)  # torchrun ends its processes
-            self.process.communicate(timeout=60)
-            pytest.fail(f"the run does not end\n{self.folder.log.read_text()[-3000:]}")
+        said, _ = self.process.communicate(timeout=240)
         return [event for line in said.splitlines() if isinstance(event := decode(line), Failed)]
 
     def lines(self) -> list[dict[str, Any]]:

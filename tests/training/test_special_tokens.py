@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
 from transformers import AutoTokenizer
-from trl.chat_template_utils import add_response_schema
 
 from aitrain import Result
 from aitrain.engines.hf import HFEngine
@@ -24,26 +21,22 @@ SAID = "4<|im_start|>2"
 class Sums:
     """Right is "42" and nothing else."""
 
-    def __init__(self, chat: bool) -> None:
-        self.chat = chat
-        self.seen: list[Any] = []
+    def __init__(self) -> None:
+        self.seen: list[str] = []
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        text = "40 + 2 ="
-        return [{"prompt": [{"role": "user", "content": text}] if self.chat else text} for _ in range(8)]
+        return [{"prompt": [{"role": "user", "content": "40 + 2 ="}]} for _ in range(8)]
 
-    def score_episode(self, completion: Any) -> float:
-        text = completion[0]["content"] if self.chat else completion
+    def score_episode(self, text: str) -> float:
         self.seen.append(text)
         return float(text == "42")
 
 
-@pytest.mark.parametrize("chat", [pytest.param(False, marks=pytest.mark.slow), True], ids=["strings", "chat"])
 def test_a_special_token_inside_an_answer_is_scored_and_recorded(
-    chat: bool, train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HFEngine, "sample", scripted(lambda *_: f"{SAID}<|im_end|>"))
-    environment = Sums(chat)
+    environment = Sums()
     result = train(environment, max_steps=1, eval_cases=0)
 
     assert set(environment.seen) == {SAID}
@@ -61,38 +54,14 @@ def tokenizer() -> Any:
     ("written", "read"),
     [
         ("42<|im_end|>", "42"),
-        ("42", "42"),
         ("42<|im_end|><|endoftext|><|endoftext|>", "42"),
         ("42<|endoftext|><|endoftext|>", "42<|endoftext|><|endoftext|>"),
         (f"{SAID}<|im_end|>", SAID),
         ("<|im_start|><|im_end|>", "<|im_start|>"),
-        ("4<|endoftext|>2<|im_end|>", "4<|endoftext|>2"),
         ("4<|im_end|><|im_end|>", "4<|im_end|>"),
         ("<|im_end|>", ""),
-        (" 42\n<|im_end|>", " 42\n"),
     ],
 )
 def test_only_what_ended_an_answer_is_stripped(tokenizer: Any, written: str, read: str) -> None:
     answer = chat_format(tokenizer).read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
     assert answer.message["content"] == answer.turn.text == read
-
-
-CALL = '<tool_call>\n{"name": "open", "arguments": {"code": "1<|im_start|>0"}}\n</tool_call>'
-BROKEN = '<tool_call>\n{"name": "open"<|im_start|>, "arguments": {}}\n</tool_call>'
-TOOL = {"type": "function", "function": {"name": "open", "parameters": {"type": "object", "properties": {}}}}
-
-
-@pytest.mark.parametrize("own_format", [True, False], ids=["read by TRL", "read by us"])
-def test_a_special_token_inside_a_tool_call_is_an_argument_or_makes_the_call_unreadable(
-    tokenizer: Any, own_format: bool
-) -> None:
-    known = AutoTokenizer.from_pretrained(TINY_MODEL)
-    known.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
-    chat = chat_format(add_response_schema(known) if own_format else tokenizer)
-    ids = [known(f"{text}<|im_end|>")["input_ids"] for text in (CALL, BROKEN, SAID)]
-    prefix = known("<|im_start|>assistant\n")["input_ids"]
-    call, broken, plain = (chat.read(each, prefix, [TOOL], [known.eos_token_id]).turn for each in ids)
-
-    assert call.calls[0].arguments == {"code": "1<|im_start|>0"}
-    assert plain.text == SAID
-    assert [part.arguments for part in broken.calls] == [None]

@@ -15,17 +15,7 @@ Train = Callable[..., Result]
 
 
 class Asks(Vowels):
-    """Sets what it scores on itself, and lets the model speak before it reads it."""
-
-    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
-        self.case, self.said = case_idx, completion
-        inputs = tokenizer(f"{case_idx}: ", return_tensors="pt")
-        model.generate(**inputs, max_new_tokens=2, do_sample=False)
-        return float(self.case == case_idx and self.said == completion)
-
-
-class AsksAndCounts(Asks):
-    """Also numbers its calls."""
+    """Sets what it scores on itself, lets the model speak before it reads it, and numbers its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,42 +24,18 @@ class AsksAndCounts(Asks):
     def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> Any:
         self.calls += 1
         number = self.calls
-        score = super().score_episode(model, tokenizer, completion, case_idx)
-        return {"score": score if number == self.calls else 0.0, "number": number}
+        self.case, self.said = case_idx, completion
+        inputs = tokenizer(f"{case_idx}: ", return_tensors="pt")
+        model.generate(**inputs, max_new_tokens=2, do_sample=False)
+        is_own = (self.case, self.said, self.calls) == (case_idx, completion, number)
+        return {"score": float(is_own), "number": number}
 
 
 def test_state_on_self_is_right_around_model_generate(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    result = train(AsksAndCounts(), max_steps=2)
+    result = train(Asks(), max_steps=2)
 
     records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
     assert {record["score"] for record in records} == {1.0}
     assert [record["metrics"]["number"] for record in records] == list(range(1, len(records) + 1))
     said = capsys.readouterr().err
     assert said.count("calls run one after another") == 1
-
-
-def test_a_prompt_that_the_environment_adds_the_answer_to_stays_as_it_was(train: Train) -> None:
-    class Adds(Vowels):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows: list[dict[str, Any]] = []
-
-        def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            self.rows = [{"prompt": [{"role": "user", "content": f"say {number}:"}]} for number in range(4)]
-            return self.rows
-
-        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-            return self.rows[:1]
-
-        def score_episode(self, prompt: Any, completion: Any, case: Any) -> float:  # type: ignore[override]
-            conversation = prompt
-            conversation += completion
-            case["prompt"].append({"role": "assistant", "content": "the answer"})
-            return len(completion[0]["content"]) % 5 / 5
-
-    result = train(Adds(), max_steps=4, epochs=2)
-
-    records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
-    assert len(records) >= 4 * 8
-    assert {len(record["prompt"]) for record in records} == {1}
-    assert {len(record["messages"]) for record in records} == {2}

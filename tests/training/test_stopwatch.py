@@ -69,17 +69,6 @@ def test_a_line_of_several_steps_has_their_means_and_nothing_of_what_was_between
     assert watch.take(0) == {}
 
 
-def test_a_part_that_runs_several_times_at_once_is_counted_once(clock: Clock) -> None:
-    clocks = RolloutClock()
-    with clocks.running("environment"):
-        clock.now += 1
-        with clocks.running("environment"), clocks.running("generate"):
-            clock.now += 2
-        clock.now += 1
-    assert clocks.take() == {"rollout": 0, "generate": 2, "environment": 4}
-    assert clocks.take() == {"rollout": 0, "generate": 0, "environment": 0}
-
-
 def test_every_line_of_metrics_says_where_the_time_went(finished: FinishedRuns) -> None:
     """Of two steps on one batch, the second generates nothing."""
     steps = [line for line in finished("talk").history if "time/step" in line]

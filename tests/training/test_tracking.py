@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,29 +95,6 @@ def test_wandb_works_without_an_account_or_a_network(
     assert told(result).Scalars("eval/score")
 
 
-def test_trackio_keeps_a_run_on_this_machine(
-    train: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("trackio", reason='trackio is not installed: pip install "aitrain[trackio]"')
-    from trackio import sqlite_storage, utils
-
-    monkeypatch.setattr(utils, "TRACKIO_DIR", tmp_path / "trackio")
-    monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", tmp_path / "trackio")
-    train(Vowels(), log="trackio", project_name="mine", **OPTIONS)
-
-    with sqlite3.connect(tmp_path / "trackio" / "aitrain.db") as stored:
-        metrics = [json.loads(line) for (line,) in stored.execute("select metrics from metrics")]
-        (options,) = stored.execute("select config from configs").fetchone()
-    assert sum("train/reward" in line for line in metrics) == 3
-    assert sum("eval/score" in line for line in metrics) == 3
-    assert sum("rollouts" in line for line in metrics) == 6
-    assert json.loads(options)["aitrain"]["rl_env_config"] == {"level": 7, "api_key": "***"}
-
-
-# -- the option
-
-
-@pytest.mark.parametrize("given", ["tensorbord", "wandb,,", "none,wandb"])
-def test_a_tracker_that_is_none_is_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match=given):
-        TrainConfig(log=given)
+def test_a_tracker_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tensorbord"):
+        TrainConfig(log="tensorbord")

@@ -23,16 +23,6 @@ def arguments(**options: object) -> dict[str, object]:
     return grpo_arguments(config, plan_batch(config, 1), CPU)
 
 
-def test_defaults_are_aitrainings(tmp_path: Path) -> None:
-    config = TrainConfig()
-    made = grpo_config(arguments(), config, tmp_path)
-
-    assert (made.num_generations, made.beta, made.epsilon, made.max_completion_length) == (4, 0.1, 0.2, 128)
-    assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (0, 1.0, 1.0, "grpo")
-    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (8, 1)
-    assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-6, [], 7200)
-
-
 @pytest.mark.parametrize(("options", "rate"), [({}, 1e-6), ({"peft": True}, 1e-5), ({"peft": True, "lr": 3e-4}, 3e-4)])
 def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(
     options: dict[str, Any], rate: float
@@ -40,21 +30,18 @@ def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(
     assert arguments(**options)["learning_rate"] == rate
 
 
-def test_vllm_is_passed_on_only_when_it_is_used() -> None:
-    assert not any("vllm" in name for name in arguments())
+def test_trls_own_vllm_is_told_of_only_where_it_is_used() -> None:
     passed = arguments(use_vllm=True, vllm_gpu_memory_utilization=0.5, vllm_tensor_parallel_size=2)
-    assert passed["vllm_mode"] == "colocate"
-    assert passed["vllm_gpu_memory_utilization"] == 0.5
+    assert (passed["vllm_mode"], passed["vllm_gpu_memory_utilization"]) == ("colocate", 0.5)
     assert passed["vllm_tensor_parallel_size"] == 2
-    url = "http://127.0.0.1:8000"
-    assert not any("vllm" in name for name in arguments(use_vllm=True, vllm_mode="server", vllm_server_url=url))
-    server = arguments(use_vllm=True, vllm_mode="server", vllm_server_url=url, vllm_sync="nccl")
-    assert server["vllm_server_base_url"] == "http://127.0.0.1:8000"
+    reached = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
+    assert not any("vllm" in name for name in arguments(**reached))
+    assert arguments(**reached, vllm_sync="nccl")["vllm_server_base_url"] == "http://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize("stage", [None, 1, 2, 3])
-def test_weights_that_deepspeed_shards_are_refused(stage: int | None) -> None:
-    made: Any = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage) if stage else None)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_weights_that_deepspeed_shards_are_refused(stage: int) -> None:
+    made: Any = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
     with pytest.raises(ConfigError, match="--distributed-backend fsdp2") if stage == 3 else nullcontext():
         refuse_zero_3(made)
 
@@ -74,29 +61,23 @@ def test_without_a_gpu_weights_are_float32_and_fp16_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("completion", "trl", "length", "mode"),
+    ("completion", "options", "length", "mode"),
     [
         (128, {}, 500, "sequence_mask"),
         (4096, {}, 500, "token_truncate"),
-        (4096, {"vllm_importance_sampling_mode": "token_mask"}, 500, "token_mask"),
-        (128, {"vllm_max_model_length": 900}, 900, "sequence_mask"),
+        (4096, {"trl": {"vllm_importance_sampling_mode": "token_mask"}}, 500, "token_mask"),
+        (128, {"trl": {"vllm_max_model_length": 900}}, 900, "sequence_mask"),
+        (128, {"vllm_mode": "server", "peft": True, "vllm_quantization": "fp8"}, 500, "token_truncate"),
     ],
 )
-def test_vllm_is_told_of_the_longest_episode_unless_the_user_has(
-    tmp_path: Path, completion: int, trl: dict[str, object], length: int, mode: str
+def test_vllm_is_told_of_the_longest_episode_unless_the_user_has_and_ratios_of_what_is_rounded_are_truncated(
+    tmp_path: Path, completion: int, options: dict[str, Any], length: int, mode: str
 ) -> None:
-    config = TrainConfig(use_vllm=True, trl=trl)
+    config = TrainConfig(use_vllm=True, **options)
     made = grpo_config(grpo_arguments(config, plan_batch(config, 1), CPU), config, tmp_path)
 
     assert fit_vllm(made, config, Lengths(completion, 500)) == length
     assert (made.vllm_max_model_length, made.vllm_importance_sampling_mode) == (length, mode)
-
-
-def test_importance_ratios_of_a_base_that_the_server_rounds_are_truncated_per_token(tmp_path: Path) -> None:
-    config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, vllm_quantization="fp8")
-    made = grpo_config(grpo_arguments(config, plan_batch(config, 1), CPU), config, tmp_path)
-    fit_vllm(made, config, Lengths(128, 500))
-    assert made.vllm_importance_sampling_mode == "token_truncate"
 
 
 def test_model_init_kwargs_reach_the_model(small_model: Path) -> None:

@@ -58,8 +58,9 @@ DOCUMENTED = {
 CALLBACK_EVENTS = {
     "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
 }  # fmt: skip
-NOT_INSIDE = {"_exit", "_asdict", "_call"}
-"""`os._exit` and `_asdict` of named tuples, which Python documents, and a slot of a class of ours."""
+NOT_INSIDE = {"_exit", "_asdict", "_call", "_trial_id"}
+"""`os._exit` and `_asdict` of named tuples, which Python documents, a slot of a class of ours, and the number by which
+Optuna's journal knows a trial: tests/sweep/test_sweep.py goes on with trials of a sweep that was killed."""
 OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
 """Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
 
@@ -247,7 +248,7 @@ def test_the_loss_reads_these_and_moves_the_entropy_coefficient_only_where_that_
 
 
 def test_what_trl_refuses_with_vllm_is_refused_by_us_as_our_servers_are_none_of_its_own() -> None:
-    """A loss type and a mode; loss_types.py has both."""
+    """A loss type and a mode; options/algorithms.py has both."""
     lines = [line.strip() for line in inspect.getsource(GRPOTrainer.__init__).splitlines() if "self.use_vllm" in line]
     assert lines == [
         "self.use_vllm = args.use_vllm",

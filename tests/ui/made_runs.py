@@ -6,12 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import TrialState, create_trial
+
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json
-from aitrain.runs.sweep_record import SweepRecord, Trial
+from aitrain.ui.sweep_page import open_study
 from tests.ui.conftest import record, write_run
 
-TOOL = {"type": "function", "function": {"name": "find_hotels", "description": "Hotels of a city"}}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
 RENDERED = "<|im_start|>user\n<b>Book</b> me a room<|im_end|>\n<|im_start|>assistant\n"
 
@@ -37,18 +39,11 @@ def make_run(folder: Path, records: list[dict[str, Any]], status: str, **known: 
 
 
 def make_better(folder: Path) -> RunFolder:
-    """A finished run: of eight held-out cases five got better, two stayed and one got worse; 3 of 4 answers of its
-    training group are the same."""
-    scores = dict.fromkeys(range(5), (0.0, 1.0)) | {5: (1.0, 1.0), 6: (0.0, 0.0), 7: (1.0, 0.0)}
-    records = [
-        held_out(100 + case, phase, pair[place])
-        for case, pair in scores.items()
-        for place, phase in enumerate(("before_sampled", "after_sampled"))
-    ]
+    """A finished run whose held-out case got better; 3 of 4 answers of its training group are the same."""
+    records = [held_out(100, "before_sampled", 0.0), held_out(100, "after_sampled", 1.0)]
     messages = [{"role": "user", "content": "Book me a room"}, {"role": "assistant", "content": "Done"}]
-    shared = {"tools": [TOOL], "row": {"city": "Brom"}, "step": 1, "turns": [{"tokens": 2, "weight_version": 0}] * 2}
-    records += [record(**shared, rendered_prompt=RENDERED, messages=[*messages, {"role": "user", "content": "?"}])]
-    records += [record(**shared, messages=messages, advantage=advantage) for advantage in (0.1, 0.1, 0.1)]
+    records += [record(rendered_prompt=RENDERED, messages=[*messages, {"role": "user", "content": "?"}])]
+    records += [record(messages=messages, advantage=0.1)] * 3
     run = make_run(folder, records, "finished", step=9, steps=9, heartbeat=time.time() - 60, rewards=[0.1, 0.5, 0.9])
     table = {"sampled": {"before": interval(0.375), "after": interval(0.75), "change": interval(0.375)}}
     result = {"status": "finished", "steps": 9, "seconds": 90, "base_model": "tiny", "environment": "Arithmetic"}
@@ -92,26 +87,25 @@ def make_eval(folder: Path) -> RunFolder:
     return run
 
 
-def make_sweep(folder: Path) -> Path:
-    """A sweep with two trials, of which one has finished."""
-    trials = [{"number": 0, "values": {"lr": 1e-4}, "status": "finished", "score": 0.8, "before": 0.2, "seconds": 30.0},
-              {"number": 1, "values": {"lr": 1e-5}, "status": "failed"}]  # fmt: skip
-    config = {"options": {"model": "tiny", "rl_env": "envs.arithmetic"}, "search": {"lr": [1e-4, 1e-5]}}
-    for number in range(2):
+def make_sweep(folder: Path, text: str = "dapo") -> Path:
+    """A sweep with two trials that finished, a pruned one and one that failed, with this text in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    study, space = open_study(folder, is_new=True), {"lr": FloatDistribution(1e-7, 1e-3, log=True)}
+    more: dict[str, Any] = {"distributions": {**space, "rl_loss_type": CategoricalDistribution(["grpo", text])}}
+    for number, score in enumerate((0.8, 0.4)):
         make_run(folder / f"trial-{number}", [record()], "finished", step=4, heartbeat=time.time() - 20)
-    known = {"config": config, "planned": 2, "status": "finished", "trials": trials, "heartbeat": time.time() - 20}
-    write_json(folder / "sweep.json", known)
+        known = {"before": 0.2, "interval": None, "seconds": 15.0, "steps": 4}
+        study.add_trial(create_trial(params=values(number, text), value=score, user_attrs=known, **more))
+    reports = {5: 0.2, 10: 0.3}
+    more |= {"params": values(2, text)}
+    study.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values=reports, **more))
+    study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={"error": text}, **more))
+    life = {"heartbeat": time.time() - 20}
+    write_json(folder / "status.json", {"status": "finished", "job": "sweep", "step": 4, "steps": 4, **life})
+    result = {"job": "sweep", "status": "finished", "seconds": 30.0, "score_before": 0.2, "score_after": 0.8}
+    write_json(folder / "result.json", {**result, "base_model": "tiny", "environment": "envs.arithmetic"})
     return folder
 
 
-def sweep_in(folder: Path, text: str = "dapo", **config: object) -> SweepRecord:
-    """The record of a sweep of four finished trials, a pruned one and a failed one, with this text in it."""
-    folder.mkdir(exist_ok=True)
-    search = {"lr": {"low": 1e-7, "high": 1e-3, "log": True}, "rl_loss_type": ["grpo", text]}
-    options = {"options": {"model": text}, "search": search, "objective": "sampled", "direction": "maximize"}
-    record = SweepRecord(folder, {**options, "sampler": "tpe", "pruner": "median", **config}, 8, "finished")
-    values = [{"lr": 10.0 ** (n - 7), "rl_loss_type": ("grpo", text)[n % 2]} for n in range(6)]
-    record.trials = [Trial(n, values[n], "finished", n / 8, seconds=60.0 + n) for n in range(1, 5)]
-    record.trials.append(Trial(0, values[0], "failed", error=text))
-    record.trials.append(Trial(5, values[5], "pruned", before=0.25, scores={5: 0.2, 10: 0.3}))
-    return record
+def values(number: int, text: str) -> dict[str, object]:
+    return {"lr": 10.0 ** (number - 7), "rl_loss_type": ("grpo", text)[number % 2]}

@@ -17,10 +17,10 @@ from aitrain.runs.run_folder import RunFolder, append_lines
 from aitrain.ui.comparison_page import page_of_comparisons
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.server import PageServer
-from aitrain.ui.sweep_page import PAGE, write_page
+from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import record, said, write_run
-from tests.ui.made_runs import RENDERED, make_run, sweep_in
+from tests.ui.made_runs import RENDERED, make_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -122,8 +122,7 @@ def test_cases_are_sorted_and_rollouts_are_filtered(open_run: Any, real_run: Pat
     tab.wait("document.querySelector('.group-title b').textContent === 'step 3'")
     assert tab.texts("#rollouts [role=status]")[0].startswith("8 episodes")
     tab.page.select_option("#rollouts label:has-text('Episodes') select", "before_greedy")
-    tab.wait("document.querySelector('.group-title b').textContent === 'before training, greedy'")
-    assert len(tab.texts("#rollouts .episode")) == 3
+    tab.wait("document.querySelectorAll('#rollouts .episode').length === 3")
     tab.page.click("#rollouts button:has-text('Clear')")
     tab.page.fill("#rollouts label:has-text('Score from') input", "1")
     tab.page.keyboard.press("Enter")
@@ -132,12 +131,10 @@ def test_cases_are_sorted_and_rollouts_are_filtered(open_run: Any, real_run: Pat
 
 
 @pytest.mark.slow
-def test_curves_are_drawn_read_out_and_saved(open_run: Any, real_run: Path) -> None:
+def test_curves_are_drawn_and_read_out(open_run: Any, real_run: Path) -> None:
     tab = open_run(real_run)
     tab.page.click("#curves summary")
-    with tab.page.expect_download() as download:
-        tab.page.click("[data-chart=reward] .save")
-    assert download.value.suggested_filename == "plain-reward.png"
+
     over = tab.page.locator("[data-chart=reward] .u-over")
     over.scroll_into_view_if_needed()
     over.hover(position={"x": 5, "y": 20})
@@ -151,15 +148,10 @@ def test_episodes_are_searched_unfolded_opened_and_put_side_by_side(open_run: An
     assert fold.inner_text() == "3 identical"
     fold.click()
     assert len(tab.texts("#rollouts .others .episode")) == 2
-    fold.click()
     tab.page.locator("#rollouts .folded .episode").first.focus()
     tab.page.keyboard.press("Enter")
-    tab.page.wait_for_selector("#rollouts .given")
-    length = f"Rendered prompt ({len(RENDERED)} characters)"  # the record of another one has it
-    assert tab.texts(".given summary") == ["Case row (1 column)", "Tools (1)", length]
-    tab.page.click(f"text={length}")
-    assert tab.texts(".rendered .text") == [RENDERED.strip()]
-    tab.page.keyboard.press("Enter")
+    tab.page.click("text=Rendered prompt")
+    assert tab.texts(".rendered .text") == [RENDERED.strip()], "the record of another one has it"
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("Book me")
     tab.page.keyboard.press("Enter")
@@ -169,28 +161,11 @@ def test_episodes_are_searched_unfolded_opened_and_put_side_by_side(open_run: An
     tab.page.locator(".group button:has-text('Compare')").nth(0).click()
     tab.page.locator(".group").nth(1).locator("header button").click()
     tab.page.wait_for_selector("dialog .column:nth-child(2) .message.model")
-    tab.page.keyboard.press("Escape")
-    tab.page.wait_for_selector("dialog", state="detached")
 
 
 @pytest.mark.slow
-def test_regressions_are_one_click_away_and_a_case_is_shown_before_and_after(open_run: Any, kinds: Path) -> None:
-    tab = open_run(kinds / "better")
-    assert tab.texts("#cases .counts button") == ["all", "5 better", "2 the same", "1 worse"]
-    for direction, cases in (("2 the same", ["105", "106"]), ("all", None), ("1 worse", ["107"])):
-        tab.page.click(f"#cases .counts button:has-text('{direction}')")
-        shown = [text.split()[0] for text in tab.texts("table.cases td.case")]
-        assert sorted(shown) == (cases or [str(number) for number in range(100, 108)])
-    tab.page.locator("table.cases tbody button").first.click()
-    tab.page.wait_for_selector("dialog .column:nth-child(2) .message.model")
-    assert tab.texts("dialog h3") == ["First: before training, sampled", "Last: after training, sampled"]
-
-
-@pytest.mark.slow
-def test_the_page_of_a_failed_run_begins_with_the_reason_and_leads_to_its_failures(open_run: Any, kinds: Path) -> None:
+def test_the_page_of_a_failed_run_has_the_reason_and_leads_to_its_failures(open_run: Any, kinds: Path) -> None:
     tab = open_run(kinds / "failed")
-    parts = tab.page.locator(".run-head > *").evaluate_all("all => all.map((one) => one.id || one.tagName)")
-    assert parts[:2] == ["H1", "reason"]
     assert tab.texts("#reason > div .text") == ["Out of memory in step 4.\nLower --batch-size."]
     assert "--resume" in tab.texts("#reason code")[0]
     tab.page.click("text=Show the 1 failed episode")
@@ -206,39 +181,14 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Visit, serve:
     assert tab.texts(".pill") == ["running"]
     append_lines(folder / "rollouts" / "rank0.jsonl", [record(step=1), record(step=1, score=0.0)])
     append_lines(folder / "metrics.jsonl", [{"step": 1, "reward": 0.5, "seconds": 1}])
-    RunFolder(folder).write_status("running", step=1, heartbeat=time.time())
     tab.wait("document.querySelectorAll('#rollouts .episode').length === 2")
     tab.wait("document.querySelector('[data-chart=reward] .legend b')?.textContent === '0.500'")
     append_lines(folder / "rollouts" / "rank0.jsonl", [said("newest", step=2)])
-    append_lines(folder / "metrics.jsonl", [{"step": 2, "reward": 1.0, "seconds": 2}])
     RunFolder(folder).write_status("finished", step=2, heartbeat=time.time())
     tab.wait("document.querySelector('.pill').textContent === 'finished'")
     assert len(tab.texts("#rollouts .episode")) == 2  # what somebody reads stays where it is
     tab.page.click("button.fresh")
     tab.wait("document.querySelector('#rollouts .episode .answer').textContent === 'newest'")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.slow
-def test_nothing_is_cut_off_on_a_phone_and_colours_follow_the_system_and_the_switch(
-    scheme: str, kinds: Path, visit: Visit, serve: Serve
-) -> None:
-    server, background = serve(kinds), "getComputedStyle(document.body).backgroundColor"
-    cut = """[...document.querySelectorAll('.scroll, td, th, h1, .hint, nav, .bdi')].filter((one) =>
-        one.clientWidth > 1 && one.scrollWidth > one.clientWidth + 1).map((one) => one.className)"""
-    for address in ("", "&run=better&with=live", "&run=failed", "&run=eval-sums"):
-        tab = visit(server.address + address, viewport={"width": 390, "height": 844}, color_scheme=scheme)
-        if address:
-            tab.page.wait_for_selector("table.cases")
-            tab.page.locator("#rollouts .episode").first.click()
-            tab.page.wait_for_selector("#rollouts .transcript")
-        assert tab.page.evaluate("document.documentElement.scrollWidth") == 390, address
-        assert tab.page.evaluate(cut) == [], address
-    before = tab.page.evaluate(background)
-    assert (before == "rgb(18, 20, 24)") == (scheme == "dark")
-    for _ in range(2 if scheme == "light" else 1):
-        tab.page.click("button.theme")
-    assert tab.page.evaluate(background) != before
 
 
 # -- the table of runs
@@ -254,71 +204,21 @@ def test_the_table_of_runs_is_sorted_filtered_unfolded_and_found_again_by_its_ad
     def names() -> list[str]:
         return tab.texts(".runs tbody th a")
 
-    change = page.locator("[data-run=better] td[data-label=Change]").inner_text().split("\n")
-    assert [part for part in change if part] == ["+0.375", "better", "+0.275 to +0.475"]
-    assert names()[0] == "live"  # the newest one
+    assert page.locator("[data-run=better] td[data-label=Change]").inner_text().split()[:2] == ["+0.375", "better"]
     page.click(".runs [data-key=after]")
-    assert names() == ["lr-sweep", "better", "eval-sums", "live", "failed"]
     page.reload()
     page.wait_for_selector(".runs tbody tr")
     assert names() == ["lr-sweep", "better", "eval-sums", "live", "failed"]
     page.keyboard.press("/")
     page.keyboard.type("ARITH tiny")
-    assert set(names()) == {"better", "lr-sweep"}
+    assert names() == ["lr-sweep", "better"]
     page.fill(".search", "")
     page.select_option("label:has-text('Status') select", "failed")
     assert names() == ["failed"]
     page.select_option("label:has-text('Status') select", "")
-    page.select_option("label:has-text('Kind') select", "sweep")
     page.click("[data-run=lr-sweep] .unfold")
-    assert sorted(names()[1:3]) == ["trial-0", "trial-1"]
     page.click(".trial a:has-text('trial-1')")
     page.wait_for_selector("h1:has-text('trial-1')")
-
-
-@pytest.mark.slow
-def test_two_runs_are_chosen_and_compared(kinds: Path, visit: Visit, serve: Serve) -> None:
-    address = serve(kinds).address
-    tab = visit(address)
-    for run in ("failed", "better", "eval-sums"):  # a third one replaces the first
-        tab.page.check(f"[data-run={run}] input")
-    assert not tab.page.is_checked("[data-run=failed] input")
-    assert tab.texts(".selection-bar a") == ["Compare case by case"]  # an eval has no curves
-    tab.page.click(".selection-bar button")
-    assert not tab.page.locator(".selection-bar").is_visible()
-    for run in ("better", "live"):
-        tab.page.check(f"[data-run={run}] input")
-    tab.page.click("text=Curves in the same axes")
-    tab.page.wait_for_selector("#comparison")
-    assert tab.texts("#comparison thead th")[1:3] == ["better", "live"]
-    tab.page.select_option(".chooser label:has-text('beside') select", "")
-    tab.wait("!document.querySelector('#comparison')")
-    tab.page.goto(address)
-    for run in ("better", "eval-sums"):
-        tab.page.check(f"[data-run={run}] input")
-    tab.page.click("text=Compare case by case")
-    tab.page.wait_for_selector("h1:has-text('eval-sums compared with better')")
-
-
-@pytest.mark.slow
-def test_a_run_that_begins_later_joins_the_table_which_shows_a_hundred_at_a_time(
-    tmp_path: Path, visit: Visit, serve: Serve
-) -> None:
-    harm = tmp_path / "<img src=x onerror=alert(1)>"
-    make_run(harm, [], "failed", reason="<script>alert(1)</script>\nmore", model="<b>")
-    make_run(tmp_path / "first", [], "finished", step=1)
-    tab = visit(serve(tmp_path).address)
-    tab.page.focus("[data-run=first] input")
-    make_run(tmp_path / "second", [], "finished", step=1)
-    tab.wait("document.querySelectorAll('.runs tbody tr').length === 3")
-    assert tab.page.evaluate("document.activeElement.closest('tr').dataset.run") == "first"
-    assert "<script>alert(1)</script>" in " ".join(tab.texts(".runs tbody th"))
-    for number in range(117):
-        (tmp_path / f"run-{number}").mkdir()
-        (tmp_path / f"run-{number}" / "config.yaml").write_text("model: tiny\n")
-    tab.wait("document.querySelectorAll('.runs tbody tr').length === 100")
-    tab.page.click("button.wide")
-    tab.wait("document.querySelectorAll('.runs tbody tr').length === 120")
 
 
 # -- the pages of comparisons and sweeps
@@ -334,37 +234,25 @@ def test_compared_cases_are_found_opened_and_read_side_by_side(tmp_path: Path, v
     tab = visit((tmp_path / "page.html").as_uri(), viewport={"width": 390, "height": 844})
     page = tab.page
     assert tab.texts(".choice button") == ["Lost (2)", "Won (32)", "Equal (6)"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, "nothing is cut off on a phone"
     page.get_by_role("button", name="Won (32)").click()
-    assert len(tab.texts(".compared-case")) == 30
-    page.get_by_role("button", name="Show more of 32 cases").click()
-    assert len(tab.texts(".compared-case")) == 32
     page.get_by_label("Find a case").fill("case 13")
     page.locator(".compared-case").click()
     assert tab.texts(".column h3") == ["base\nmean of 2 samples: 0.000", "better\nmean of 2 samples: 1.000"]
-    page.locator(".column summary").first.click()
-    assert page.locator(".column").first.locator(".compared-sample:visible").count() == 2
     page.get_by_role("button", name="worse", exact=True).click()
     assert page.locator("h1").inner_text().startswith("worse compared with base")
-    page.get_by_text("Metrics and lengths").click()
-    assert "tokens" in page.locator("details .metrics").inner_text()
 
 
 @pytest.mark.slow
-def test_lines_and_rows_of_a_sweep_light_up_together_and_are_sorted(tmp_path: Path, visit: Visit) -> None:
-    write_page(sweep_in(tmp_path / "lrs"))
-    tab = visit((tmp_path / "lrs" / PAGE).as_uri(), viewport={"width": 390, "height": 844})
-    page = tab.page
-    page.wait_for_selector(".parallel svg")
-    lines = [page.locator(f".trial-line{kind}").count() for kind in ("", ".unscored", ".best")]
-    assert lines == [6, 2, 1]
-    page.hover(".trials tbody tr:nth-child(2)")
-    assert page.locator(".trial-line.lit").count() == 1
-    assert tab.texts(".trials tbody tr:first-child td:first-child") == ["trial-4"]
-    page.click(".trials th:nth-child(2) button")  # by learning rate, the highest first; again: the lowest first
-    page.click(".trials th:nth-child(2) button")
-    assert tab.texts(".trials tbody tr:first-child td:first-child") == ["trial-0"]
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+def test_the_page_of_a_sweep_draws_its_plots_from_its_own_file(tmp_path: Path, visit: Visit) -> None:
+    folder = make_sweep(tmp_path / "lrs")
+    (folder / "sweep.html").write_text(sweep_page(open_study(folder), folder))
+    tab = visit((folder / "sweep.html").as_uri(), viewport={"width": 390, "height": 844})
+    tab.page.wait_for_selector(".figure:nth-of-type(4) .plot-container svg")
+    assert tab.page.locator(".figure .plot-container").count() == 3
+    assert tab.page.locator(".figure .main-svg").first.bounding_box()["height"] > 300
+    assert tab.texts("tbody tr td:first-child") == ["0", "1", "2", "3"]
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 # -- output that means harm
@@ -401,7 +289,6 @@ def test_hostile_output_is_shown_as_text(tmp_path: Path, open_run: Any) -> None:
     (folder / "environment").mkdir()
     (folder / "environment" / "<b>harm<b>.py").write_text("\n".join(HARM))
     tab = open_run(folder)
-    assert tab.texts("#environment summary") == ["<b>harm<b>.py"]
     assert tab.texts("#environment .text") == ["\n".join(HARM)]
     for row in tab.page.locator("#rollouts .episode").all():
         row.click()
@@ -422,31 +309,17 @@ def test_long_episodes_and_characters_that_hide_or_turn_text_leave_the_page_read
 ) -> None:
     turns = [{"role": ("user", "assistant")[turn % 2], "content": f"turn {turn}"} for turn in range(10_000)]
     hidden = "abc\u202edcba\u202c \u200bzero\x00\x1b[31mred\ufeff \u2066x\u2069 \U000e0041 \x85 end"
-    records = [
-        said("x" * 2**20),
-        record(messages=[{"role": "user", "content": "?"}, *turns]),
-        said(hidden),
-        said("שלום"),
-    ]
+    records = [said("x" * 2**20), record(messages=[{"role": "user", "content": "?"}, *turns]), said(hidden)]
     tab = open_run(write_run(tmp_path / "run", records))
     rows, text = tab.page.locator("#rollouts .episode"), "#rollouts .message.model .text"
     rows.nth(0).click()
-    tab.page.wait_for_selector(text)
-    assert len(tab.texts(text)[0]) == 3000
     tab.page.locator("#rollouts .message.model button").first.click()
     assert len(tab.texts(text)[0]) == 15_000
     rows.nth(1).click()
-    between = tab.page.locator("#rollouts .between")
-    between.wait_for()
-    assert tab.page.locator("#rollouts .message").count() < 40
-    between.click()
+    tab.page.locator("#rollouts .between").click()
     assert 60 < tab.page.locator("#rollouts .message").count() < 100
-    for number in (0, 1, 2, 3):
-        rows.nth(number).click()
+    rows.nth(2).click()
     tab.page.wait_for_selector("#rollouts .message.model .hidden-character")
-    tab.page.wait_for_selector(f"{text}:has-text('שלום')")
     named = ["202E", "202C", "200B", "0000", "001B", "FEFF", "2066", "2069", "E0041", "0085"]
     assert [mark[2:] for mark in tab.texts("#rollouts .message.model .hidden-character")] == named
-    direction = "all => all.map((one) => getComputedStyle(one).unicodeBidi + ' ' + one.matches(':dir(rtl)'))"
-    assert tab.page.eval_on_selector_all(text, direction)[-1] == "plaintext true"
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -36,19 +36,13 @@ async def work_through_a_run(aitrain: str, folder: Path) -> None:
             return json.loads(result.content[0].text.removeprefix(f"Error executing tool {name}: "))
 
         assert any("clip" in one["name"] for one in (await call("options", words=["clip"]))["output"])
-        assert "nosuch" in (await call("status", fails=True, run="nosuch"))["message"]
         assert "nosuch" in (await call("plan", fails=True, options={"nosuch": 1}))["message"]
         assert (await call("check", environment="envs.arithmetic"))["exit_code"] == 0
-        refused = await call("start", fails=True, options={**OPTIONS, "rl_env": "nowhere.py"})
-        assert refused["event"] == "Failed"
-        assert "nowhere.py" in refused["message"]
-        planned = await call("plan", options={**OPTIONS, "max_steps": 2})
-        assert (planned["exit_code"], planned["completions_per_step"], planned["lines"]["steps"]) == (0, 8, "2")
+        assert "nowhere.py" in (await call("start", fails=True, options={**OPTIONS, "rl_env": "nowhere.py"}))["message"]
+        assert (await call("plan", options=OPTIONS))["completions_per_step"] == 8
         started = await call("start", options=OPTIONS)
         assert started["event"] == "RunStarted"
         while (found := await call("status", run="agent"))["output"][0]["status"] == "running":
             await asyncio.sleep(0.3)
         assert found["output"][0]["status"] == "finished", found
-        shown = await call("show", run=started["folder"])
-        assert shown["exit_code"] == 0
-        assert "agent" in json.dumps(shown)
+        assert "agent" in json.dumps(await call("show", run=started["folder"]))

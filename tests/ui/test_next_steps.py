@@ -8,7 +8,6 @@ import pytest
 
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json
 from aitrain.ui.next_steps import advice, continuing, next_steps
-from aitrain.ui.run_rows import run_row
 
 SCORES = {"better": (0.1, 0.3), "worse": (-0.3, -0.1), "undetected": (-0.1, 0.1)}
 
@@ -57,28 +56,18 @@ def test_a_model_that_got_worse_is_trained_again_with_a_lower_rate_and_the_best_
 
 
 @pytest.mark.parametrize(
-    ("rewards", "flat", "advised"),
-    [([], 1.0, "More steps"), ([0.5], 1.0, "easier cases"), ([1.0], 1.0, "harder cases"), ([1.0, 0.0], 1.0, "easier"),
-     ([0.5], 0.5, "More steps")],
+    ("line", "advised"),
+    [({"reward": 0.5}, "easier cases"), ({"reward": 1.0}, "harder cases"),
+     ({"frac_reward_zero_std": 0.5}, "More steps"),
+     ({"frac_reward_zero_std": 0.0, "learning_rate": 0.0}, "nothing was learned")],
 )  # fmt: skip
 def test_more_steps_are_proposed_only_where_groups_differed_in_score(
-    tmp_path: Path, rewards: list[float], flat: float, advised: str
+    tmp_path: Path, line: dict[str, float], advised: str
 ) -> None:
     folder = run(tmp_path, "undetected")
-    lines = [{"step": n, "reward": reward, "frac_reward_zero_std": flat} for n, reward in enumerate(rewards, 1)]
-    append_lines(folder.metrics, lines)
+    append_lines(folder.metrics, [{"step": 1, "reward": 0.5, "frac_reward_zero_std": 1.0, **line}])
     assert advised in advice(folder)
     assert any("--resume --max-steps 160" in command for command in commands(folder)) == (advised == "More steps")
-
-
-def test_a_step_without_a_learning_rate_taught_nothing(tmp_path: Path) -> None:
-    folder = run(tmp_path, "undetected")
-    append_lines(folder.metrics, [{"step": 1, "reward": 0.5, "learning_rate": 0.0, "frac_reward_zero_std": 0.0}])
-    append_lines(folder.metrics, [{"step": 2, "reward": 0.5, "learning_rate": 1e-6, "frac_reward_zero_std": 1.0}])
-    assert "nothing was learned" in advice(folder)
-    assert not run_row(folder.path)["learned"]
-    append_lines(folder.metrics, [{"step": 3, "reward": 0.5, "learning_rate": 1e-7, "frac_reward_zero_std": 0.5}])
-    assert run_row(folder.path)["learned"]
 
 
 @pytest.mark.parametrize(

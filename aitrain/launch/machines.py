@@ -1,0 +1,222 @@
+"""Finds the machines and processes of a run: by the options, or by variables of torchrun, SLURM, MPI and Kubernetes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
+
+PORTS = range(20000, 30000)
+"""Ports for jobs that have no MASTER_PORT, so that jobs that share a machine do not meet each other."""
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables from which torch's `env://` knows the other processes."""
+FOREIGN_VARIABLES = (
+    *("GROUP_RANK", "ROLE_RANK", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    *("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "TORCHELASTIC_USE_AGENT_STORE"),
+)
+"""Variables of launchers that accelerate or torch would read in a training process."""
+MPI = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "MPI_LOCALRANKID": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+}
+"""By the variable with the rank on its machine, of Open MPI and of MPICH: rank, all ranks, ranks of the machine."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of a run, and which of them this one is."""
+
+    count: int
+    rank: int
+    address: str
+    """Of node 0, as the others reach it."""
+    port: int
+
+    @property
+    def place(self) -> str:
+        """Where the machines meet."""
+        return f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True)
+class LaunchedRank:
+    """One training process, as another launcher started it."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    address: str
+    port: int
+    has_store: bool = False
+    """Whether the launcher runs the TCPStore at this address; else node 0 does."""
+    restarts: int = 0
+    """How often the launcher has restarted all processes."""
+
+    @property
+    def node(self) -> int:
+        """Number of this machine."""
+        return self.rank // self.local_world
+
+    @property
+    def nodes(self) -> Nodes | None:
+        """The machines; None for one."""
+        count = self.world // self.local_world
+        return None if count == 1 else Nodes(count, self.node, self.address, self.port)
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | None:
+    """The training process that torchrun, accelerate launch, srun or mpirun started with this command; None if it
+    started one command on each machine, or nothing did.
+
+    Raises:
+        ConfigError: the processes are not spread evenly, or nothing says where they meet.
+    """
+    tasks, nodes = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_STEP_NUM_NODES")
+    local = next((name for name in MPI if name in environ), None)
+    found: LaunchedRank | None
+    if {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= environ.keys():
+        found = _torch_rank(environ)
+    elif "SLURM_PROCID" in environ and tasks > nodes:
+        if tasks % nodes:
+            raise ConfigError(f"srun started {tasks} tasks on {nodes} nodes\nUse the same number on each of them.")
+        share, number = tasks // nodes, _number(environ, "SLURM_LOCALID", 0)
+        rank = _number(environ, "SLURM_NODEID", 0) * share + number
+        found = LaunchedRank(rank, tasks, number, share, *_slurm_place(environ))
+    elif local is not None and _number(environ, MPI[local][1]) > 1:
+        rank, world, share = (_number(environ, name, 0) for name in MPI[local])
+        found = LaunchedRank(rank, world, _number(environ, local, 0), share, *_mpi_place(environ, world == share))
+    else:
+        return None
+    if found is None:
+        return None
+    if found.world % found.local_world or found.rank % found.local_world != found.local_rank:
+        raise ConfigError(
+            f"The launcher made rank {found.rank} of {found.world} number {found.local_rank} of {found.local_world} on"
+            " its machine\nStart the same number of processes on each machine, with consecutive ranks."
+        )
+    return found
+
+
+def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process but for those by which a launcher, or accelerate's, describes the ranks."""
+    dropped = {*RANK_VARIABLES, *FOREIGN_VARIABLES}
+    return {
+        name: value for name, value in environ.items() if name not in dropped and not name.startswith("ACCELERATE_")
+    }
+
+
+def _torch_rank(environ: Mapping[str, str]) -> LaunchedRank | None:
+    """The process by torch's own variables; None for a single one that no torchrun restarts."""
+    for name, instead in (("FSDP", "--distributed-backend fsdp2"), ("DEEPSPEED", "--trl deepspeed=FILE")):
+        if environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
+            raise ConfigError(f"accelerate launch is set up for {name}, which is an option here\nUse {instead}.")
+    world = _number(environ, "WORLD_SIZE")
+    if world == 1 and "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    return LaunchedRank(
+        _number(environ, "RANK", 0),
+        world,
+        _number(environ, "LOCAL_RANK", 0),
+        _number(environ, "LOCAL_WORLD_SIZE", world),
+        environ.get("MASTER_ADDR", "127.0.0.1"),
+        _number(environ, "MASTER_PORT", 29500),
+        environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def _slurm_place(environ: Mapping[str, str]) -> tuple[str, int]:
+    """The first machine of SLURM's step, and a port by the numbers of job and step."""
+    first = expand(environ.get("SLURM_STEP_NODELIST", ""))[0]
+    spread = _number(environ, "SLURM_JOB_ID") * 7 + _number(environ, "SLURM_STEP_ID", 0)
+    address, port = environ.get("MASTER_ADDR", first), PORTS[spread % len(PORTS)]
+    return address, _number(environ, "MASTER_PORT", port)
+
+
+def _mpi_place(environ: Mapping[str, str], is_local: bool) -> tuple[str, int]:
+    """MPI names no place: on one machine, a port by the number of the process that started the ranks."""
+    if "MASTER_ADDR" not in environ and not is_local:
+        raise ConfigError("mpirun does not say where the machines meet\nSet MASTER_ADDR to the name of the first one.")
+    port = PORTS[os.getppid() % len(PORTS)] if is_local else 29400
+    return environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT", port)
+
+
+def find_nodes(config: TrainConfig, environ: Mapping[str, str] = os.environ) -> Nodes | None:
+    """The machines by the options, or by SLURM and other launchers; None for one machine.
+
+    Raises:
+        ConfigError: the options are incomplete.
+    """
+    if (rank := launched_rank(environ)) is not None:
+        if config.nnodes is not None:
+            raise ConfigError("nnodes: a launcher has chosen the machines already\nOmit it.")
+        return rank.nodes
+    given = given_machines(environ)
+    count = config.nnodes or (given.count if given else 1)
+    if count == 1:
+        if config.nnodes is None and (config.node_rank is not None or config.master_addr is not None):
+            raise ConfigError("node_rank: without --nnodes there is one machine\nAdd --nnodes, or omit --node-rank.")
+        return None
+    default_port = TrainConfig.model_fields["master_port"].default
+    if given is not None and given.count == count:
+        port = given.port if config.master_port == default_port else config.master_port
+        return Nodes(count, given.rank, config.master_addr or given.address, port)
+    if config.node_rank is None or config.master_addr is None:
+        missing = "node_rank" if config.node_rank is None else "master_addr"
+        raise ConfigError(
+            f"{missing}: {count} machines need it\nGive each machine its --node-rank (0 to {count - 1}), and all the"
+            " --master-addr of machine 0."
+        )
+    if config.node_rank >= count:
+        raise ConfigError(f"node_rank: {config.node_rank} of {count} machines; the ranks are 0 to {count - 1}")
+    return Nodes(count, config.node_rank, config.master_addr, config.master_port)
+
+
+def given_machines(environ: Mapping[str, str]) -> Nodes | None:
+    """The machines by the variables of a launcher that started one command on each; None if there is one machine."""
+    tasks, nodes = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_STEP_NUM_NODES")
+    if "SLURM_PROCID" in environ and tasks > 1:
+        return Nodes(nodes, _number(environ, "SLURM_NODEID", 0), *_slurm_place(environ))
+    world = _number(environ, "WORLD_SIZE")
+    if world > 1 and {"RANK", "MASTER_ADDR"} <= environ.keys():
+        default_port = TrainConfig.model_fields["master_port"].default
+        port = _number(environ, "MASTER_PORT", default_port)
+        return Nodes(world, _number(environ, "RANK", 0), environ["MASTER_ADDR"], port)
+    return None
+
+
+def idle_nodes(environ: Mapping[str, str]) -> int:
+    """Number of further machines of a SLURM job in whose batch script this command runs without srun."""
+    in_step = "SLURM_STEP_NUM_TASKS" in environ
+    return 0 if in_step or "SLURM_JOB_ID" not in environ else _number(environ, "SLURM_JOB_NUM_NODES") - 1
+
+
+def expand(nodelist: str) -> list[str]:
+    """Names in SLURM's short form: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login."""
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+        pieces = re.split(r"\[([^\]]*)\]", part)
+        made = [pieces[0]]
+        for numbers, after in zip(pieces[1::2], pieces[2::2], strict=True):
+            made = [f"{name}{number}{after}" for name in made for number in _numbers(numbers)]
+        names += made
+    return names
+
+
+def _numbers(text: str) -> list[str]:
+    found: list[str] = []
+    for piece in text.split(","):
+        low, _, high = piece.partition("-")
+        found += [f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1)]
+    return found
+
+
+def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
+    value = environ.get(name, "")
+    return int(value) if value.isdigit() else default

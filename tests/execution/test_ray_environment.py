@@ -1,0 +1,49 @@
+"""The server of an environment on one machine of a Ray cluster, without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.environment.served_environment import connect
+from aitrain.environment.wire_format import TOKEN_VARIABLE
+from aitrain.errors import EnvironmentFailed
+from aitrain.jobs.ray_environment import EnvServer
+
+SOURCE = """
+class Env:
+    def __init__(self, rows=2):
+        self.rows = rows
+
+    def build_dataset(self, tokenizer):
+        return [{"prompt": f"{n}+1="} for n in range(self.rows)]
+
+    def score_episode(self, completion):
+        return 0.5
+"""
+
+
+def serve(folder: Path, **keywords: int) -> EnvServer:
+    (folder / "task.py").write_text(SOURCE)
+    options: dict[str, Any] = {"rl_env": "task.py:Env", "rl_env_config": keywords, "model": "tiny"}
+    request = {"command": "serve", "options": {**options, "rl_env_workers": 2, "rl_env_isolation": "process"}}
+    return EnvServer(request, str(folder), "127.0.0.1", "of-the-run")
+
+
+def test_an_environment_is_served_to_those_who_have_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(tmp_path, rows=3)
+    monkeypatch.setenv(TOKEN_VARIABLE, "of-the-run")
+    try:
+        environment = connect(server.url())
+        assert len(environment.build_dataset(None)) == 3
+    finally:
+        server._tree.close()
+
+
+def test_why_an_environment_cannot_be_served_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match="Env does not take wrong"):
+        serve(tmp_path, wrong=1).url()
+    with pytest.raises(EnvironmentFailed, match="has no folder"):
+        EnvServer({}, str(tmp_path / "nowhere"), "127.0.0.1", "")
