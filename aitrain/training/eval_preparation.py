@@ -1,10 +1,10 @@
-"""Prepares an eval: the cases, the model and its engine. Cheap checks come first."""
+"""Prepares an eval: the cases, the model and its engine, which is transformers, vLLM servers or an address."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,15 @@ from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
 
 from aitrain.batch import plan_batch
-from aitrain.engines.chat_endpoint import ChatEndpoint
+from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
+from aitrain.engines.hf import HFEngine
 from aitrain.engines.proxy_batcher import offer_model
-from aitrain.engines.sampling import Completer
+from aitrain.engines.sampling import Completer, Sampling
 from aitrain.engines.scopes import evaluation_mode
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerNeeds, check_servers
+from aitrain.engines.server_fleet import ServerFleet
+from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import check_methods, named_by
 from aitrain.environment.dataset import Datasets
 from aitrain.environment.failure_count import FailureCount
@@ -31,18 +36,18 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
+from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 from aitrain.runs.environment_source import files_of, source_hash
 from aitrain.runs.json_values import JsonObject, as_object
-from aitrain.runs.model_reference import ModelReference, run_options
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, run_options
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_datasets, check_chat_template
 from aitrain.training.distributed import init_processes
 from aitrain.training.episode_format import format_of_all
-from aitrain.training.eval_engines import EvalEngine, EvalModel, endpoint_engine, make_engine
-from aitrain.training.evaluation import BATCH, EvalPlan
+from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.holdout import (
     DatasetSplit,
     PromptLimit,
@@ -52,11 +57,12 @@ from aitrain.training.holdout import (
     prompt_limits,
     split,
 )
-from aitrain.training.mixture import mixture_of
-from aitrain.training.model import check_quantization, choose_precision, load_tokenizer
-from aitrain.training.policy_loader import load_policy, tokenizer_folder
+from aitrain.training.model import check_quantization, choose_precision, load_tokenizer, model_path
+from aitrain.training.policy_loader import LoadedPolicy, load_policy, tokenizer_folder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
+from aitrain.vllm.adapter_ranks import needed_rank
+from aitrain.vllm.client import VLLMClient
 
 SERVED_BATCH = 256
 """Episodes at a time with vLLM, which batches them itself."""
@@ -289,3 +295,89 @@ def _give_up_reason(context: RunContext) -> str:
     if context.stop.requested:
         return "The eval was asked to stop."
     return str(context.folder.read_server().get("why", ""))
+
+
+# -- the engine
+
+
+EvalEngine = HFEngine | VLLMServerEngine | ChatEndpoint
+
+
+@dataclass(frozen=True)
+class EvalModel:
+    """The model of an eval, with what an engine needs beside it."""
+
+    reference: ModelReference
+    config: EvalConfig
+    policy: LoadedPolicy
+    longest: int | None
+    """Maximum tokens of an episode; None: the model's context."""
+    give_up_reason: Callable[[], str] = lambda: ""
+    """Called while waiting for a server that is gone."""
+    notify: Callable[[str], None] = lambda text: None
+    """Shows a note to the user."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer step of the weights; 0 for a model that no run has trained."""
+        return self.reference.step or 0
+
+
+def make_engine(model: EvalModel, accelerator: Accelerator) -> HFEngine | VLLMServerEngine:
+    """The engine of the options.
+
+    Raises:
+        ConfigError: a server cannot be used.
+    """
+    if model.config.use_vllm:
+        return _server_engine(model)
+    accelerator.prepare_model(model.policy.model, evaluation_mode=True)  # the autocast of a training
+    return model.policy.engine()
+
+
+def endpoint_engine(reference: ModelReference, config: EvalConfig, chat: MessageFormat) -> ChatEndpoint:
+    """The engine of an OpenAI-compatible address.
+
+    Raises:
+        ConfigError: it does not answer, or the model must be named.
+    """
+    with closing(EventLoop()) as loop:
+        name = loop.run(served_model(reference.base, config.model_name))
+    return ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=config.concurrency or 16)
+
+
+def adapter_rank(adapter: Path | None) -> int:
+    """The rank that vLLM is started with for an adapter; 0 without one."""
+    if adapter is None:
+        return 0
+    rank = read_object(adapter / ADAPTER_CONFIG).get("r")
+    return needed_rank(rank if isinstance(rank, int) else 16)
+
+
+class SavedAdapter(AdapterSync):
+    """Loads an adapter from the folder in which a run has saved it."""
+
+    def __init__(self, adapter: Path) -> None:
+        super().__init__(None, adapter.resolve().parent)
+        self._adapter = adapter.resolve()
+
+    def path(self, version: WeightVersion) -> Path:
+        """The folder of the adapter."""
+        return self._adapter
+
+    def write(self, version: WeightVersion) -> int:
+        """No-op: the files exist."""
+        return 0
+
+
+def _server_engine(model: EvalModel) -> VLLMServerEngine:
+    urls, adapter, policy = model.config.vllm_server_urls, model.reference.adapter, model.policy
+    rank = adapter_rank(adapter) or None
+    needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, trains=False)
+    base = check_servers(urls, needs)
+    fleet = ServerFleet.of(map(VLLMClient, urls), SavedAdapter(adapter or Path(model_path(model.reference.base))))
+    fleet.give_up_reason, fleet.notify = model.give_up_reason, model.notify
+    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
+    if adapter is None:
+        engine.weight_version = model.step  # the servers' own weights: nothing is loaded
+    return engine

@@ -7,18 +7,33 @@ Each rank plays the replacing episodes that it trains on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from aitrain.environment.contract import Case
-from aitrain.training.case_order import CaseOrder, PlayedGroup, RefillingOrder
-from aitrain.training.episode_groups import finish_groups
+from aitrain.environment.dataset import Cases
+from aitrain.environment.mixed_runner import Runner
+from aitrain.training.case_order import (
+    CaseOrder,
+    CustomOrder,
+    DifficultyOrder,
+    MixedOrder,
+    PlayedGroup,
+    RefillingOrder,
+    UniformOrder,
+    load_sampler,
+)
+from aitrain.training.holdout import parts_of
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch, is_kept, play_members
+from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch, finish_groups, is_kept, play_members
 from aitrain.training.zero_variance import has_advantages
+
+if TYPE_CHECKING:
+    from aitrain.training.trainer import EpisodeTrainer
 
 
 @dataclass(frozen=True)
@@ -146,3 +161,30 @@ class _BatchGroups:
             "cases/refill_rounds": float(rounds),
             **({"cases/mean_score": sum(scores) / len(scores)} if scores else {}),
         }
+
+
+T = TypeVar("T", UniformOrder, DifficultyOrder)
+
+
+def case_choice(trainer: EpisodeTrainer, runner: Runner) -> BatchCompletion:
+    """The order of the trainer's cases, and how its batches are completed."""
+    config, plan, arguments, cases = runner.config, trainer.schedule, trainer.args, trainer.cases
+    shuffled = arguments.seed if trainer.shuffle_dataset else None
+
+    def of_each(make: Callable[[Cases], T]) -> T | MixedOrder:
+        orders = {part.env: make(part) for part in parts_of(cases)}
+        return orders.get("") or MixedOrder(orders, list(config.env_shares.values()), plan.prompts)
+
+    refilling: RefillingOrder = of_each(lambda part: UniformOrder(len(part), plan.prompts, shuffled))
+    if config.custom_sampler is not None:
+        function, is_first = load_sampler(config.custom_sampler), arguments.process_index == 0
+        gather = trainer.rollouts.gather
+        refilling = CustomOrder(function, cases, plan.prompts, arguments.seed, gather, is_first)
+    order: CaseOrder = refilling
+    if config.rl_sampling == "difficulty":
+        bounds = {name: part.config.score_bounds for name, part in runner.parts.items()}
+        order = of_each(lambda part: DifficultyOrder(len(part), plan.prompts, arguments.seed, bounds[part.env]))
+    refill = None
+    if config.rl_sampling == "refill":
+        refill = Refill(refilling, config.rl_refill_limit, plan.prompts)
+    return BatchCompletion(cases, order, trainer.masks_truncated, refill)

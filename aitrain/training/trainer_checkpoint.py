@@ -47,8 +47,8 @@ from aitrain.training.callbacks import EvalState
 from aitrain.training.evaluation import EvalPlan
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
-from aitrain.training.step_count import steps_before
 from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.trl_arguments import steps_before
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""

@@ -24,8 +24,7 @@ from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from aitrain.training.batch_source import BatchPlace, BatchSource
-from aitrain.training.case_order import CaseOrder, DifficultyOrder, PlayedGroup, UniformOrder
-from aitrain.training.custom_order import CustomOrder
+from aitrain.training.case_order import CaseOrder, CustomOrder, DifficultyOrder, PlayedGroup, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.refill import BatchCompletion, Refill
 from aitrain.training.training_batch import TrainingBatch
