@@ -61,7 +61,7 @@ from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run, keep_sources
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
-from aitrain.training.server_engine import ServedRun, server_engine_factory
+from aitrain.training.server_engine import server_engine_factory
 from aitrain.training.sharding import check_can_shard, load_once_per_machine
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
@@ -137,8 +137,7 @@ def prepare(context: RunContext, check_cases: Callable[[dict[str, Datasets]], ob
     model = load_model(context.config, precision.dtype)
     check_weights_finite(model, context.config.model)
     inputs, parts = fit_to_model(context, prepared, model)
-    served = ServedRun(context.config, context.folder, lambda: context.stop.requested, context.note, context.progress)
-    inputs = replace(inputs, serve=server_engine_factory(served, inputs.limits.context))
+    inputs = replace(inputs, serve=server_engine_factory(context, inputs.limits.context))
     return _assemble(context, inputs, parts, precision)
 
 
