@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
@@ -41,7 +40,7 @@ from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 from aitrain.runs.environment_source import files_of, source_hash
 from aitrain.runs.json_values import JsonObject, as_object
-from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, run_options
+from aitrain.runs.model_reference import ModelReference, run_options
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_datasets, check_chat_template
@@ -63,6 +62,7 @@ from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.serving import adapter_rank
 
 SERVED_BATCH = 256
 """Episodes at a time with vLLM, which batches them itself."""
@@ -117,10 +117,12 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     context.enter(f"loading {reference.given}")
     with_weights = not config.use_vllm or any(_asks_for_model(one.environment) for one in context.runner.parts.values())
     policy = load_policy(reference, config, with_weights)
-    shown = _shown(context, config, reference, built, chat_format(tokenizer, _template_options(config)), policy.context)
+    chat = chat_format(tokenizer, config.trl_table("chat_template_kwargs"))
+    shown = _shown(context, config, reference, built, chat, policy.context)
     longest = _longest(config, shown, policy.context, not context.runner.has_sessions)
-    model = EvalModel(reference, config, policy, longest, lambda: _give_up_reason(context), context.note)
-    engine, clock = make_engine(model, accelerator), RolloutClock()
+    if not config.use_vllm:
+        accelerator.prepare_model(policy.model, evaluation_mode=True)  # the autocast of a training
+    engine, clock = make_engine(context, config, reference, policy, longest), RolloutClock()
     engine.clock = clock
     completer: Completer | None = engine if config.use_vllm else None  # type: ignore[assignment]
     scoring = offer_model(context.runner, policy.model, tokenizer, completer)
@@ -133,7 +135,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         context.note,
         FailureCount(context.runner.config.rl_max_failed),
         evaluating=partial(evaluation_mode, policy.model),
-        weight_version=lambda: model.step,
+        weight_version=lambda: reference.step or 0,
     )
     return _prepared(context, config, reference, rollouts, shown)
 
@@ -281,20 +283,10 @@ def _longest(config: EvalConfig, shown: _Shown, context: int | None, is_one_turn
     return min(whole, context or whole)
 
 
-def _template_options(config: EvalConfig) -> dict[str, Any]:
-    return config.trl_table("chat_template_kwargs")
-
-
 def _asks_for_model(environment: object) -> bool:
     """Whether the environment's `score_episode` has a parameter for the model."""
     method = getattr(environment, "score_episode", None)
     return method is not None and "model" in (named_by(method) or ("model",))
-
-
-def _give_up_reason(context: RunContext) -> str:
-    if context.stop.requested:
-        return "The eval was asked to stop."
-    return str(context.folder.read_server().get("why", ""))
 
 
 # -- the engine
@@ -303,36 +295,25 @@ def _give_up_reason(context: RunContext) -> str:
 EvalEngine = HFEngine | VLLMServerEngine | ChatEndpoint
 
 
-@dataclass(frozen=True)
-class EvalModel:
-    """The model of an eval, with what an engine needs beside it."""
-
-    reference: ModelReference
-    config: EvalConfig
-    policy: LoadedPolicy
-    longest: int | None
-    """Maximum tokens of an episode; None: the model's context."""
-    give_up_reason: Callable[[], str] = lambda: ""
-    """Called while waiting for a server that is gone."""
-    notify: Callable[[str], None] = lambda text: None
-    """Shows a note to the user."""
-
-    @property
-    def step(self) -> int:
-        """Optimizer step of the weights; 0 for a model that no run has trained."""
-        return self.reference.step or 0
-
-
-def make_engine(model: EvalModel, accelerator: Accelerator) -> HFEngine | VLLMServerEngine:
-    """The engine of the options.
+def make_engine(
+    context: RunContext, config: EvalConfig, reference: ModelReference, policy: LoadedPolicy, longest: int | None
+) -> HFEngine | VLLMServerEngine:
+    """The engine of the options; `longest` is the maximum tokens of an episode, None for the model's context.
 
     Raises:
         ConfigError: a server cannot be used.
     """
-    if model.config.use_vllm:
-        return _server_engine(model)
-    accelerator.prepare_model(model.policy.model, evaluation_mode=True)  # the autocast of a training
-    return model.policy.engine()
+    if not config.use_vllm:
+        return policy.engine()
+    adapter, rank, path = reference.adapter, adapter_rank(reference), model_path(reference.base)
+    needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
+    base = check_servers(config.vllm_server_urls, needs)
+    fleet = ServerFleet.of(map(VLLMClient, config.vllm_server_urls), SavedAdapter(adapter or Path(path)))
+    fleet.give_up_reason, fleet.notify = context.give_up_reason, context.note
+    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
+    if adapter is None:
+        engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
+    return engine
 
 
 def endpoint_engine(reference: ModelReference, config: EvalConfig, chat: MessageFormat) -> ChatEndpoint:
@@ -344,14 +325,6 @@ def endpoint_engine(reference: ModelReference, config: EvalConfig, chat: Message
     with closing(EventLoop()) as loop:
         name = loop.run(served_model(reference.base, config.model_name))
     return ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=config.concurrency or 16)
-
-
-def adapter_rank(adapter: Path | None) -> int:
-    """The rank that vLLM is started with for an adapter; 0 without one."""
-    if adapter is None:
-        return 0
-    rank = read_object(adapter / ADAPTER_CONFIG).get("r")
-    return needed_rank(rank if isinstance(rank, int) else 16)
 
 
 class SavedAdapter(AdapterSync):
@@ -368,16 +341,3 @@ class SavedAdapter(AdapterSync):
     def write(self, version: WeightVersion) -> int:
         """No-op: the files exist."""
         return 0
-
-
-def _server_engine(model: EvalModel) -> VLLMServerEngine:
-    urls, adapter, policy = model.config.vllm_server_urls, model.reference.adapter, model.policy
-    rank = adapter_rank(adapter) or None
-    needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, trains=False)
-    base = check_servers(urls, needs)
-    fleet = ServerFleet.of(map(VLLMClient, urls), SavedAdapter(adapter or Path(model_path(model.reference.base))))
-    fleet.give_up_reason, fleet.notify = model.give_up_reason, model.notify
-    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
-    if adapter is None:
-        engine.weight_version = model.step  # the servers' own weights: nothing is loaded
-    return engine
