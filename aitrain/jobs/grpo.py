@@ -25,8 +25,8 @@ from aitrain.jobs.environment_check import note_findings
 from aitrain.jobs.outcome import RunOutcome, result_of
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
 from aitrain.runs.result import Result
+from aitrain.training.callbacks import TrainingOver
 from aitrain.training.distributed import explain_timeout
-from aitrain.training.early_stop import TrainingOver
 from aitrain.training.hub import upload_model
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext

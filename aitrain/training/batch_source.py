@@ -69,14 +69,15 @@ class BatchSource:
 
     def take(self, place: BatchPlace) -> TrainingBatch:
         """The batch at this place, played."""
-        return self.play(place, self.rollouts)
+        batch = self.play(place, self.rollouts)
+        self._state = self.order.state()
+        return batch
 
     def play(self, place: BatchPlace, rollouts: PolicyRollouts) -> TrainingBatch:
         """Make and play a batch; batches are played one after the other, in their order."""
         batch = self.made(place)
         batch.play(rollouts)
         self.completion.complete(batch, rollouts)
-        self._state = self.order.state()
         return batch
 
     @property
@@ -85,7 +86,7 @@ class BatchSource:
         return self.completion.order
 
     def order_state(self) -> JsonObject:
-        """The state of the order after the last batch that was played; one that is played has ended before."""
+        """The state of the order after the last batch that was taken: a resumed run samples a later one again."""
         return self.order.state() if self._state is None else self._state
 
     def made(self, place: BatchPlace) -> TrainingBatch:
@@ -94,13 +95,6 @@ class BatchSource:
         numbers = everywhere[place.places.start : place.places.stop]
         cases = [self.cases[number] for number in numbers]
         return TrainingBatch(place.step, place.places, self.group_size, numbers, cases, index=place.index)
-
-    def waiting(self) -> TrainingBatch | None:
-        """The batch that was played and is not trained on yet, for a checkpoint; None if there is none."""
-        return None
-
-    def restore(self, batch: TrainingBatch) -> None:
-        """Take over the batch of a checkpoint, as the next one."""
 
 
 @dataclass
@@ -135,10 +129,11 @@ class AheadSource(BatchSource):
         """
         with self._clock.running("rollout"):
             batch = self._finished(place)
+        self._state = self.order.state()
         self._clock.add(batch.seconds)
         following = self.places.after(place)
         if following is not None:
-            self.rollouts.load_weights()  # if that fails, a checkpoint still has this batch
+            self.rollouts.load_weights()
         self._next = None if following is None else self._begun(following)
         return batch
 
@@ -146,18 +141,6 @@ class AheadSource(BatchSource):
         """Wait until no batch is played; an error is raised by the next `take`."""
         if self._next is not None:
             wait([self._next[1]])
-
-    def waiting(self) -> TrainingBatch | None:
-        """The batch that was played ahead; waits for its end."""
-        self.settle()
-        is_played = self._next is not None and self._next[1].exception() is None
-        return self._next[1].result() if self._next is not None and is_played else None
-
-    def restore(self, batch: TrainingBatch) -> None:
-        """Take over the batch that `waiting` returned for a checkpoint."""
-        future: Future[TrainingBatch] = Future()
-        future.set_result(batch)
-        self._next = (batch.index, batch.step), future
 
     def _finished(self, place: BatchPlace) -> TrainingBatch:
         if self._next is None or self._next[0] != (place.index, place.step):

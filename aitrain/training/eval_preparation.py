@@ -1,23 +1,27 @@
-"""Prepares an eval: the cases, the model and its engine. Cheap checks come first."""
+"""Prepares an eval: the cases, the model and its engine, which is transformers, vLLM servers or an address."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
 
 from aitrain.batch import plan_batch
-from aitrain.engines.chat_endpoint import ChatEndpoint
+from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
+from aitrain.engines.hf import HFEngine
 from aitrain.engines.proxy_batcher import offer_model
-from aitrain.engines.sampling import Completer
+from aitrain.engines.sampling import Completer, Sampling
 from aitrain.engines.scopes import evaluation_mode
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerNeeds, check_servers
+from aitrain.engines.server_fleet import ServerFleet
+from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import check_methods, named_by
 from aitrain.environment.dataset import Datasets
 from aitrain.environment.failure_count import FailureCount
@@ -31,6 +35,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
+from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
 from aitrain.runs.environment_source import files_of, source_hash
@@ -41,8 +46,7 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_datasets, check_chat_template
 from aitrain.training.distributed import init_processes
 from aitrain.training.episode_format import format_of_all
-from aitrain.training.eval_engines import EvalEngine, EvalModel, endpoint_engine, make_engine
-from aitrain.training.evaluation import BATCH, EvalPlan
+from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.holdout import (
     DatasetSplit,
     PromptLimit,
@@ -52,11 +56,13 @@ from aitrain.training.holdout import (
     prompt_limits,
     split,
 )
-from aitrain.training.mixture import mixture_of
-from aitrain.training.model import check_quantization, choose_precision, load_tokenizer
-from aitrain.training.policy_loader import load_policy, tokenizer_folder
+from aitrain.training.model import check_quantization, choose_precision, load_tokenizer, model_path
+from aitrain.training.policy_loader import LoadedPolicy, load_policy, tokenizer_folder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
+from aitrain.vllm.adapter_ranks import needed_rank
+from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.serving import adapter_rank
 
 SERVED_BATCH = 256
 """Episodes at a time with vLLM, which batches them itself."""
@@ -111,10 +117,12 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     context.enter(f"loading {reference.given}")
     with_weights = not config.use_vllm or any(_asks_for_model(one.environment) for one in context.runner.parts.values())
     policy = load_policy(reference, config, with_weights)
-    shown = _shown(context, config, reference, built, chat_format(tokenizer, _template_options(config)), policy.context)
+    chat = chat_format(tokenizer, config.trl_table("chat_template_kwargs"))
+    shown = _shown(context, config, reference, built, chat, policy.context)
     longest = _longest(config, shown, policy.context, not context.runner.has_sessions)
-    model = EvalModel(reference, config, policy, longest, lambda: _give_up_reason(context), context.note)
-    engine, clock = make_engine(model, accelerator), RolloutClock()
+    if not config.use_vllm:
+        accelerator.prepare_model(policy.model, evaluation_mode=True)  # the autocast of a training
+    engine, clock = make_engine(context, config, reference, policy, longest), RolloutClock()
     engine.clock = clock
     completer: Completer | None = engine if config.use_vllm else None  # type: ignore[assignment]
     scoring = offer_model(context.runner, policy.model, tokenizer, completer)
@@ -127,7 +135,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         context.note,
         FailureCount(context.runner.config.rl_max_failed),
         evaluating=partial(evaluation_mode, policy.model),
-        weight_version=lambda: model.step,
+        weight_version=lambda: reference.step or 0,
     )
     return _prepared(context, config, reference, rollouts, shown)
 
@@ -275,17 +283,61 @@ def _longest(config: EvalConfig, shown: _Shown, context: int | None, is_one_turn
     return min(whole, context or whole)
 
 
-def _template_options(config: EvalConfig) -> dict[str, Any]:
-    return config.trl_table("chat_template_kwargs")
-
-
 def _asks_for_model(environment: object) -> bool:
     """Whether the environment's `score_episode` has a parameter for the model."""
     method = getattr(environment, "score_episode", None)
     return method is not None and "model" in (named_by(method) or ("model",))
 
 
-def _give_up_reason(context: RunContext) -> str:
-    if context.stop.requested:
-        return "The eval was asked to stop."
-    return str(context.folder.read_server().get("why", ""))
+# -- the engine
+
+
+EvalEngine = HFEngine | VLLMServerEngine | ChatEndpoint
+
+
+def make_engine(
+    context: RunContext, config: EvalConfig, reference: ModelReference, policy: LoadedPolicy, longest: int | None
+) -> HFEngine | VLLMServerEngine:
+    """The engine of the options; `longest` is the maximum tokens of an episode, None for the model's context.
+
+    Raises:
+        ConfigError: a server cannot be used.
+    """
+    if not config.use_vllm:
+        return policy.engine()
+    adapter, rank, path = reference.adapter, adapter_rank(reference), model_path(reference.base)
+    needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
+    base = check_servers(config.vllm_server_urls, needs)
+    fleet = ServerFleet.of(map(VLLMClient, config.vllm_server_urls), SavedAdapter(adapter or Path(path)))
+    fleet.give_up_reason, fleet.notify = context.give_up_reason, context.note
+    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
+    if adapter is None:
+        engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
+    return engine
+
+
+def endpoint_engine(reference: ModelReference, config: EvalConfig, chat: MessageFormat) -> ChatEndpoint:
+    """The engine of an OpenAI-compatible address.
+
+    Raises:
+        ConfigError: it does not answer, or the model must be named.
+    """
+    with closing(EventLoop()) as loop:
+        name = loop.run(served_model(reference.base, config.model_name))
+    return ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=config.concurrency or 16)
+
+
+class SavedAdapter(AdapterSync):
+    """Loads an adapter from the folder in which a run has saved it."""
+
+    def __init__(self, adapter: Path) -> None:
+        super().__init__(None, adapter.resolve().parent)
+        self._adapter = adapter.resolve()
+
+    def path(self, version: WeightVersion) -> Path:
+        """The folder of the adapter."""
+        return self._adapter
+
+    def write(self, version: WeightVersion) -> int:
+        """No-op: the files exist."""
+        return 0

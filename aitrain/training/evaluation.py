@@ -17,16 +17,19 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.locator import errors_of
+from aitrain.environment.mixed_runner import Runner
 from aitrain.errors import EpisodesFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.runs.held_out import DECODINGS, Scoring, by_case
-from aitrain.runs.mixture import Mixture, ScoredEnv, mean_score
+from aitrain.runs.case_key import prompt_key
+from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, by_case
+from aitrain.runs.mixture import Mixture, ScoredEnv, cases_of, mean_score
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
-from aitrain.training.episode_groups import finish_groups
+from aitrain.runs.significance import FEWEST_CASES
 from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.training_batch import finish_groups
 
 BATCH = 32
 """Minimum number of episodes that a rank plays at a time, as there is memory for them without gradients."""
@@ -259,3 +262,34 @@ def isolated_random_state(seed: int) -> Iterator[None]:
             np.random.set_state(numpy_state)
             if mps_state is not None:
                 torch.mps.set_rng_state(mps_state)
+
+
+# -- the environments of held-out scores
+
+FEW_CASES = 16
+"""With fewer cases, what a verdict can show is said before the training."""
+
+
+def note_on_few_cases(mixture: Mixture) -> str | None:
+    """What a verdict on so few cases can show at best; None for many, and for no case."""
+    count = cases_of(mixture)
+    if not 0 < count < FEW_CASES:
+        return None
+    said = f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes"
+    end = "so there will be none" if count < FEWEST_CASES else "so small gains will not show"
+    return f"{said}, {end}; --eval-cases holds out more."
+
+
+def mixture_of(runner: Runner, held_out: Sequence[Case], train: Sequence[Case] = ()) -> Mixture:
+    """The environments with their held-out cases."""
+    shares = runner.config.env_shares
+    return tuple(
+        ScoredEnv(
+            name,
+            shares[name],
+            bounds_of(part.config.rl_score_range),
+            {str(case.number): prompt_key(to_jsonable(case.prompt)) for case in held_out if case.env == name},
+            sum(case.env == name for case in train) if name else len(train),
+        )
+        for name, part in runner.parts.items()
+    )

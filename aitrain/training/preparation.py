@@ -28,20 +28,25 @@ from aitrain.runs.checkpoint import Manifest
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
-from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
+from aitrain.training.callbacks import (
+    EarlyStop,
+    EvalCallback,
+    EvalState,
+    MetricsReporter,
+    StopCallback,
+    check_stopping,
+    custom_callbacks,
+)
+from aitrain.training.case_order import load_sampler
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.custom_callbacks import custom_callbacks
-from aitrain.training.custom_order import load_sampler
 from aitrain.training.dataset import build_datasets, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, run_traits
 from aitrain.training.distributed import init_processes
-from aitrain.training.early_stop import EarlyStop, check_stopping
 from aitrain.training.episode_format import format_of_all
-from aitrain.training.evaluation import BATCH, EvalPlan
+from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of, note_on_few_cases
 from aitrain.training.held_out_scoring import HeldOutScoring
 from aitrain.training.holdout import DatasetSplit, PromptLimit, prompt_limit, prompt_limits, split_each
 from aitrain.training.hub import check_hub_token
-from aitrain.training.mixture import mixture_of, note_on_few_cases
 from aitrain.training.model import (
     Precision,
     check_quantization,
@@ -56,9 +61,8 @@ from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run, keep_sources
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
-from aitrain.training.server_engine import ServedRun, server_engine_factory
+from aitrain.training.server_engine import server_engine_factory
 from aitrain.training.sharding import check_can_shard, load_once_per_machine
-from aitrain.training.step_count import note_on_steps
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
 from aitrain.training.trainer_checkpoint import (
@@ -75,6 +79,7 @@ from aitrain.training.trl_arguments import (
     fit_warmup,
     grpo_arguments,
     grpo_config,
+    note_on_steps,
     refuse_zero_3,
 )
 from aitrain.training.zero_variance import StopOnZeroVariance
@@ -132,8 +137,7 @@ def prepare(context: RunContext, check_cases: Callable[[dict[str, Datasets]], ob
     model = load_model(context.config, precision.dtype)
     check_weights_finite(model, context.config.model)
     inputs, parts = fit_to_model(context, prepared, model)
-    served = ServedRun(context.config, context.folder, lambda: context.stop.requested, context.note, context.progress)
-    inputs = replace(inputs, serve=server_engine_factory(served, inputs.limits.context))
+    inputs = replace(inputs, serve=server_engine_factory(context, inputs.limits.context))
     return _assemble(context, inputs, parts, precision)
 
 

@@ -1,30 +1,39 @@
 """What follows the first episodes of a generation batch: the order of cases sees the results, and with
 `--rl-sampling refill` groups of other cases replace those without advantages.
 
-Replacing groups are played by all ranks in equal parts. An episode then moves to the rank that trains on it.
+Each rank plays the replacing episodes that it trains on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from aitrain.environment.contract import Case
-from aitrain.rollout.episode import Episode
-from aitrain.training.case_order import CaseOrder, PlayedGroup, RefillingOrder
-from aitrain.training.episode_groups import MemberKey, finish_groups
+from aitrain.environment.dataset import Cases
+from aitrain.environment.mixed_runner import Runner
+from aitrain.training.case_order import (
+    CaseOrder,
+    CustomOrder,
+    DifficultyOrder,
+    MixedOrder,
+    PlayedGroup,
+    RefillingOrder,
+    UniformOrder,
+    load_sampler,
+)
+from aitrain.training.holdout import parts_of
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch, is_kept, play_members
+from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch, finish_groups, is_kept, play_members
 from aitrain.training.zero_variance import has_advantages
 
-Played: TypeAlias = tuple[MemberKey, int, Episode]
-"""The key of an episode, the number of its case, and the episode."""
+if TYPE_CHECKING:
+    from aitrain.training.trainer import EpisodeTrainer
 
 
 @dataclass(frozen=True)
@@ -80,59 +89,60 @@ class _BatchGroups:
     rollouts: PolicyRollouts
     table: dict[int, _Group] = field(default_factory=dict)
     """All groups of all ranks, by their numbers."""
-    own: dict[MemberKey, Episode] = field(default_factory=dict)
-    """The episodes of replacing groups that this rank has played."""
-    places: dict[int, int] = field(default_factory=dict)
-    """The first groups, and the group that is now in the place of each."""
+    current: list[int] = field(default_factory=list)
+    """The groups that are in the batch."""
 
     def __post_init__(self) -> None:
-        batch = self.batch
-        self._enter(list(zip(batch.keys, batch.numbers, batch.episodes, strict=True)), 0)
-        self.places = {group: group for group in self.table}
+        self._enter(range(len(self.batch.keys)), 0)
+        self.current = list(self.table)
 
     def fill(self, refill: Refill) -> None:
         """Replace groups until all have advantages."""
         free, rounds = refill.groups_per_step + min(self.table) * refill.limit, 0
         while rounds < refill.limit:
-            flat = [first for first, group in self.places.items() if not self.table[group].has_advantages]
-            replaced = [self.table[self.places[first]].case for first in flat]
+            flat = [group for group in self.current if not self.table[group].has_advantages]
+            replaced = [self.table[group].case for group in flat]
             others = refill.order.others(replaced, {group.case for group in self.table.values()}) if flat else []
-            found = [(first, case) for first, case in zip(flat, others, strict=False) if case is not None]
+            found = [(group, case) for group, case in zip(flat, others, strict=False) if case is not None]
             if not found:
                 break
             rounds += 1
-            groups, free = range(free, free + len(found)), free + len(found)
-            played = self._play([(group, case) for group, (_, case) in zip(groups, found, strict=True)])
-            self.own |= {key: episode for key, _, episode in played}
-            self._enter(played, rounds)
-            self.places |= {first: group for group, (first, _) in zip(groups, found, strict=True)}
-        if rounds:
-            self._replace()
+            self._replace({group: (number, case) for number, (group, case) in enumerate(found, free)}, rounds)
+            free += len(found)
+        self.batch.dropped = sum(self.table[group].dropped for group in self.current)
         self.batch.metrics = self._metrics(rounds)
 
-    def _play(self, groups: list[tuple[int, int]]) -> list[Played]:
-        """This rank's part of the episodes of groups, given their numbers and cases. All ranks play as many times, as
-        they may generate together."""
-        rollouts, size, cases = self.rollouts, self.batch.group_size, self.settings.cases
-        members = [((group, member), number) for group, number in groups for member in range(size)]
-        share = math.ceil(len(members) / rollouts.accelerator.num_processes)
-        own = members[rollouts.accelerator.process_index * share :][:share]
-        runner = rollouts.rollout.runner
-        at_once = runner.episodes_at_once or share
-        episodes: list[Episode] = []
-        for start in range(0, share, at_once):
-            part = own[start : start + at_once]
-            episodes += play_members(rollouts, self.batch.step, part, [cases[number] for _, number in part])
-        finish_groups(rollouts, episodes, [key for key, _ in own])
-        return [(key, number, episode) for (key, number), episode in zip(own, episodes, strict=True)]
+    def _replace(self, new: dict[int, tuple[int, int]], round: int) -> None:
+        """Play others in the place of groups, given the number and the case of each; a rank plays what it trains on."""
+        batch, rollouts = self.batch, self.rollouts
+        places = [place for place, (group, _) in enumerate(batch.keys) if group in new]
+        for place in places:
+            group, member = batch.keys[place]
+            discarded = DiscardedEpisode(batch.episodes[place], batch.keys[place], self.table[group].round)
+            batch.discarded.append(discarded)
+            number, case = new[group]
+            batch.keys[place] = (number, member)
+            batch.numbers[place], batch.cases[place] = case, self.settings.cases[case]
+        most = max(rollouts.gather([len(places)]))  # all ranks play as many times, as they may generate together
+        at_once = rollouts.rollout.runner.episodes_at_once or most
+        for start in range(0, most, at_once):
+            part = places[start : start + at_once]
+            members = [(batch.keys[place], batch.numbers[place]) for place in part]
+            episodes = play_members(rollouts, batch.step, members, [batch.cases[place] for place in part])
+            for place, episode in zip(part, episodes, strict=True):
+                batch.episodes[place] = episode
+        finish_groups(rollouts, [batch.episodes[place] for place in places], [batch.keys[place] for place in places])
+        self._enter(places, round)
+        self.current = [new[group][0] if group in new else group for group in self.current]
 
-    def _enter(self, played: list[Played], round: int) -> None:
-        """Enter the groups of played episodes into the table, on all ranks."""
-        own = [
-            (key, number, one.result.score, is_kept(one, self.settings.masks_truncated), one.trajectory.sampled_tokens,
-             one.is_dropped)
-            for key, number, one in played
-        ]  # fmt: skip
+    def _enter(self, places: Sequence[int], round: int) -> None:
+        """Enter the groups of this rank's episodes into the table, on all ranks."""
+        batch, own = self.batch, []
+        for place in places:
+            one = batch.episodes[place]
+            is_in_loss = is_kept(one, self.settings.masks_truncated)
+            values = (one.result.score, is_in_loss, one.trajectory.sampled_tokens, one.is_dropped)
+            own.append((batch.keys[place], batch.numbers[place], *values))
         for group, rows in groupby(sorted(self.rollouts.gather(own)), key=lambda row: row[0][0]):
             _, numbers, scores, kept, tokens, dropped = zip(*rows, strict=True)
             tensor = torch.tensor([math.nan if score is None else score for score in scores])
@@ -140,29 +150,9 @@ class _BatchGroups:
             known = [score for score in scores if score is not None]
             self.table[group] = _Group(numbers[0], known, teaches, sum(tokens), sum(dropped), round)
 
-    def _replace(self) -> None:
-        """Put the episodes of replacing groups into the batch, on the rank that trains on them."""
-        batch, table = self.batch, self.table
-        firsts = {group: first for first, group in self.places.items()}
-        here = {key: place for place, key in enumerate(batch.keys)}
-        first_ones = zip(batch.keys, batch.episodes, strict=True)
-        batch.discarded = [
-            DiscardedEpisode(episode, key, table[key[0]].round)
-            for key, episode in (*first_ones, *self.own.items())
-            if key[0] not in firsts
-        ]
-        staying = {key: episode for key, episode in self.own.items() if key[0] in firsts}
-        leaving = [(key, _packed(one)) for key, one in staying.items() if (firsts[key[0]], key[1]) not in here]
-        for key, episode in (*staying.items(), *self.rollouts.gather(leaving)):
-            place, number = here.get((firsts[key[0]], key[1])), table[key[0]].case
-            if place is not None:
-                batch.keys[place], batch.numbers[place], batch.episodes[place] = key, number, episode
-                batch.cases[place] = episode.session.case = self.settings.cases[number]
-        batch.dropped = sum(table[group].dropped for group in firsts)
-
     def _metrics(self, rounds: int) -> dict[str, float]:
         """Counts of all groups, and the mean of their scores."""
-        discarded = [group for number, group in self.table.items() if number not in self.places.values()]
+        discarded = [group for number, group in self.table.items() if number not in self.current]
         scores = [score for group in self.table.values() for score in group.scores]
         return {
             "cases/played_groups": float(len(self.table)),
@@ -173,8 +163,28 @@ class _BatchGroups:
         }
 
 
-def _packed(episode: Episode) -> Episode:
-    """The episode without its case and its side of the environment, to be sent to another rank."""
-    packed = copy(episode)
-    packed.session = replace(episode.session, session=None, case=Case(None, "", {}))
-    return packed
+T = TypeVar("T", UniformOrder, DifficultyOrder)
+
+
+def case_choice(trainer: EpisodeTrainer, runner: Runner) -> BatchCompletion:
+    """The order of the trainer's cases, and how its batches are completed."""
+    config, plan, arguments, cases = runner.config, trainer.schedule, trainer.args, trainer.cases
+    shuffled = arguments.seed if trainer.shuffle_dataset else None
+
+    def of_each(make: Callable[[Cases], T]) -> T | MixedOrder:
+        orders = {part.env: make(part) for part in parts_of(cases)}
+        return orders.get("") or MixedOrder(orders, list(config.env_shares.values()), plan.prompts)
+
+    refilling: RefillingOrder = of_each(lambda part: UniformOrder(len(part), plan.prompts, shuffled))
+    if config.custom_sampler is not None:
+        function, is_first = load_sampler(config.custom_sampler), arguments.process_index == 0
+        gather = trainer.rollouts.gather
+        refilling = CustomOrder(function, cases, plan.prompts, arguments.seed, gather, is_first)
+    order: CaseOrder = refilling
+    if config.rl_sampling == "difficulty":
+        bounds = {name: part.config.score_bounds for name, part in runner.parts.items()}
+        order = of_each(lambda part: DifficultyOrder(len(part), plan.prompts, arguments.seed, bounds[part.env]))
+    refill = None
+    if config.rl_sampling == "refill":
+        refill = Refill(refilling, config.rl_refill_limit, plan.prompts)
+    return BatchCompletion(cases, order, trainer.masks_truncated, refill)

@@ -96,3 +96,9 @@ class RunContext:
         """Begin a phase of the run, for the screen and for the watchdog on every rank."""
         activity.own.enter(phase, moves_files=moves_files)
         self.announce(Phase(phase))
+
+    def give_up_reason(self) -> str:
+        """The reason to stop waiting for a vLLM server that is gone; empty to continue."""
+        if self.stop.requested:
+            return "A stop was requested."
+        return str(self.folder.read_server().get("why", ""))

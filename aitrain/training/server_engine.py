@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,9 +17,8 @@ from aitrain.engines.shared_forward import SharedForward
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.runs.heartbeat import Progress
-from aitrain.runs.run_folder import RunFolder
 from aitrain.training.model import model_path
+from aitrain.training.run_context import RunContext
 from aitrain.vllm.addresses import is_here
 from aitrain.vllm.client import VLLMClient
 
@@ -28,44 +26,19 @@ if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer
 
 
-@dataclass(frozen=True)
-class ServedRun:
-    """The values of a run that its server engine needs."""
-
-    config: TrainConfig
-    folder: RunFolder
-    is_stopping: Callable[[], bool]
-    """Returns whether the run was asked to stop, which ends the wait for a server."""
-    notify: Callable[[str], None]
-    """Shows a note to the user."""
-    progress: Progress
-
-    @property
-    def urls(self) -> list[str]:
-        """The addresses of its servers."""
-        return self.config.vllm_server_urls
-
-    def notify_difference(self, base: ServerModel) -> Callable[[str], None] | None:
-        """Notes that a server's log-probabilities differ from the trainer's, if a base that is quantized here or there
-        explains it; None: such a difference ends the run."""
-        is_quantized = self.config.quantization or self.config.vllm_quantization or base.is_quantized
-        return self.notify if is_quantized else None
-
-    def note_servers(self, states: dict[str, str]) -> None:
-        """Set what status.json says about the servers."""
-        self.progress.vllm_servers = states
-
-    def give_up_reason(self) -> str:
-        """The reason to stop waiting for a server that is gone; empty to continue."""
-        if self.is_stopping():
-            return "The run was asked to stop."
-        return str(self.folder.read_server().get("why", ""))
+def notify_difference(
+    config: TrainConfig, base: ServerModel, notify: Callable[[str], None]
+) -> Callable[[str], None] | None:
+    """`notify`, which is told that a server's log-probabilities differ from the trainer's, if a base that is quantized
+    here or there explains it; None: such a difference ends the run."""
+    return notify if config.quantization or config.vllm_quantization or base.is_quantized else None
 
 
 def server_engine_factory(
-    run: ServedRun, context: int | None
+    run: RunContext, max_tokens: int | None
 ) -> Callable[[EpisodeTrainer, EndOfTurn], VLLMServerEngine] | None:
-    """Check the run's vLLM server, and return a function that makes a trainer's engine; None if TRL generates.
+    """Check the run's vLLM servers, and return a function that makes a trainer's engine; None if TRL generates.
+    `max_tokens`: of prompt and completion together.
 
     Raises:
         ConfigError: the server cannot be trained with.
@@ -75,17 +48,18 @@ def server_engine_factory(
         check_for_nccl(str(config.vllm_server_url), model_path(config.model))
     if sync not in ("adapter", "disk"):
         return None
-    needs = ServerNeeds(model_path(config.model), context or 0, config.lora_r if sync == "adapter" else None)
+    needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
     base, count = check_servers(config.vllm_server_urls, needs), len(config.vllm_server_urls)
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
     who = "vLLM's server gets" if count == 1 else f"{count} vLLM servers get"
-    run.notify(f"{who} {what} after each step (--vllm-sync {sync}).")
+    run.note(f"{who} {what} after each step (--vllm-sync {sync}).")
     return partial(_make_engine, run, base)
 
 
-def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end: EndOfTurn) -> VLLMServerEngine:
+def _make_engine(run: RunContext, base: ServerModel, trainer: EpisodeTrainer, end: EndOfTurn) -> VLLMServerEngine:
     """The engine with the trainer's own sampling, which gets the trainer's weights."""
-    model, accelerator, urls = trainer.accelerator.unwrap_model(trainer.model), trainer.accelerator, run.urls
+    accelerator, urls = trainer.accelerator, run.config.vllm_server_urls
+    model = accelerator.unwrap_model(trainer.model)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     writes = accelerator.is_main_process
     place = [roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"]
@@ -96,12 +70,17 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
     forward = SharedForward(model, writes, is_sharded(model))
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     fleet = ServerFleet.of(map(VLLMClient, urls[first:] + urls[:first]), sync)
+
+    def note_servers(states: dict[str, str]) -> None:
+        run.progress.vllm_servers = states
+
     fleet.give_up_reason = run.give_up_reason
     if accelerator.is_main_process:
-        fleet.notify, fleet.on_change = run.notify, run.note_servers
+        fleet.notify, fleet.on_change = run.note, note_servers
         if len(urls) > 1:
-            run.note_servers(dict.fromkeys(urls, "live"))
-    checks = {url: LogprobCheck.of(forward, trainer.processing_class, run.notify_difference(base)) for url in urls}
+            note_servers(dict.fromkeys(urls, "live"))
+    noted = notify_difference(run.config, base, run.note)
+    checks = {url: LogprobCheck.of(forward, trainer.processing_class, noted) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
         await checks[engine.url].compare(engine)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from accelerate import PartialState
@@ -45,103 +46,56 @@ Row = list[str | int | float | None]
 
 
 class Tracker:
-    """One tracker, with the callback of transformers that reports metrics to it."""
+    """One tracker: the callback of transformers that reports metrics to it, and its library for the rest."""
 
-    name = ""
-
-    def __init__(self) -> None:
-        (made,) = get_reporting_integration_callbacks([self.name])
+    def __init__(self, name: str) -> None:
+        (made,) = get_reporting_integration_callbacks([name])
+        self.name = name
         self.callback: Any = made()
+        self.library: Any = None if name == "tensorboard" else import_module(name)  # an extra
+        self.is_ours = False
+        """Whether the tracker's run was opened here."""
 
     def prepare(self, context: RunContext, args: TrainingArguments) -> None:
-        """Set the folder or project of the tracker's run, before it is opened."""
-
-    def describe(self, context: RunContext) -> None:
-        """Report the options, after it was opened."""
-
-    def show(self, rows: list[Row], step: int) -> None:
-        """Report a table of rollouts."""
-
-    def close(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        """End the tracker's run."""
-        self.callback.on_train_end(args, state, control)
-
-
-class Wandb(Tracker):
-    """Weights & Biases; uses a run that is open already, and leaves it open."""
-
-    name = "wandb"
-
-    def prepare(self, context: RunContext, args: TrainingArguments) -> None:
-        """Open a run in the run folder, or in WANDB_DIR."""
-        import wandb  # type: ignore[import-not-found, unused-ignore]  # an extra
-
-        self.wandb = wandb
-        self.is_ours = wandb.run is None
-        if self.is_ours:
-            project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", context.folder.path)
-            wandb.init(project=project, name=context.config.project_name, dir=str(place))
-
-    def describe(self, context: RunContext) -> None:
-        """Add the options to the run's config."""
-        self.wandb.config.update({"aitrain": _options(context.config)}, allow_val_change=True)
-
-    def show(self, rows: list[Row], step: int) -> None:
-        """Report a table."""
-        table = self.wandb.Table(columns=list(COLUMNS), data=rows)
-        self.wandb.log({"rollouts": table, "train/global_step": step})
-
-    def close(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        """Finish a run that was opened here."""
-        super().close(args, state, control)
-        if self.is_ours:
-            self.wandb.finish()
-
-
-class TensorBoard(Tracker):
-    """Event files in the run folder, or in TENSORBOARD_LOGGING_DIR."""
-
-    name = "tensorboard"
-
-    def prepare(self, context: RunContext, args: TrainingArguments) -> None:
-        """Set the folder; transformers would put the files among the checkpoints."""
-        self.callback.logging_dir = self.callback.logging_dir or str(context.folder.path / "tensorboard")
-
-    def describe(self, context: RunContext) -> None:
-        """Add the options as text."""
-        self.callback.tb_writer.add_text("options", _verbatim(write_yaml(_options(context.config))))
-
-    def show(self, rows: list[Row], step: int) -> None:
-        """Add the rows as text that is not read as Markdown."""
-        self.callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(map(_as_markdown, rows)), step)
-
-
-class Trackio(Tracker):
-    """Trackio, which keeps its runs in its own folder."""
-
-    name = "trackio"
-
-    def prepare(self, context: RunContext, args: TrainingArguments) -> None:
-        """Set the project, unless `--trl project=...` names one."""
-        import trackio  # type: ignore[import-not-found, unused-ignore]  # an extra
-
-        self.trackio = trackio
-        if args.project == "huggingface":
+        """Set the folder or project of the tracker's run before it is opened, unless the tracker's own variable, or
+        `--trl project=...`, does so. A run of wandb that is open already is used, and left open."""
+        folder = context.folder.path
+        if self.name == "tensorboard":  # transformers would put the files among the checkpoints
+            self.callback.logging_dir = self.callback.logging_dir or str(folder / "tensorboard")
+        elif self.name == "trackio" and args.project == "huggingface":
             args.project = PROJECT
+        elif self.name == "wandb" and self.library.run is None:
+            self.is_ours = True
+            project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", folder)
+            self.library.init(project=project, name=context.config.project_name, dir=str(place))
 
-    def describe(self, context: RunContext) -> None:
-        """Add the options to the run's config."""
-        self.trackio.config.update({"aitrain": _options(context.config)}, allow_val_change=True)
+    def describe(self, options: dict[str, Any]) -> None:
+        """Report the options, after the tracker's run was opened."""
+        if self.library is None:
+            self.callback.tb_writer.add_text("options", _verbatim(write_yaml(options)))
+        else:
+            self.library.config.update({"aitrain": options}, allow_val_change=True)
 
     def show(self, rows: list[Row], step: int) -> None:
-        """Report a table."""
+        """Report a table of rollouts; for tensorboard as text that is not read as Markdown."""
+        if self.library is None:
+            self.callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(map(_as_markdown, rows)), step)
+        else:
+            self.library.log({"rollouts": self._table(rows), "train/global_step": step})
+
+    def _table(self, rows: list[Row]) -> Any:
+        if self.name == "wandb":
+            return self.library.Table(columns=list(COLUMNS), data=rows)
         import pandas  # type: ignore[import-untyped, unused-ignore]  # comes with datasets
 
-        table = self.trackio.Table(dataframe=pandas.DataFrame(rows, columns=list(COLUMNS)))
-        self.trackio.log({"rollouts": table, "train/global_step": step})
+        return self.library.Table(dataframe=pandas.DataFrame(rows, columns=list(COLUMNS)))
 
+    def close(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """End a run of the tracker that was opened here."""
+        self.callback.on_train_end(args, state, control)
+        if self.is_ours:
+            self.library.finish()
 
-TRACKERS: dict[str, Callable[[], Tracker]] = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}
 
 ADVICE = {
     "wandb": " (without an account or a network: WANDB_MODE=offline)",
@@ -163,7 +117,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
                 self._try(name, partial(self._add, name))
 
     def _add(self, name: str) -> None:
-        self.trackers[name] = TRACKERS[name]()
+        self.trackers[name] = Tracker(name)
 
     def _try(self, name: str, act: Callable[[], object]) -> None:
         try:
@@ -205,7 +159,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         self.training = args, state, control
         self._each(lambda tracker: tracker.prepare(self.context, args))
         self._each(lambda tracker: tracker.callback.on_train_begin(args, state, control, model=model, **rest))
-        self._each(lambda tracker: tracker.describe(self.context))
+        self._each(lambda tracker: tracker.describe(_options(self.context.config)))
         for scores in self.scores:
             self.take(scores)
 

@@ -93,10 +93,8 @@ from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.algorithm import PLAIN, AlgorithmParts, Average, estimate_kl
 from aitrain.training.batch_diagnostics import batch_diagnostics
 from aitrain.training.batch_source import BatchPlaces, BatchSource, batch_source
-from aitrain.training.case_choice import case_choice
+from aitrain.training.case_order import CaseSampler, EpochCallback
 from aitrain.training.dataset import case_numbers
-from aitrain.training.episode_metrics import episode_metrics
-from aitrain.training.epochs import CaseSampler, EpochCallback
 from aitrain.training.holdout import CaseList
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
@@ -114,10 +112,20 @@ from aitrain.training.passes import (
     padding_of,
     plan_passes,
 )
+from aitrain.training.refill import case_choice
 from aitrain.training.rollout_setup import make_rollouts
-from aitrain.training.sharded_state import load_weights, own_weights, read_optimizer, write_optimizer, write_shards
-from aitrain.training.sharding import check_sharded, prepare_reference, shard_now
+from aitrain.training.sharding import (
+    check_sharded,
+    load_weights,
+    own_weights,
+    prepare_reference,
+    read_optimizer,
+    shard_now,
+    write_optimizer,
+    write_shards,
+)
 from aitrain.training.stopwatch import Stopwatch
+from aitrain.training.training_batch import episode_metrics
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
 UNKNOWN = [{"role": "user", "content": ""}]

@@ -47,9 +47,8 @@ from aitrain.training.callbacks import EvalState
 from aitrain.training.evaluation import EvalPlan
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
-from aitrain.training.step_count import steps_before
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.waiting_batch import read_batch, write_batch
+from aitrain.training.trl_arguments import steps_before
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
@@ -104,7 +103,7 @@ class CheckpointWriter:
             write()
         made.mkdir(parents=True, exist_ok=True)
         write_window(trainer, made)
-        write_batch(trainer.batches.waiting(), made, trainer.accelerator.process_index)
+        trainer.rollouts.settle()
         write_reference(trainer, made)
         write_case_order(trainer, made)
         write_call_policies(trainer, made)
@@ -315,9 +314,6 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         read_call_policies(self.trainer, self.checkpoint)
         if self.is_same:
             read_window(self.trainer, self.checkpoint)
-            trainer, rank = self.trainer, self.trainer.accelerator.process_index
-            if batch := read_batch(self.checkpoint, rank, trainer.cases):
-                trainer.batches.restore(batch)
         else:
             _set_learning_rate(self.trainer, args.learning_rate)
         if steps_before(self.checkpoint) != state.max_steps:

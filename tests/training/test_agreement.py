@@ -16,9 +16,7 @@ from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync
-from aitrain.runs.heartbeat import Progress
-from aitrain.runs.run_folder import RunFolder
-from aitrain.training.server_engine import ServedRun
+from aitrain.training.server_engine import notify_difference
 from tests.environments.vowels import Vowels
 from tests.training.small_server import SmallServer
 from tests.training.test_served import by, run
@@ -103,10 +101,9 @@ def test_a_run_ends_before_it_trains_on_what_a_stale_server_says(
     [({}, False, False), ({}, True, True), ({"vllm_quantization": "fp8"}, False, True)],
 )
 def test_a_difference_of_a_base_that_is_quantized_is_noted_and_another_one_ends_the_run(
-    more: dict[str, Any], is_quantized: bool, is_noted: bool, tmp_path: Path
+    more: dict[str, Any], is_quantized: bool, is_noted: bool
 ) -> None:
     noted: list[str] = []
     config = TrainConfig(use_vllm=True, vllm_mode="server", peft=True, **more)
-    served = ServedRun(config, RunFolder(tmp_path), lambda: False, noted.append, Progress())
     base = ServerModel("base", 100, is_quantized=is_quantized)
-    assert (served.notify_difference(base) == noted.append) == is_noted
+    assert (notify_difference(config, base, noted.append) == noted.append) == is_noted

@@ -1,4 +1,4 @@
-"""Batches that are played while another one trains: their places, versions, failures, and what a checkpoint keeps."""
+"""Batches that are played while another one trains: their places, versions, failures, and resumed runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +20,13 @@ from aitrain.events import SERVER_VARIABLE
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.event_loop import ThreadLoop
 from aitrain.runs.rollout_record import read_rollouts
+from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import AheadSource, BatchPlaces
+from aitrain.training.case_order import UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.training.small_server import SmallServer
-from tests.training.test_resume import as_if_killed_after, assert_same
+from tests.training.test_resume import as_if_killed_after
 from tests.training.test_served_run import Start, server, start
 
 __all__ = ["server", "start"]  # fixtures
@@ -89,6 +90,7 @@ class Source(AheadSource):
             if isinstance(turn, Exception):
                 raise turn
             versions.append(rollouts.loop.run(self.turn(rollouts.server, turn)))
+        self.order.others([0], ())
         batch.metrics = dict(enumerate(versions))  # type: ignore[arg-type]
         return batch
 
@@ -108,7 +110,8 @@ class Source(AheadSource):
 def source() -> Iterator[Source]:
     loop = ThreadLoop()
     places = BatchPlaces(CaseSchedule(8, prompts=2, updates=1, epochs=1, max_steps=4), 4, 0)
-    made = Source(Rollouts(Engine(), loop), [], None, 2, places)  # type: ignore[arg-type]
+    completion: Any = SimpleNamespace(order=UniformOrder(8, 2, None))
+    made = Source(Rollouts(Engine(), loop), [], completion, 2, places)  # type: ignore[arg-type]
     made.started, made.turns, made.is_held = [], [], threading.Event()
     yield made
     made.settle()
@@ -149,9 +152,7 @@ def test_between_the_turns_of_a_batch_that_training_waits_for_weights_are_loaded
     assert train(source, range(2, 3))[0].weight_version == 1
 
 
-def test_held_out_cases_and_checkpoints_wait_for_the_batch_that_is_played_which_is_continued_with(
-    source: Source,
-) -> None:
+def test_held_out_cases_and_checkpoints_wait_for_the_batch_that_is_played(source: Source) -> None:
     may_end = threading.Event()
     source.turns = [None, None, None, may_end]
     train(source, range(1))
@@ -159,19 +160,20 @@ def test_held_out_cases_and_checkpoints_wait_for_the_batch_that_is_played_which_
     source.rollouts.settle()
     assert may_end.is_set()
 
-    restored = copy(source.waiting())
-    assert restored is not None
-    source.restore(restored)
-    (taken,) = train(source, range(1, 2))
-    assert taken is restored
-    source.settle()
-    assert [(index, version) for index, version, _ in source.started] == [(0, 0), (1, 0), (2, 1)]
+
+def test_a_checkpoint_has_the_order_of_the_cases_without_the_batch_that_is_played_ahead(source: Source) -> None:
+    """A resumed run chooses the same cases for it again."""
+    for step in range(3):
+        train(source, range(step, step + 1))
+        source.settle()
+        assert source.order_state() == {"replacing": step + 1}
+        assert source.order.state() == {"replacing": step + 2}
 
 
 def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoint(source: Source) -> None:
     source.turns = [None, None, ServerFailed("it is gone")]
     train(source, range(1))
-    assert source.waiting() is None
+    source.settle()
     with pytest.raises(ServerFailed, match="it is gone"):
         train(source, range(1, 2))
 
@@ -190,20 +192,15 @@ def test_the_place_after_a_batch_is_the_one_that_the_training_asks_for() -> None
 
 
 @pytest.mark.slow
-def test_a_run_that_samples_ahead_and_is_resumed_ends_as_if_it_was_never_stopped(
-    start: Start, server: SmallServer
-) -> None:
-    """On two ranks; dropout, refilled batches and an evaluation between are part of it."""
+def test_a_run_that_samples_ahead_and_is_killed_trains_on_the_same_cases(start: Start, server: SmallServer) -> None:
+    """On two ranks: the batch that was played ahead is sampled again, with the weights of the checkpoint."""
     run = start(
         rl_ahead=1, peft=True, processes=2, save_strategy="steps", save_steps=1, save_total_limit=None,
         eval_strategy="steps", eval_steps=2, rl_max_episode_tokens=300, max_steps=4, lora_dropout=0.2,
-        rl_sampling="refill", rl_refill_limit=1,
     )  # fmt: skip
     assert run.end() == []
-    files = sorted(run.folder.rollouts.glob("*.jsonl"))
-    records = [record for file in files for record in read_rollouts(file) if not record.eval_phase]
-    assert {(record.step, record.weight_version) for record in records} == {(1, 0), (2, 0), (3, 1), (4, 2)}
-    assert all(turn.weight_version == record.weight_version for record in records for turn in record.turns)
+    versions, cases = trained(run.folder)
+    assert versions == {(1, 0), (2, 0), (3, 1), (4, 2)}
 
     whole = run.folder.path.with_name("whole")
     killed = as_if_killed_after(run.folder.path, 2, "killed")
@@ -212,4 +209,13 @@ def test_a_run_that_samples_ahead_and_is_resumed_ends_as_if_it_was_never_stopped
     again = [*run.process.args, str(run.folder.checkpoints / "checkpoint-2")]  # type: ignore[misc]
     environment = {**os.environ, SERVER_VARIABLE: server.url, "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(again, cwd=whole.parent, env=environment, stdout=subprocess.DEVNULL, check=True)
-    assert_same(run.folder.path, whole)
+    assert trained(run.folder) == ({(1, 0), (2, 0), (3, 2), (4, 2)}, cases)
+
+
+def trained(folder: RunFolder) -> tuple[set[tuple[int, int]], list[tuple[int, int | None, object]]]:
+    """Step and weight version of all episodes in training, and step, group and case of each."""
+    files = sorted(folder.rollouts.glob("*.jsonl"))
+    records = [record for file in files for record in read_rollouts(file) if not record.eval_phase]
+    assert all(turn.weight_version == record.weight_version for record in records for turn in record.turns)
+    cases = sorted((record.step, record.group, record.case_idx) for record in records)
+    return {(record.step, record.weight_version) for record in records}, cases

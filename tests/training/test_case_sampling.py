@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +24,10 @@ from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from aitrain.training.batch_source import BatchPlace, BatchSource
-from aitrain.training.case_order import CaseOrder, DifficultyOrder, PlayedGroup, UniformOrder
-from aitrain.training.custom_order import CustomOrder
+from aitrain.training.case_order import CaseOrder, CustomOrder, DifficultyOrder, PlayedGroup, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.refill import BatchCompletion, Refill
 from aitrain.training.training_batch import TrainingBatch
-from aitrain.training.waiting_batch import read_batch, write_batch
 from tests.rollout.scripted import END, Letters, Scripted
 
 SIZE = 4
@@ -134,8 +131,7 @@ def episodes_of(batches: Sequence[TrainingBatch]) -> list[tuple[tuple[int, int],
 # -- refill
 
 
-def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch(tmp_path: Path) -> None:
-    """Also in the batch that a checkpoint holds."""
+def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch() -> None:
     first, second = played(batches=2)[0]
     assert all(map(teaches, first.numbers))
     assert first.numbers == [number for number in first.numbers[::SIZE] for _ in range(SIZE)]
@@ -154,10 +150,6 @@ def test_groups_without_advantages_are_replaced_by_the_next_cases_of_the_epoch(t
     records = first.records([0.5] * len(first.episodes))
     assert [record.advantage for record in records] == [0.5] * 24 + [None] * len(first.discarded)
     assert [record.discarded for record in records] == [None] * 24 + [one.round for one in first.discarded]
-    write_batch(first, tmp_path, 0)
-    again = read_batch(tmp_path, 0, dataset(60))
-    assert again is not None
-    assert (again.records([0.5] * 24), again.metrics, again.cases) == (records, metrics, first.cases)
 
 
 def test_a_batch_keeps_what_it_has_when_the_limit_is_reached_or_no_other_case_is_left() -> None:

@@ -33,9 +33,9 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, rollout_setup
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.batch_source import BatchSource, batch_source
-from aitrain.training.case_choice import case_choice
-from aitrain.training.custom_callbacks import custom_callbacks
+from aitrain.training.callbacks import custom_callbacks
 from aitrain.training.model import Precision, choose_precision
+from aitrain.training.refill import case_choice
 from aitrain.training.run_context import RunContext
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 

@@ -8,8 +8,7 @@ from collections import Counter
 
 import pytest
 
-from aitrain.training.case_order import DifficultyOrder, PlayedGroup, UniformOrder
-from aitrain.training.mixed_order import MixedOrder
+from aitrain.training.case_order import DifficultyOrder, MixedOrder, PlayedGroup, UniformOrder
 
 GROUPS = 6
 SIZES = {"a": 10, "b": 7, "c": 5}

@@ -19,8 +19,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.options.fsdp_settings import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import refuse_other_backend
 from aitrain.runs.model_reference import read_model
-from aitrain.training.sharded_state import load_weights
-from aitrain.training.sharding import check_can_shard, check_sharded
+from aitrain.training.sharding import check_can_shard, check_sharded, load_weights
 from tests.training.conftest import difference
 
 SCRIPT = Path(__file__).parent / "sharded_run.py"
