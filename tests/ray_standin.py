@@ -52,11 +52,3 @@ def started(config: TrainConfig) -> dict[str, Any]:
                 run.run()
             ray_processes.fit(plan, folder, {})
     return seen
-
-
-def on_ray(config: TrainConfig) -> object:
-    """What of it an option can change."""
-    seen = started(config)
-    settings = seen.get("settings")
-    failures = settings["run_config"].failure_config.max_failures if settings else None
-    return seen["class"], seen.get("address"), failures

@@ -99,8 +99,7 @@ def walk(**settings: Any) -> Any:
     [
         ({}, 0, ["forth", "forth"], ["[X] . .\n\nAnswer with one of: back, forth.", ". [X] ."], 0.75, 0.0),
         ({}, 0, ["forward", "forth", "forth"], ["", "That is no action. Answer with one of: back, forth."], 0.75, 1.0),
-        ({"actions": []}, 0, ["not 0 but 1"], ["[X] . .\n\nAnswer with a number from 0 to 1.", ". [X] ."], -0.25, 0.0),
-        ({"actions": []}, 0, ["1", "1.0", "0.5", "-1", "1"], [], -0.25, 3.0),
+        ({"actions": []}, 0, ["0.5", "not 0 but 1"], ["[X] . .\n\nAnswer with a number from 0 to 1."], -0.25, 1.0),
         ({"length": 2, "price": 0.5, "seed": 1}, 1, ["back", "forth"], [], 0.5, 0.0),
     ],
 )

@@ -84,11 +84,8 @@ def test_size_takes_the_first_rows_and_a_seed_shuffles_them_before() -> None:
 
 def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
     talk = [OWN_SYSTEM, *MESSAGES, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 1?"}]
-    rows = [{"question": "0 + 1?", "answer": "1"}, {"prompt": talk}, {"question": "5?"}, {"question": "6?"}]
-    found = cases(*rows, few_shot=1, size=2)
-    assert [[message["content"] for message in case["prompt"]] for case in found] == [
-        ["Own.", "0 + 1?", "1", "1 + 1?", "2", "And 1?"], ["0 + 1?", "1", "5?"],
-    ]  # fmt: skip
+    (case,) = cases({"question": "0 + 1?", "answer": "1"}, {"prompt": talk}, {"question": "5?"}, few_shot=1, size=1)
+    assert [message["content"] for message in case["prompt"]] == ["Own.", "0 + 1?", "1", "1 + 1?", "2", "And 1?"]
     with pytest.raises(EnvironmentFailed, match="few_shot needs a column `answer`"):
         cases({"prompt": "a"}, {"prompt": "b"}, few_shot=1)
 

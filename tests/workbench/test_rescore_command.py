@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from aitrain.cli import env_process, env_rescore
-from aitrain.errors import ConfigError
 from aitrain.jobs import env_terminal
 from tests.conftest import write
 
@@ -89,5 +88,3 @@ def test_one_step_or_the_last_one_can_be_chosen_and_a_scorer_that_always_fails_i
     (here / "broken.py").write_text(ENVIRONMENT.replace("float(text == answer)", "1 / 0"))
     assert env_rescore.env_rescore("mine", env="broken.py") == 3
     assert "broken.py, line 10, in score_episode: return 1 / 0" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="give one of them"):
-        env_rescore.env_rescore("mine", step=1, last=True)

@@ -79,7 +79,7 @@ HEALTHY = [
 
 
 def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
-    """All findings about an environment, and none of a check that failed itself."""
+    """All findings about an environment of the folder, or in another file; no check failed itself."""
     config = TrainConfig(rl_env=f"{FOLDER / name}", rl_env_timeout=1.0)
     with unseeded_generators() as unseeded:
         opened, config = open_environment(config)
