@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ pytestmark = pytest.mark.skipif(bool(cannot_make_machines()), reason="network na
 
 SOURCE = '''
 import os, socket, time
+from pathlib import Path
 
 class Env:
-    """Case 1 hangs, case 2 ends its process; the metrics say where a call ran."""
+    """Case 1 hangs, case 2 ends its process; the metrics say where a call ran, and both machines are waited for."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
 
     def build_dataset(self, tokenizer):
         return [{"prompt": f"{n}+1="} for n in range(4)]
@@ -28,7 +33,11 @@ class Env:
             time.sleep(1000)
         if case_idx == 2:
             os._exit(7)
-        return {"score": len(completion) % 2, "machine": int(socket.gethostname()[-1])}
+        machine, gives_up = socket.gethostname()[-1], time.monotonic() + 4
+        (self.folder / f"seen-{machine}").touch()
+        while len(list(self.folder.glob("seen-*"))) < 2 and time.monotonic() < gives_up:
+            time.sleep(0.02)
+        return {"score": len(completion) % 2, "machine": int(machine)}
 '''
 
 
@@ -39,8 +48,9 @@ def test_calls_run_on_all_machines_with_the_deadlines_and_failures_of_local_proc
     command = [
         "grpo", "--model", "tiny", "--rl-env", f"{tmp_path / 'task.py'}:Env", "--rl-prompts-per-step", "4",
         "--rl-num-generations", "4", "--batch-size", "16", "--rl-max-new-tokens", "8", "--max-steps", "1",
-        "--rl-env-timeout", "2", "--rl-max-failed", "1", "--eval-cases", "0", "--rl-kl-coef", "0", "--no-rl-check",
+        "--rl-env-timeout", "5", "--rl-max-failed", "1", "--eval-cases", "0", "--rl-kl-coef", "0", "--no-rl-check",
         "--save-strategy", "no", "--rl-env-workers", "ray:4", "--output-dir", str(tmp_path), "--project-name", "ray",
+        "--rl-env-config", json.dumps({"folder": str(tmp_path)}),
     ]  # fmt: skip
     machine = cluster.machines[0]
     code, printed = end_of(machine.aitrain(*command, **variables(machine.folder)), SECONDS)
