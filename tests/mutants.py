@@ -15,6 +15,7 @@ import ast
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = ("training", "runs", "rollout", "environment", "execution", "engines", "redaction.py", "batch.py")
 """Rooms of the package that compute scores, advantages, losses and intervals, or keep records and secrets."""
+HANGS_AFTER = 1800.0
+"""Seconds after which tests that have not ended are taken for tests that a mutant hangs."""
 NEGATIONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -120,10 +123,14 @@ def is_noticed(mutant: Mutant, checkout: Path, marks: list[str]) -> bool:
 def _fails(arguments: list[str], checkout: Path) -> bool:
     options = ["-x", "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "no:cacheprovider"]
     variables = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *arguments], cwd=checkout, env=variables, capture_output=True
-    )
-    return done.returncode not in (0, 5)  # 5: all tests of these files are slow
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
+    tests = subprocess.Popen(command, cwd=checkout, env=variables, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return tests.wait(HANGS_AFTER) not in (0, 5)  # 5: all tests of these files are slow
+    except subprocess.TimeoutExpired:
+        os.killpg(tests.pid, signal.SIGKILL)
+        tests.wait()
+        return True
 
 
 def main() -> None:
