@@ -116,7 +116,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     model = EvalModel(reference, config, policy, longest, lambda: _give_up_reason(context), context.note)
     engine, clock = make_engine(model, accelerator), RolloutClock()
     engine.clock = clock
-    completer: Completer | None = engine if config.use_vllm else None  # type: ignore[assignment]
+    completer: Completer | None = engine if config.use_vllm else None
     scoring = offer_model(context.runner, policy.model, tokenizer, completer)
     limits = limits_of(context.runner, policy.context)
     rollout = Rollout(context.runner, engine, shown.chat, limits, policy.end, scoring, clock)
