@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -26,11 +26,9 @@ from typing import Any, TypeVar
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.engines.completion_gate import CompletionGate
-from aitrain.engines.completion_request import CompletionRequest, Places, first_token_logprobs, room, split_batch
+from aitrain.engines.completion_request import CompletionRequest, first_token_logprobs, room, split_batch
 from aitrain.engines.sampling import CompletionBatch, Sampling
-from aitrain.engines.server_fleet import ServerFleet
-from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.server_fleet import FleetServer, ServerFleet
 from aitrain.engines.weight_sync import WeightVersion
 from aitrain.errors import RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
@@ -42,14 +40,49 @@ from aitrain.rollout.limits import EndOfTurn
 T = TypeVar("T")
 Gather = Callable[[list[Any]], list[Any]]
 
-CURRENT_SECONDS = 1.0
-"""How long a check of the server's weights stays valid for `generate`: no server restarts faster."""
-
 TOP_LOGPROBS = 5
 """Most likely tokens whose log-probabilities are requested; a server allows 20 unless it was started otherwise."""
 
 SALT = uuid.uuid4().hex
 """Identifies this process, so that the server's prefix cache is not shared with other runs."""
+
+
+@dataclass
+class CompletionGate:
+    """Counts the completions in flight of one process. While it is closed there are none, and further ones wait."""
+
+    _in_flight: int = field(default=0, init=False)
+    _is_open: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _is_empty: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._is_open.set()
+        self._is_empty.set()
+
+    async def run(self, completion: Coroutine[Any, Any, T]) -> T:
+        """The result of a completion, which begins when the gate is open."""
+        try:
+            await self._is_open.wait()
+        except BaseException:
+            completion.close()
+            raise
+        self._in_flight += 1
+        self._is_empty.clear()
+        try:
+            return await completion
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._is_empty.set()
+
+    async def close(self) -> None:
+        """Hold further completions back, and wait for those in flight."""
+        self._is_open.clear()
+        await self._is_empty.wait()
+
+    async def open(self) -> None:
+        """Let the completions that wait begin."""
+        self._is_open.set()
 
 
 @dataclass
@@ -115,14 +148,14 @@ class VLLMServerEngine:
         max_tokens = room(request.prompt_ids, request.max_tokens, self.context)
         one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed, has_logprobs=self.has_logprobs)
         with self.clock.running("generate"):
-            return await self.gate.run(self._generate(one, request.index))
-
-    async def _generate(self, one: CompletionRequest, episode: int | None) -> Completion:
-        async with self._slots:
-            (completion,) = await self.fleet.request(
-                lambda server: self._complete(server, one), one.max_total_tokens, CURRENT_SECONDS, episode
-            )
+            (completion,) = await self.gate.run(self._generate(one, request.index))
         return completion
+
+    async def _generate(self, request: CompletionRequest, episode: int | None = None) -> list[Completion]:
+        async with self._slots:
+            return await self.fleet.request(
+                lambda server: self._complete(server, request), request.max_total_tokens, episode
+            )
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -131,34 +164,17 @@ class VLLMServerEngine:
             yield lambda: None
 
     async def generate_batch(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt. The share of a server that restarts is sampled again, also finished ones.
+        """One completion for each prompt; the requests are divided over the servers.
 
         Raises:
             RunFailed: as for `generate`.
         """
-        count = max(1, len(self.fleet.live))
-        requests = split_batch(batch, self.context, count)
-        shares = [share for number in range(count) if (share := requests[number::count])]
+        requests = split_batch(batch, self.context, max(1, len(self.fleet.live)))
+        parts = await run_all(self._generate(request) for _, request in requests)
         completions: dict[int, Completion] = {}
-        for share, parts in zip(shares, await run_all(map(self._complete_share, shares)), strict=True):
-            for (places, _), part in zip(share, parts, strict=True):
-                completions.update(zip(places, part, strict=True))
+        for (places, _), part in zip(requests, parts, strict=True):
+            completions.update(zip(places, part, strict=True))
         return [completions[place] for place in range(len(batch.prompts))]
-
-    async def _complete_share(self, share: Sequence[tuple[Places, CompletionRequest]]) -> list[list[Completion]]:
-        """The completions of requests that go to the same server."""
-
-        async def attempt(server: ServerWeights) -> list[list[Completion]]:
-            async def complete(request: CompletionRequest) -> list[Completion]:
-                async with self._slots:
-                    return await self._complete(server, request)
-
-            parts = await run_all(complete(request) for _, request in share)
-            if not await server.are_loaded():
-                raise ServerGoneError("it was restarted during the request")
-            return parts
-
-        return await self.fleet.request(attempt, sum(request.max_total_tokens for _, request in share))
 
     async def complete(self, batch: CompletionBatch) -> list[list[int]]:
         """Token ids of one completion for each prompt.
@@ -177,12 +193,12 @@ class VLLMServerEngine:
         """
         request = CompletionRequest(contexts, Sampling(), max_tokens=1, top_logprobs=TOP_LOGPROBS)
 
-        async def attempt(server: ServerWeights) -> list[dict[int, float]]:
+        async def attempt(server: FleetServer) -> list[dict[int, float]]:
             return first_token_logprobs(await self._post(server, request, of_base))
 
         return await self.fleet.request(attempt)
 
-    async def _complete(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
+    async def _complete(self, server: FleetServer, request: CompletionRequest) -> list[Completion]:
         version = self.weight_version or 0
         sampled = request.completions(await self._post(server, request), server.client.url)
         activity.add_tokens(sum(len(ids) for ids, _ in sampled))
@@ -191,7 +207,7 @@ class VLLMServerEngine:
             for ids, logprobs in sampled
         ]
 
-    async def _post(self, server: ServerWeights, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
+    async def _post(self, server: FleetServer, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
         """The server's response; ServerGoneError if it has lost the policy, whose adapter it then refuses."""
         policy = self.fleet.policy
         model = self.base_model if of_base or policy is None else policy

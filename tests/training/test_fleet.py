@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from aitrain import RunFailed
-from aitrain.engines import live_servers
+from aitrain.engines import server_fleet
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
@@ -58,7 +58,7 @@ class Slow(Fake):
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
-    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
     return [Slow() for _ in range(3)]
 
 

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from aitrain import TrainConfig
-from aitrain.engines import live_servers
+from aitrain.engines import server_fleet
 from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -126,7 +126,7 @@ def test_an_episode_does_not_wait_for_another_one() -> None:
 
 
 def test_an_interrupt_ends_the_wait_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.05)
     fake = Fake()
     engine = by(fake)
     fake.stop()

@@ -19,7 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from aitrain.engines import completion_request, live_servers, server_check, weight_sync, worker_extension
+from aitrain.engines import completion_request, server_check, server_fleet, weight_sync, worker_extension
 from aitrain.engines import server as server_engine
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import CompletionBatch, Sampling
@@ -206,7 +206,7 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.05)
     server = Fake()
     yield server
     server.stop()
@@ -357,6 +357,7 @@ def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weight
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completion_request, "CHUNK_PROMPTS", 2)
+    monkeypatch.setattr(server_fleet, "CURRENT_SECONDS", 0.0)
     engine = by(fake, sync)
     fake.dies()  # while it takes the weights
     load(engine, 1)
@@ -370,20 +371,6 @@ def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weight
         assert ids_of(answers(engine, prompts)) == [[n, END] for n in range(10)]
         assert engine.restarts == restarts
         assert is_current(engine)
-
-
-def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: Fake, tmp_path: Path) -> None:
-    engine = by(fake, DiskSync(adapted(), tmp_path / "sync"))
-    load(engine, 1)
-
-    def answer_with_other_weights(fake: Fake) -> tuple[int, Any]:
-        fake.restart()
-        return said([1], [7])
-
-    fake.troubles = [answer_with_other_weights]
-    assert ids_of(answers(engine, [[1]])) == [[1, END]]
-    assert engine.restarts == 1
-    assert len(fake.bodies("/v1/completions")) == 2
 
 
 def test_a_completion_that_is_held_back_looks_for_the_weights_that_are_loaded_meanwhile(fake: Fake, sync: Any) -> None:
@@ -460,6 +447,7 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
 def test_two_runs_share_neither_a_server_nor_a_folder(
     fake: Fake, sync: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server_fleet, "CURRENT_SECONDS", 0.0)
     engine, other = by(fake, sync), by(fake, type(sync)(sync.model, tmp_path / "other"))
     for each in (engine, other):
         load(each, 1)
