@@ -36,9 +36,8 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
+from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_ranks, seeds_of
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.engines.ranks import largest_over_ranks
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import whole
