@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import torch
+from accelerate import Accelerator
+
 from aitrain import activity
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
@@ -25,6 +28,11 @@ class BatchRow:
     begun: int = 0
     """Number of tokens at the end of the prompt that belong to the completion: an earlier round generated them."""
     seed: SampleSeed | None = None
+
+    @property
+    def begun_ids(self) -> list[int]:
+        """The tokens that earlier rounds generated."""
+        return self.prompt_ids[len(self.prompt_ids) - self.begun :]
 
 
 @dataclass(eq=False)
@@ -178,3 +186,10 @@ def seeds_of(rows: Sequence[BatchRow]) -> list[SampleSeed]:
     """The seeds of all rows; empty if one has none, as ranks that share an engine gather the seeds of all rows."""
     seeds = [row.seed for row in rows if row.seed is not None]
     return seeds if len(seeds) == len(rows) else []
+
+
+def largest_over_ranks(accelerator: Accelerator, rows: int, max_tokens: int) -> tuple[int, int]:
+    """The largest numbers of rows and tokens over all ranks. Every rank must call this."""
+    own = torch.tensor([[rows, max_tokens]], device=accelerator.device)
+    rows, max_tokens = accelerator.gather(own).max(dim=0).values.tolist()
+    return rows, max_tokens

@@ -69,10 +69,10 @@ class ChatEndpoint:
             body["tools"] = tools
         async with self._slots:
             with self.clock.running("generate"):
-                answer = await self._post(body, request.max_tokens)
-        completion = self._completion(answer, request.max_tokens)
-        activity.add_tokens(len(completion.ids))
-        return completion
+                message, is_cut, tokens = await self._post(body, request.max_tokens)
+        ids = self.chat.completion_ids(message, min(tokens, request.max_tokens) if is_cut else tokens)
+        activity.add_tokens(len(ids))
+        return Completion(ids, None, "length" if is_cut else "stop", self.step)
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -86,21 +86,21 @@ class ChatEndpoint:
 
     def _settings(self, request: GenerationRequest) -> dict[str, Any]:
         """The fields of the sampling; those that only some servers know are sent only where they change something."""
-        given = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
-        settings: dict[str, Any] = {"temperature": given.temperature, "top_p": given.top_p}
-        plain = Sampling()
+        is_greedy, usual = request.decoding is Decoding.GREEDY, Sampling()
+        sampling = self.sampling.greedy if is_greedy else self.sampling
+        settings: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         for name in ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if getattr(given, name) != getattr(plain, name):
-                settings[name] = getattr(given, name)
-        if given.min_new_tokens:
-            settings["min_tokens"] = given.min_new_tokens
-        if given.stop:
-            settings["stop"] = list(given.stop)
-        if request.seed is not None and request.decoding is not Decoding.GREEDY:
+            if getattr(sampling, name) != getattr(usual, name):
+                settings[name] = getattr(sampling, name)
+        if sampling.min_new_tokens:
+            settings["min_tokens"] = sampling.min_new_tokens
+        if sampling.stop:
+            settings["stop"] = list(sampling.stop)
+        if request.seed is not None and not is_greedy:
             settings["seed"] = request.seed.request_seed % 2**31
         return settings
 
-    async def _post(self, body: dict[str, Any], max_tokens: int) -> EndpointAnswer:
+    async def _post(self, body: dict[str, Any], max_tokens: int) -> tuple[Message, bool, int]:
         pause = self.pause
         for attempt in range(1, ATTEMPTS + 1):
             wait, problem = pause, ""
@@ -131,25 +131,6 @@ class ChatEndpoint:
             f"{self.url} failed {ATTEMPTS} times at the same request: {problem}\n"
             "What was scored is saved; --resume continues when the server is back."
         )
-
-    def _completion(self, answer: EndpointAnswer, max_tokens: int) -> Completion:
-        message: Message = {"role": "assistant", "content": answer.content}
-        if answer.tool_calls:
-            message["tool_calls"] = answer.tool_calls
-        tokens = min(answer.tokens, max_tokens) if answer.is_cut else answer.tokens
-        ids = self.chat.completion_ids(message, tokens)
-        return Completion(ids, None, "length" if answer.is_cut else "stop", self.step)
-
-
-@dataclass(frozen=True)
-class EndpointAnswer:
-    """A chat completion of the server."""
-
-    content: str
-    tool_calls: list[dict[str, Any]]
-    is_cut: bool
-    tokens: int
-    """1 if the server does not count them."""
 
 
 def endpoint_client(url: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
@@ -202,9 +183,13 @@ def _to_wire(messages: Sequence[Message]) -> list[Message]:
     ids: list[str] = []
     for message in messages:
         if message.get("tool_calls"):
-            calls = [
-                _call_to_wire(call, f"call_{len(sent)}_{place}") for place, call in enumerate(message["tool_calls"])
-            ]
+            calls: list[dict[str, Any]] = []
+            for place, call in enumerate(message["tool_calls"]):
+                function = call.get("function") or {}
+                arguments = function.get("arguments")
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+                id = call.get("id") or f"call_{len(sent)}_{place}"
+                calls.append({"id": id, "type": "function", "function": {**function, "arguments": text}})
             ids = [call["id"] for call in calls]
             message = {**message, "tool_calls": calls}
         elif message.get("role") == "tool" and "tool_call_id" not in message:
@@ -213,14 +198,8 @@ def _to_wire(messages: Sequence[Message]) -> list[Message]:
     return sent
 
 
-def _call_to_wire(call: dict[str, Any], id: str) -> dict[str, Any]:
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    return {"id": call.get("id") or id, "type": "function", "function": {**function, "arguments": text}}
-
-
-def _parsed(response: httpx.Response, url: str) -> EndpointAnswer:
+def _parsed(response: httpx.Response, url: str) -> tuple[Message, bool, int]:
+    """The message of a chat completion, whether it was cut, and its tokens: 1 if the server does not count them."""
     try:
         answer = response.json()
         choice, counted = answer["choices"][0], (answer.get("usage") or {}).get("completion_tokens")
@@ -234,8 +213,9 @@ def _parsed(response: httpx.Response, url: str) -> EndpointAnswer:
             f"{url} gave no chat completion: {_one_line(response.text[:200])}\n"
             "Is it OpenAI-compatible? Such an address often ends in /v1."
         ) from None
+    message = {"role": "assistant", "content": content or "", **({"tool_calls": calls} if calls else {})}
     tokens = counted if isinstance(counted, int) and counted > 0 else 1
-    return EndpointAnswer(content or "", calls, choice.get("finish_reason") == "length", tokens)
+    return message, choice.get("finish_reason") == "length", tokens
 
 
 def _refused(url: str, status: int, problem: str) -> str:

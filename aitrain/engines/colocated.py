@@ -12,7 +12,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
                                                 prompts of the tp_group where tensors are parallel
     VLLMGeneration.temperature, .top_p, .top_k, .min_p, .repetition_penalty, .max_completion_length,
     .generation_kwargs                          replaced for each call; the last one holds further SamplingParams
-    VLLMGeneration.llm                          replaced for a call whose prompts have seeds
+    VLLMGeneration.llm.generate                 replaced for a call whose prompts have seeds
     VLLMGeneration.mode, .tensor_parallel_size, .tp_group, ._dist   read
     trl.generation.vllm_generation.VLLMClient   replaced while it connects, for a deadline and the server's key
     VLLMClient.check_server(total_timeout)      overridden: called once, before any request of `session`, a
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,9 +37,8 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
+from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_ranks, seeds_of
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.engines.ranks import largest_over_ranks
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import whole
@@ -177,37 +177,28 @@ class ColocatedEngine(BatchingEngine):
         settings: dict[str, object] = {name: getattr(sampling, name) for name in names}
         settings["max_completion_length"] = batch.max_tokens
         settings["generation_kwargs"] = sampling.vllm_extras(self.end.eos_ids, batch.max_tokens)
+        seeded: AbstractContextManager[None] = nullcontext()
         if batch.seeds is not None and generation.mode == "colocate":
-            settings["llm"] = _SeededLLM(generation.llm, self._seeds_of_all(batch.seeds))
-        with replaced(generation, settings):
+            seeded = replaced(generation.llm, {"generate": self._seeded_generate(batch.seeds)})
+        with replaced(generation, settings), seeded:
             _, ids, logprobs, _ = generation.generate(prompts=batch.prompts, images=None, num_generations=1)
         return [(row, [first for first, *_ in values]) for row, values in zip(ids, logprobs, strict=True)]
 
-    def _seeds_of_all(self, seeds: list[int]) -> list[int]:
-        """Seeds of the prompts of all ranks that share this vLLM, in TRL's order."""
-        generation = self._generation
-        if generation.tensor_parallel_size == 1:
-            return seeds
-        gathered: list[list[int]] = [[]] * generation.tensor_parallel_size
-        torch.distributed.all_gather_object(gathered, seeds, group=generation.tp_group)
-        return [seed for seeds in gathered for seed in seeds]
+    def _seeded_generate(self, seeds: list[int]) -> Callable[..., Any]:
+        """vLLM's `generate` with a seed for each prompt: of all ranks that share this vLLM, in TRL's order."""
+        generation, generate = self._generation, self._generation.llm.generate
+        if generation.tensor_parallel_size > 1:
+            gathered: list[list[int]] = [[]] * generation.tensor_parallel_size
+            torch.distributed.all_gather_object(gathered, seeds, group=generation.tp_group)
+            seeds = [seed for part in gathered for seed in part]
 
+        def seeded(prompts: list[Any], sampling_params: Any, **options: Any) -> Any:
+            each = [copy.copy(sampling_params) for _ in prompts]
+            for parameters, seed in zip(each, seeds, strict=True):
+                parameters.seed = seed
+            return generate(prompts, sampling_params=each, **options)
 
-class _SeededLLM:
-    """vLLM's engine, which samples each prompt of a `generate` with its own seed."""
-
-    def __init__(self, llm: Any, seeds: list[int]) -> None:
-        self._llm, self._seeds = llm, seeds
-
-    def generate(self, prompts: list[Any], sampling_params: Any, **options: Any) -> Any:
-        """`LLM.generate` with a seed for each prompt."""
-        each = [copy.copy(sampling_params) for _ in prompts]
-        for parameters, seed in zip(each, self._seeds, strict=True):
-            parameters.seed = seed
-        return self._llm.generate(prompts, sampling_params=each, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
+        return seeded
 
 
 def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
@@ -215,12 +206,8 @@ def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
 
     def step_and_count() -> T:
         outputs = step()
-        ended = [output for output in _listed(outputs) if output.finished]
+        ended = [output for output in outputs if output.finished] if isinstance(outputs, list) else []
         activity.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))
         return outputs
 
     return step_and_count
-
-
-def _listed(outputs: Any) -> list[Any]:
-    return outputs if isinstance(outputs, list) else []

@@ -1,6 +1,6 @@
 """Generation by transformers: a batch at a time, padded on the left, drawn with torch's generator as TRL does.
 
-Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py): see hf_sampling.py and row_sampling.py.
+Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py): see hf_sampling.py.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
@@ -16,10 +17,10 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
-from aitrain.engines.hf_sampling import HFSampling, own_defaults_only
-from aitrain.engines.row_sampling import seeded_rows
-from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import kept_mode
+from aitrain.engines.hf_sampling import SamplingProcessor, StopStringCriterion, own_defaults_only, seeded_rows
+from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.scopes import evaluation_mode, kept_mode
+from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
@@ -60,12 +61,29 @@ class HFEngine(BatchingEngine):
         self.policy, self.sampling = policy, sampling
 
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row."""
-        policy, config = self.policy, self._config(max_tokens, decoding)
+        """One completion of at most `max_tokens` tokens for each row. In training, which samples as TRL does, seeds are
+        not used."""
+        sampling = self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling
+        return self._sample(rows, max_tokens, sampling, seeds_of(rows) if decoding is Decoding.SEEDED else [])
+
+    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+        """Token ids of one completion for each prompt, without dropout; not for ranks that generate together."""
+        rows, seeds = [BatchRow(prompt) for prompt in batch.prompts], list(map(SampleSeed, batch.seeds or ()))
+        with evaluation_mode(self.policy.model):
+            return [completion.ids for completion in self._sample(rows, batch.max_tokens, batch.sampling, seeds)]
+
+    def _sample(
+        self, rows: list[BatchRow], max_tokens: int, sampling: Sampling, seeds: list[SampleSeed]
+    ) -> list[Completion]:
+        """Sample each row with its own seed, if there are seeds."""
+        policy, config = self.policy, self._config(max_tokens, sampling)
         prompts = [row.prompt_ids for row in rows]
-        given = HFSampling(self.sampling, self.end, rows)
+        criterion = StopStringCriterion(self.end, rows)
+        processor = SamplingProcessor(sampling, self.end, rows)
+        can_seed = seeds and policy.continuous_batching is None
+        seeded = partial(seeded_rows, rows=lambda _: seeds) if can_seed else nullcontext
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
-        with prepared as model, torch.no_grad(), own_defaults_only(model), self._seeded(model, rows, decoding):
+        with prepared as model, torch.no_grad(), own_defaults_only(model), seeded(model):
             if policy.continuous_batching is not None:
                 with kept_mode(model):
                     results = model.generate_batch(
@@ -77,25 +95,27 @@ class HFEngine(BatchingEngine):
                 return _counted([Completion(result.generated_tokens) for result in results.values()])
             ids, mask = self._padded(prompts)
             generated = model.generate(
-                input_ids=ids, attention_mask=mask, generation_config=config, **given.arguments(), **self._streamer()
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=config,
+                logits_processor=[processor] if sampling.needs_processor else [],
+                stopping_criteria=[criterion] if self.end.stop_strings is not None else [],
+                streamer=None if policy.on_tokens is None else _TokenStream(policy.on_tokens),
             )
-        return _counted([Completion(answer) for answer in given.cut(generated[:, ids.shape[1] :].tolist())])
+        return _counted([Completion(answer) for answer in criterion.cut(generated[:, ids.shape[1] :].tolist())])
 
-    def _config(self, max_tokens: int, decoding: Decoding) -> GenerationConfig:
-        sampling = self.sampling
+    def _config(self, max_tokens: int, sampling: Sampling) -> GenerationConfig:
         shape = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        does_sample = sampling.temperature > 0
         return GenerationConfig(
             max_new_tokens=max_tokens,
-            do_sample=decoding is not Decoding.GREEDY,
+            do_sample=does_sample,
             pad_token_id=self.policy.tokenizer.pad_token_id,
-            eos_token_id=list(self.end.eos_ids),
+            eos_token_id=list(self.end.eos_ids) or None,
             cache_implementation=self.policy.cache_implementation,
             disable_compile=True,
-            **({} if decoding is Decoding.GREEDY else shape),
+            **(shape if does_sample else {}),
         )
-
-    def _streamer(self) -> dict[str, object]:
-        return {} if self.policy.on_tokens is None else {"streamer": _TokenStream(self.policy.on_tokens)}
 
     def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and attention mask, shape (rows, tokens)."""
@@ -105,13 +125,6 @@ class HFEngine(BatchingEngine):
         ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-    def _seeded(self, model: PreTrainedModel, rows: list[BatchRow], decoding: Decoding) -> AbstractContextManager[None]:
-        """Context in which each row is sampled with its own seed; no-op in training, which samples as TRL does."""
-        seeds = seeds_of(rows)
-        if not seeds or decoding is not Decoding.SEEDED or self.policy.continuous_batching is not None:
-            return nullcontext()
-        return seeded_rows(model, lambda _: seeds)
 
 
 def _counted(completions: list[Completion]) -> list[Completion]:

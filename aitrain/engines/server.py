@@ -5,7 +5,10 @@ alone, or all weights.
 
 What this uses of vLLM 0.31 (tests/training/test_served.py runs against it):
 
-    POST /v1/completions                see completion_request.py
+    POST /v1/completions                prompt: lists of token ids; seed; return_token_ids: the ids as sampled, with the
+                                        one that ended the completion; logprobs 0: of the sampled tokens, k: of the k
+                                        most likely ones, too (prompt_logprobs would do more, and ends the engine of a
+                                        server on the CPU that has an adapter)
     GET  /v1/models                     names, the folder of an adapter, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
@@ -26,11 +29,8 @@ from typing import Any, TypeVar
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.engines.completion_gate import CompletionGate
-from aitrain.engines.completion_request import CompletionRequest, Places, first_token_logprobs, room, split_batch
 from aitrain.engines.sampling import CompletionBatch, Sampling
-from aitrain.engines.server_fleet import ServerFleet
-from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.server_fleet import FleetServer, ServerFleet
 from aitrain.engines.weight_sync import WeightVersion
 from aitrain.errors import RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
@@ -42,14 +42,105 @@ from aitrain.rollout.limits import EndOfTurn
 T = TypeVar("T")
 Gather = Callable[[list[Any]], list[Any]]
 
-CURRENT_SECONDS = 1.0
-"""How long a check of the server's weights stays valid for `generate`: no server restarts faster."""
-
 TOP_LOGPROBS = 5
 """Most likely tokens whose log-probabilities are requested; a server allows 20 unless it was started otherwise."""
 
 SALT = uuid.uuid4().hex
 """Identifies this process, so that the server's prefix cache is not shared with other runs."""
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """A request for one completion of each prompt."""
+
+    prompts: list[list[int]]
+    sampling: Sampling
+    max_tokens: int
+    seed: int | None = None
+    top_logprobs: int = 0
+    """Number of most likely tokens whose log-probabilities are returned, at each position."""
+    has_logprobs: bool = True
+    """Whether log-probabilities are returned at all."""
+
+    def body(self, model: str, cache_salt: str, eos_ids: Sequence[int]) -> dict[str, Any]:
+        """Fields of the request, including all for which the server would use the model's generation_config.json.
+
+        Requests share cached prefixes only if they have the same `cache_salt`.
+        """
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        # as token ids, since the server would decode each token otherwise
+        logprobs = {"logprobs": self.top_logprobs, "return_tokens_as_token_ids": True}
+        return {
+            "model": model,
+            "prompt": self.prompts,
+            "max_tokens": self.max_tokens,
+            **{name: getattr(self.sampling, name) for name in names},
+            **self.sampling.vllm_extras(eos_ids, self.max_tokens),
+            "return_token_ids": True,
+            "cache_salt": cache_salt,
+            **(logprobs if self.has_logprobs else {}),
+            **({} if self.seed is None else {"seed": self.seed}),
+        }
+
+    def completion(self, response: dict[str, Any], url: str) -> tuple[list[int], list[float] | None]:
+        """Token ids and log-probabilities from a response of the server at `url` to a request with one prompt.
+
+        Raises:
+            RunFailed: the response does not fit the request.
+        """
+        (choice,) = response["choices"]
+        ids: list[int] = choice["token_ids"]
+        if [choice["prompt_token_ids"]] != self.prompts:
+            raise RunFailed(f"The vLLM server at {url} completed another prompt than that of the request.")
+        if choice.get("finish_reason") == "length" and len(ids) < self.max_tokens:  # of its generation_config.json
+            raise RunFailed(
+                f"The vLLM server at {url} cuts completions at {len(ids)} tokens instead of {self.max_tokens}.\n"
+                "Start it with --generation-config vllm: its model's own settings limit them otherwise."
+            )
+        if not self.has_logprobs:
+            return ids, None
+        logprobs: list[float] = choice["logprobs"]["token_logprobs"]
+        if len(ids) != len(logprobs):
+            raise RunFailed(f"The vLLM server gave {len(logprobs)} log-probabilities for {len(ids)} tokens.")
+        return ids, logprobs
+
+
+@dataclass
+class CompletionGate:
+    """Counts the completions in flight of one process. While it is closed there are none, and further ones wait."""
+
+    _in_flight: int = field(default=0, init=False)
+    _is_open: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _is_empty: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._is_open.set()
+        self._is_empty.set()
+
+    async def run(self, completion: Coroutine[Any, Any, T]) -> T:
+        """The result of a completion, which begins when the gate is open."""
+        try:
+            await self._is_open.wait()
+        except BaseException:
+            completion.close()
+            raise
+        self._in_flight += 1
+        self._is_empty.clear()
+        try:
+            return await completion
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._is_empty.set()
+
+    async def close(self) -> None:
+        """Hold further completions back, and wait for those in flight."""
+        self._is_open.clear()
+        await self._is_empty.wait()
+
+    async def open(self) -> None:
+        """Let the completions that wait begin."""
+        self._is_open.set()
 
 
 @dataclass
@@ -112,17 +203,20 @@ class VLLMServerEngine:
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
         seed = None if request.seed is None else request.seed.request_seed
-        max_tokens = room(request.prompt_ids, request.max_tokens, self.context)
-        one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed, has_logprobs=self.has_logprobs)
+        one = self._request(request.prompt_ids, sampling, request.max_tokens, seed)
+        one = replace(one, has_logprobs=self.has_logprobs)
         with self.clock.running("generate"):
             return await self.gate.run(self._generate(one, request.index))
 
-    async def _generate(self, one: CompletionRequest, episode: int | None) -> Completion:
+    def _request(self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: int | None) -> CompletionRequest:
+        """A request within the context, as the server refuses those that could exceed it."""
+        room = max_tokens if self.context is None else min(max_tokens, self.context - len(prompt))
+        return CompletionRequest([prompt], sampling, max(1, room), seed)
+
+    async def _generate(self, request: CompletionRequest, episode: int | None = None) -> Completion:
+        tokens = len(request.prompts[0]) + request.max_tokens
         async with self._slots:
-            (completion,) = await self.fleet.request(
-                lambda server: self._complete(server, one), one.max_total_tokens, CURRENT_SECONDS, episode
-            )
-        return completion
+            return await self.fleet.request(lambda server: self._complete(server, request), tokens, episode)
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -131,34 +225,16 @@ class VLLMServerEngine:
             yield lambda: None
 
     async def generate_batch(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt. The share of a server that restarts is sampled again, also finished ones.
+        """One completion for each prompt; the requests are divided over the servers.
 
         Raises:
             RunFailed: as for `generate`.
         """
-        count = max(1, len(self.fleet.live))
-        requests = split_batch(batch, self.context, count)
-        shares = [share for number in range(count) if (share := requests[number::count])]
-        completions: dict[int, Completion] = {}
-        for share, parts in zip(shares, await run_all(map(self._complete_share, shares)), strict=True):
-            for (places, _), part in zip(share, parts, strict=True):
-                completions.update(zip(places, part, strict=True))
-        return [completions[place] for place in range(len(batch.prompts))]
-
-    async def _complete_share(self, share: Sequence[tuple[Places, CompletionRequest]]) -> list[list[Completion]]:
-        """The completions of requests that go to the same server."""
-
-        async def attempt(server: ServerWeights) -> list[list[Completion]]:
-            async def complete(request: CompletionRequest) -> list[Completion]:
-                async with self._slots:
-                    return await self._complete(server, request)
-
-            parts = await run_all(complete(request) for _, request in share)
-            if not await server.are_loaded():
-                raise ServerGoneError("it was restarted during the request")
-            return parts
-
-        return await self.fleet.request(attempt, sum(request.max_total_tokens for _, request in share))
+        seeds: Sequence[int | None] = batch.seeds or [None] * len(batch.prompts)
+        return await run_all(
+            self._generate(self._request(prompt, batch.sampling, batch.max_tokens, seed))
+            for prompt, seed in zip(batch.prompts, seeds, strict=True)
+        )
 
     async def complete(self, batch: CompletionBatch) -> list[list[int]]:
         """Token ids of one completion for each prompt.
@@ -177,21 +253,23 @@ class VLLMServerEngine:
         """
         request = CompletionRequest(contexts, Sampling(), max_tokens=1, top_logprobs=TOP_LOGPROBS)
 
-        async def attempt(server: ServerWeights) -> list[dict[int, float]]:
-            return first_token_logprobs(await self._post(server, request, of_base))
+        async def attempt(server: FleetServer) -> list[dict[int, float]]:
+            choices = (await self._post(server, request, of_base))["choices"]
+            ordered = sorted(choices, key=lambda choice: int(choice["index"]))
+            return [
+                {int(name.removeprefix("token_id:")): float(value) for name, value in logprobs.items()}
+                for logprobs in (choice["logprobs"]["top_logprobs"][0] for choice in ordered)
+            ]
 
         return await self.fleet.request(attempt)
 
-    async def _complete(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
+    async def _complete(self, server: FleetServer, request: CompletionRequest) -> Completion:
         version = self.weight_version or 0
-        sampled = request.completions(await self._post(server, request), server.client.url)
-        activity.add_tokens(sum(len(ids) for ids, _ in sampled))
-        return [
-            Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", version)
-            for ids, logprobs in sampled
-        ]
+        ids, logprobs = request.completion(await self._post(server, request), server.client.url)
+        activity.add_tokens(len(ids))
+        return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", version)
 
-    async def _post(self, server: ServerWeights, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
+    async def _post(self, server: FleetServer, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
         """The server's response; ServerGoneError if it has lost the policy, whose adapter it then refuses."""
         policy = self.fleet.policy
         model = self.base_model if of_base or policy is None else policy

@@ -8,11 +8,12 @@ import shutil
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -56,20 +57,35 @@ class WeightVersion:
         return f"step-{self.step}-load-{self.load}"
 
 
-class WeightSync(Protocol):
-    """How weights get to the server."""
+class WeightSync(ABC):
+    """How weights get to the servers: by files in the run's folder, which is removed when the process ends."""
 
+    def __init__(self, model: Any, folder: Path, writes: bool = True) -> None:
+        self.model = model
+        self.folder = folder.absolute()
+        self.writes = writes
+        """Whether this process writes the files."""
+        self._removal: Callable[[], object] | None = None
+
+    @abstractmethod
     def write(self, version: WeightVersion) -> int:
         """Write the policy's weights to files, from one process; returns their size in bytes. Every process must call
         this, as the parts of sharded weights are gathered."""
 
+    @abstractmethod
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
-        """Make the server use the weights that were written. Several processes may call this at the same time."""
+        """Make the server use the weights that were written. Several processes may call this at the same time.
 
+        Raises:
+            ServerGoneError: it is gone, or was restarted meanwhile and has its own weights again.
+        """
+
+    @abstractmethod
     async def unload(self, client: VLLMClient) -> bool:
         """Remove the server's policy where it can be removed, while no request is sent; returns False if there is none,
         as in a server that was just started."""
 
+    @abstractmethod
     async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
         """Whether the server uses these weights.
 
@@ -79,30 +95,49 @@ class WeightSync(Protocol):
 
     def model_name(self, version: WeightVersion) -> str | None:
         """The policy's model name in requests; None for that of the model that the server was started with."""
+        return None
 
-    def close(self) -> None:
-        """Remove the files."""
-
-
-class _Files:
-    """The run's folder with the last weights that were written; removed when the process ends."""
-
-    def __init__(self, model: Any, folder: Path, writes: bool = True) -> None:
-        self.model = model
-        self.folder = folder.absolute()
-        self.writes = writes
-        """Whether this process writes the files."""
-        self._removal: Callable[[], object] | None = None
-
-    @property
-    def _takes_part(self) -> bool:
-        """Whether this process writes the weights, or has a part of them."""
-        return self.writes or is_sharded(self.model)
+    def path(self, version: WeightVersion) -> Path:
+        """Directory of these weights."""
+        return self.folder / str(version)
 
     def close(self) -> None:
         """Remove the folder, in the process that wrote it."""
         if self._removal is not None:
             self._removal()
+
+    def _save(
+        self,
+        version: WeightVersion,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        save: Callable[[Path, dict[str, torch.Tensor]], object],
+        dtype: torch.dtype | None = None,
+    ) -> int:
+        """Gather the tensors, and have the process that writes save them to a new folder, which gets its name when it
+        is complete; the one before is removed first, to save space. Returns the size of the files.
+
+        Raises:
+            RunFailed: they cannot be written, so that all ranks end together.
+        """
+        if not (self.writes or is_sharded(self.model)):
+            return 0
+        weights = gathered(tensors, self.writes, dtype)
+        if not self.writes:
+            return 0
+        if self._removal is None:
+            self._lock_folder()
+        for before in self.folder.iterdir():
+            shutil.rmtree(before, ignore_errors=True)
+        partial_folder = self.folder / "partial"
+        try:
+            partial_folder.mkdir()
+            save(partial_folder, weights)
+            partial_folder.rename(self.path(version))
+        except (OSError, SafetensorError) as error:
+            raise RunFailed(
+                f"The weights for the vLLM server could not be written to {self.folder}: {error}"
+            ) from error
+        return sum(file.stat().st_size for file in self.path(version).iterdir())
 
     def _lock_folder(self) -> None:
         """Make the folder, and lock it until this process ends."""
@@ -114,36 +149,8 @@ class _Files:
             time.sleep(PAUSE_SECONDS)  # another run may hold the lock to check whether the folder is an orphan
         raise RunFailed(f"Another process writes weights to {self.folder}: is the run started twice?")
 
-    def path(self, version: WeightVersion) -> Path:
-        """Directory of these weights."""
-        return self.folder / str(version)
 
-    @contextmanager
-    def _writing(self, version: WeightVersion) -> Iterator[Path]:
-        """A new folder, which gets its name when it is complete; the one before is removed first, to save space.
-
-        Raises:
-            RunFailed: it cannot be written, so that all ranks end together.
-        """
-        if self._removal is None:
-            self._lock_folder()
-        for before in self.folder.iterdir():
-            shutil.rmtree(before, ignore_errors=True)
-        partial_folder = self.folder / "partial"
-        try:
-            partial_folder.mkdir()
-            yield partial_folder
-            partial_folder.rename(self.path(version))
-        except (OSError, SafetensorError) as error:
-            raise RunFailed(
-                f"The weights for the vLLM server could not be written to {self.folder}: {error}"
-            ) from error
-
-    def _size(self, version: WeightVersion) -> int:
-        return sum(file.stat().st_size for file in self.path(version).iterdir())
-
-
-class AdapterSync(_Files):
+class AdapterSync(WeightSync):
     """Syncs the adapter alone, with a new name each time, to a server that has the base model.
 
     The adapter before is unloaded; with `load_inplace`, vLLM would read it from disk at every step of its engine.
@@ -151,17 +158,15 @@ class AdapterSync(_Files):
 
     def write(self, version: WeightVersion) -> int:
         """Write adapter_model.safetensors and adapter_config.json; returns their size in bytes."""
-        if not self._takes_part:
-            return 0
-        reshard(self.model)
-        weights = gathered(get_peft_model_state_dict(self.model, save_embedding_layers=False).items(), self.writes)
-        if not self.writes:
-            return 0
-        with self._writing(version) as folder:
+
+        def save(folder: Path, weights: dict[str, torch.Tensor]) -> None:
             tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
             save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
             self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
-        return self._size(version)
+
+        reshard(self.model)
+        state = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return self._save(version, state.items(), save)
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
         """Load the adapter, if no other process has done so."""
@@ -198,7 +203,7 @@ class AdapterSync(_Files):
         }
 
 
-class DiskSync(_Files):
+class DiskSync(WeightSync):
     """Syncs all weights, to a server in its development mode, which replaces its own."""
 
     def __init__(
@@ -209,25 +214,20 @@ class DiskSync(_Files):
         """Whether the server is on the CPU and its output layer must be repacked: see tied_head.py."""
         self._dtype = dtype
         """Data type of the files; None: that of the model."""
+        self._run_name = f"{LOADED}{uuid.uuid5(uuid.NAMESPACE_URL, str(self.folder)).hex[:12]}-"
 
     def write(self, version: WeightVersion) -> int:
         """Write the files of `save_pretrained`, with a merged adapter; returns their size in bytes."""
-        if not self._takes_part:
-            return 0
-        weights = gathered(merged_weights(self.model), self.writes, self._dtype)
-        if not self.writes:
-            return 0
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        with self._writing(version) as folder, _no_progress_bar(), savable_generation_config(base):
-            base.save_pretrained(folder, state_dict=weights)
-        return self._size(version)
+
+        def save(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+            with _no_progress_bar(), savable_generation_config(base):
+                base.save_pretrained(folder, state_dict=weights)
+
+        return self._save(version, merged_weights(self.model), save, self._dtype)
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
-        """Have the server read the files and set its weight version.
-
-        Raises:
-            ServerGoneError: it was restarted meanwhile, and has its own weights again.
-        """
+        """Have the server read the files and set its weight version."""
         name, where = self._name(version), {"weights_path": str(self.path(version))}
         partial = f"{name}{PARTIAL}"  # a server that was restarted does not have it, and reading may end half-way
         await client.post("/update_weight_version", {"new_version": partial})
@@ -249,16 +249,9 @@ class DiskSync(_Files):
             raise _shared(client)
         return loaded == self._name(version)
 
-    def model_name(self, version: WeightVersion) -> None:
-        """None: the weights are those of the server's own model."""
-
     def _name(self, version: WeightVersion) -> str:
         """The server's weight version: the run and the version."""
         return f"{self._run_name}{version}"
-
-    @property
-    def _run_name(self) -> str:
-        return f"{LOADED}{uuid.uuid5(uuid.NAMESPACE_URL, str(self.folder)).hex[:12]}-"
 
 
 @contextmanager

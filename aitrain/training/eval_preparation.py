@@ -124,7 +124,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         accelerator.prepare_model(policy.model, evaluation_mode=True)  # the autocast of a training
     engine, clock = make_engine(context, config, reference, policy, longest), RolloutClock()
     engine.clock = clock
-    completer: Completer | None = engine if config.use_vllm else None  # type: ignore[assignment]
+    completer: Completer | None = engine if config.use_vllm else None
     scoring = offer_model(context.runner, policy.model, tokenizer, completer)
     limits = limits_of(context.runner, policy.context)
     rollout = Rollout(context.runner, engine, shown.chat, limits, policy.end, scoring, clock)

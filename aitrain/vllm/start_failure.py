@@ -20,7 +20,7 @@ ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: 
 CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
 
 CAUSES = [
-    (r"error: (ambiguous|argument |unrecognized arguments)", "Correct --vllm-args."),
+    (r"error: (ambiguous|argument |unrecognized arguments)", "Correct --vllm-args: vllm serve --help=all lists them."),
     (
         r"No available memory for the cache blocks",
         "Give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}), or more GPUs.",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aitrain.batch import CaseSchedule
-from aitrain.engines.completion_gate import CompletionGate
+from aitrain.engines.server import CompletionGate
 from aitrain.errors import ServerFailed
 from aitrain.events import SERVER_VARIABLE
 from aitrain.rollout.clock import RolloutClock

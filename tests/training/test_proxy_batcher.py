@@ -34,7 +34,7 @@ class Watched:
 
     def __init__(self, model: Any, **options: Any) -> None:
         self.model = model
-        self.batcher = ProxyBatcher(model, PAD, **options)
+        self.batcher = ProxyBatcher(model, SimpleNamespace(pad_token_id=PAD), **options)
         self.policy = self.batcher.policy
         self.alone = type(model).generate.__get__(model)
         self.rows: list[int] = []
@@ -94,7 +94,8 @@ def test_answers_that_end_early_are_cut_to_the_longest_of_the_same_caller(watche
     calls = [masked(*widths, max_new_tokens=20) for widths in [(4, 6), (9,), (2, 30), (16, 3, 3)]]
     tokens = torch.cat([watched.alone(**call)[:, call["input_ids"].shape[1] + 1 : -1].flatten() for call in calls])
     end = int(tokens.mode().values)  # ends some of these calls early
-    calls = [call | {"eos_token_id": [END, end]} for call in calls]
+    watched.model.generation_config.eos_token_id = [END, end]
+    watched = Watched(watched.model)
     watched.assert_as_if_alone(calls, generations=1)
     expected = [watched.alone(**call) for call in calls]
     assert len({ids.shape[1] - call["input_ids"].shape[1] for ids, call in zip(expected, calls, strict=True)}) > 1
@@ -206,7 +207,7 @@ def test_what_an_episode_samples_depends_on_its_seed_and_on_no_other_episode(wat
     together = [outcome.value for outcome in watched.outcomes(jobs)]
     assert together == [outcome.value for outcome in watched.outcomes(jobs[::-1])][::-1]
     assert together == [watched.outcomes([job])[0].value for job in jobs]
-    assert watched.rows == [3] * 4 + [2, 2, 1, 1]
+    assert watched.rows == [6] * 4 + [4, 4, 2, 2]
     assert len({tuple(row) for rows in together[0] for row in rows}) == 8
 
 
