@@ -164,14 +164,13 @@ class ColocatedEngine(BatchingEngine):
         """One completion of at most `max_tokens` tokens for each row."""
         sampling = self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling
         seeds = [seed.request_seed for seed in seeds_of(rows)] or None
-        answers = self._complete(CompletionBatch([row.prompt_ids for row in rows], sampling, max_tokens, seeds))
-        return [Completion(ids, logprobs) for ids, logprobs in answers]
+        return self._complete(CompletionBatch([row.prompt_ids for row in rows], sampling, max_tokens, seeds))
 
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-        """Token ids of one completion for each prompt; not for ranks that generate together."""
-        return [ids for ids, _ in self._complete(batch)]
+    async def complete(self, batch: CompletionBatch) -> list[Completion]:
+        """One completion for each prompt; not for ranks that generate together."""
+        return self._complete(batch)
 
-    def _complete(self, batch: CompletionBatch) -> list[tuple[list[int], list[float]]]:
+    def _complete(self, batch: CompletionBatch) -> list[Completion]:
         generation, sampling = self._generation, batch.sampling
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         settings: dict[str, object] = {name: getattr(sampling, name) for name in names}
@@ -182,7 +181,7 @@ class ColocatedEngine(BatchingEngine):
             seeded = replaced(generation.llm, {"generate": self._seeded_generate(batch.seeds)})
         with replaced(generation, settings), seeded:
             _, ids, logprobs, _ = generation.generate(prompts=batch.prompts, images=None, num_generations=1)
-        return [(row, [first for first, *_ in values]) for row, values in zip(ids, logprobs, strict=True)]
+        return [Completion(row, [first for first, *_ in values]) for row, values in zip(ids, logprobs, strict=True)]
 
     def _seeded_generate(self, seeds: list[int]) -> Callable[..., Any]:
         """vLLM's `generate` with a seed for each prompt: of all ranks that share this vLLM, in TRL's order."""

@@ -66,11 +66,11 @@ class HFEngine(BatchingEngine):
         sampling = self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling
         return self._sample(rows, max_tokens, sampling, seeds_of(rows) if decoding is Decoding.SEEDED else [])
 
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-        """Token ids of one completion for each prompt, without dropout; not for ranks that generate together."""
+    async def complete(self, batch: CompletionBatch) -> list[Completion]:
+        """One completion for each prompt, without dropout; not for ranks that generate together."""
         rows, seeds = [BatchRow(prompt) for prompt in batch.prompts], list(map(SampleSeed, batch.seeds or ()))
         with evaluation_mode(self.policy.model):
-            return [completion.ids for completion in self._sample(rows, batch.max_tokens, batch.sampling, seeds)]
+            return self._sample(rows, batch.max_tokens, batch.sampling, seeds)
 
     def _sample(
         self, rows: list[BatchRow], max_tokens: int, sampling: Sampling, seeds: list[SampleSeed]

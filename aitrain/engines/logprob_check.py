@@ -103,7 +103,7 @@ class LogprobCheck:
     async def difference(self, engine: VLLMServerEngine) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
         seeds = list(range(len(self.prompts)))
-        answers = await engine.generate_batch(CompletionBatch(self.prompts, Sampling(), TOKENS, seeds))
+        answers = await engine.complete(CompletionBatch(self.prompts, Sampling(), TOKENS, seeds))
         self._rows = [prompt + answer.ids for prompt, answer in zip(self.prompts, answers, strict=True)]
         own = self._logprobs()
         sampled = torch.tensor([token for answer in answers for token in answer.ids])

@@ -248,7 +248,7 @@ class ProxyBatcher:
         limit, have_seeds = max(request.limit for request in requests), len(seeds) == len(prompts)
         batch = CompletionBatch(prompts, requests[0].sampling, limit, seeds if have_seeds else None)
         assert self._engine is not None
-        completions = iter(await self._engine.complete(batch))
+        completions = iter([completion.ids for completion in await self._engine.complete(batch)])
         return [request.result([next(completions) for _ in request.prompts], self._pad) for request in requests]
 
     def _run(self, call: _Call) -> Any:

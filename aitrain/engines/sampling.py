@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.stop_strings import StopStrings
 
 Tensor = torch.Tensor
@@ -158,8 +159,8 @@ class CompletionBatch:
 class Completer(Protocol):
     """An engine that completes batches of any sampling, such as those of an environment's `model.generate` calls."""
 
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-        """Token ids of one completion for each prompt.
+    async def complete(self, batch: CompletionBatch) -> list[Completion]:
+        """One completion for each prompt.
 
         Raises:
             RunFailed: the engine is gone.

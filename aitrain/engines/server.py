@@ -32,7 +32,7 @@ from aitrain import activity
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server_fleet import FleetServer, ServerFleet
 from aitrain.engines.weight_sync import WeightVersion
-from aitrain.errors import RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
+from aitrain.errors import RunFailed, ServerFailed
 from aitrain.machine import allow_open_files
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
@@ -49,98 +49,21 @@ SALT = uuid.uuid4().hex
 """Identifies this process, so that the server's prefix cache is not shared with other runs."""
 
 
-@dataclass(frozen=True)
-class CompletionRequest:
-    """A request for one completion of each prompt."""
+class CompletionGate(asyncio.Semaphore):
+    """A slot for each completion in flight of one process. While it is closed there are none, and further ones wait."""
 
-    prompts: list[list[int]]
-    sampling: Sampling
-    max_tokens: int
-    seed: int | None = None
-    top_logprobs: int = 0
-    """Number of most likely tokens whose log-probabilities are returned, at each position."""
-    has_logprobs: bool = True
-    """Whether log-probabilities are returned at all."""
-
-    def body(self, model: str, cache_salt: str, eos_ids: Sequence[int]) -> dict[str, Any]:
-        """Fields of the request, including all for which the server would use the model's generation_config.json.
-
-        Requests share cached prefixes only if they have the same `cache_salt`.
-        """
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        # as token ids, since the server would decode each token otherwise
-        logprobs = {"logprobs": self.top_logprobs, "return_tokens_as_token_ids": True}
-        return {
-            "model": model,
-            "prompt": self.prompts,
-            "max_tokens": self.max_tokens,
-            **{name: getattr(self.sampling, name) for name in names},
-            **self.sampling.vllm_extras(eos_ids, self.max_tokens),
-            "return_token_ids": True,
-            "cache_salt": cache_salt,
-            **(logprobs if self.has_logprobs else {}),
-            **({} if self.seed is None else {"seed": self.seed}),
-        }
-
-    def completion(self, response: dict[str, Any], url: str) -> tuple[list[int], list[float] | None]:
-        """Token ids and log-probabilities from a response of the server at `url` to a request with one prompt.
-
-        Raises:
-            RunFailed: the response does not fit the request.
-        """
-        (choice,) = response["choices"]
-        ids: list[int] = choice["token_ids"]
-        if [choice["prompt_token_ids"]] != self.prompts:
-            raise RunFailed(f"The vLLM server at {url} completed another prompt than that of the request.")
-        if choice.get("finish_reason") == "length" and len(ids) < self.max_tokens:  # of its generation_config.json
-            raise RunFailed(
-                f"The vLLM server at {url} cuts completions at {len(ids)} tokens instead of {self.max_tokens}.\n"
-                "Start it with --generation-config vllm: its model's own settings limit them otherwise."
-            )
-        if not self.has_logprobs:
-            return ids, None
-        logprobs: list[float] = choice["logprobs"]["token_logprobs"]
-        if len(ids) != len(logprobs):
-            raise RunFailed(f"The vLLM server gave {len(logprobs)} log-probabilities for {len(ids)} tokens.")
-        return ids, logprobs
-
-
-@dataclass
-class CompletionGate:
-    """Counts the completions in flight of one process. While it is closed there are none, and further ones wait."""
-
-    _in_flight: int = field(default=0, init=False)
-    _is_open: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _is_empty: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-
-    def __post_init__(self) -> None:
-        self._is_open.set()
-        self._is_empty.set()
-
-    async def run(self, completion: Coroutine[Any, Any, T]) -> T:
-        """The result of a completion, which begins when the gate is open."""
-        try:
-            await self._is_open.wait()
-        except BaseException:
-            completion.close()
-            raise
-        self._in_flight += 1
-        self._is_empty.clear()
-        try:
-            return await completion
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._is_empty.set()
+    def __init__(self, slots: int | None = None) -> None:
+        self._slots = slots or allow_open_files() // 2  # each request is an open file
+        super().__init__(self._slots)
 
     async def close(self) -> None:
         """Hold further completions back, and wait for those in flight."""
-        self._is_open.clear()
-        await self._is_empty.wait()
+        await asyncio.gather(*(self.acquire() for _ in range(self._slots)))
 
     async def open(self) -> None:
         """Let the completions that wait begin."""
-        self._is_open.set()
+        for _ in range(self._slots):
+            self.release()
 
 
 @dataclass
@@ -164,7 +87,7 @@ class VLLMServerEngine:
     """Context of all ranks around a load of weights, in which `check` may use a model that is sharded."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     has_logprobs: bool = True
-    """Whether `generate` returns log-probabilities, which only a training needs."""
+    """Whether completions have log-probabilities, which only a training needs."""
     gate: CompletionGate = field(default_factory=CompletionGate)
     """Closed while weights are loaded between the turns of episodes (--rl-ahead-turns)."""
     weight_version: int | None = field(default=None, init=False)
@@ -174,9 +97,6 @@ class VLLMServerEngine:
     """Size and duration of the last load of weights by this process."""
     _restarts_elsewhere: int = field(default=0, init=False)
     """Restarts that another rank has noticed, and this one has not."""
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2), init=False)
-    """For requests, each of which is an open file. One that waits for its slot has not checked the weights yet, as the
-    server may restart meanwhile."""
 
     @property
     def url(self) -> str:
@@ -195,6 +115,12 @@ class VLLMServerEngine:
         metrics = {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
         return metrics | ({"vllm/servers": len(self.fleet.live)} if len(self.fleet.servers) > 1 else {})
 
+    @asynccontextmanager
+    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+        """Context of episodes that are played together; no-op, as requests are independent of each other."""
+        with activity.own.waiting("generating", 0.0):
+            yield lambda: None
+
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
 
@@ -203,46 +129,20 @@ class VLLMServerEngine:
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
         seed = None if request.seed is None else request.seed.request_seed
-        one = self._request(request.prompt_ids, sampling, request.max_tokens, seed)
-        one = replace(one, has_logprobs=self.has_logprobs)
         with self.clock.running("generate"):
-            return await self.gate.run(self._generate(one, request.index))
+            return await self._complete(request.prompt_ids, sampling, request.max_tokens, seed, request.index)
 
-    def _request(self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: int | None) -> CompletionRequest:
-        """A request within the context, as the server refuses those that could exceed it."""
-        room = max_tokens if self.context is None else min(max_tokens, self.context - len(prompt))
-        return CompletionRequest([prompt], sampling, max(1, room), seed)
-
-    async def _generate(self, request: CompletionRequest, episode: int | None = None) -> Completion:
-        tokens = len(request.prompts[0]) + request.max_tokens
-        async with self._slots:
-            return await self.fleet.request(lambda server: self._complete(server, request), tokens, episode)
-
-    @asynccontextmanager
-    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Context of episodes that are played together: each stays on its server."""
-        with activity.own.waiting("generating", 0.0), self.fleet.episodes():
-            yield lambda: None
-
-    async def generate_batch(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt; the requests are divided over the servers.
+    async def complete(self, batch: CompletionBatch) -> list[Completion]:
+        """One completion for each prompt.
 
         Raises:
             RunFailed: as for `generate`.
         """
         seeds: Sequence[int | None] = batch.seeds or [None] * len(batch.prompts)
         return await run_all(
-            self._generate(self._request(prompt, batch.sampling, batch.max_tokens, seed))
-            for prompt, seed in zip(batch.prompts, seeds, strict=True)
+            self._complete(prompt, batch.sampling, batch.max_tokens, seed, place)
+            for place, (prompt, seed) in enumerate(zip(batch.prompts, seeds, strict=True))
         )
-
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-        """Token ids of one completion for each prompt.
-
-        Raises:
-            RunFailed: as for `generate`.
-        """
-        return [completion.ids for completion in await self.gate.run(self.generate_batch(batch))]
 
     async def top_logprobs(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
         """Log-probabilities at temperature 1 of the most likely next tokens after each context, by token id: the
@@ -251,10 +151,12 @@ class VLLMServerEngine:
         Raises:
             RunFailed: as for `generate`.
         """
-        request = CompletionRequest(contexts, Sampling(), max_tokens=1, top_logprobs=TOP_LOGPROBS)
+        body = {**self._body(Sampling(), 1), "prompt": contexts, "logprobs": TOP_LOGPROBS}
+        if of_base:
+            body["model"] = self.base_model
 
         async def attempt(server: FleetServer) -> list[dict[int, float]]:
-            choices = (await self._post(server, request, of_base))["choices"]
+            choices = (await server.client.post("/v1/completions", body))["choices"]
             ordered = sorted(choices, key=lambda choice: int(choice["index"]))
             return [
                 {int(name.removeprefix("token_id:")): float(value) for name, value in logprobs.items()}
@@ -263,24 +165,51 @@ class VLLMServerEngine:
 
         return await self.fleet.request(attempt)
 
-    async def _complete(self, server: FleetServer, request: CompletionRequest) -> Completion:
-        version = self.weight_version or 0
-        ids, logprobs = request.completion(await self._post(server, request), server.client.url)
-        activity.add_tokens(len(ids))
-        return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", version)
+    async def _complete(
+        self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: int | None, place: int
+    ) -> Completion:
+        """One completion, within the context, as a server refuses requests that could exceed it."""
+        if self.context is not None:
+            max_tokens = max(1, min(max_tokens, self.context - len(prompt)))
 
-    async def _post(self, server: FleetServer, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
-        """The server's response; ServerGoneError if it has lost the policy, whose adapter it then refuses."""
-        policy = self.fleet.policy
-        model = self.base_model if of_base or policy is None else policy
-        body = request.body(model, f"{SALT}-{self.fleet.version}", self.end.eos_ids)
-        try:
-            response: dict[str, Any] = await server.client.post("/v1/completions", body)
-        except ServerRefusedError as refused:
-            if not await server.are_loaded():
-                raise ServerGoneError("it was restarted and has forgotten the policy") from refused
-            raise
-        return response
+        async def attempt(server: FleetServer) -> Completion:
+            url = server.client.url
+            body = {**self._body(sampling, max_tokens), "prompt": [prompt]}
+            if seed is not None:
+                body["seed"] = seed
+            (choice,) = (await server.client.post("/v1/completions", body))["choices"]
+            ids: list[int] = choice["token_ids"]
+            if choice["prompt_token_ids"] != prompt:
+                raise RunFailed(f"The vLLM server at {url} completed another prompt than that of the request.")
+            if choice.get("finish_reason") == "length" and len(ids) < max_tokens:  # of its generation_config.json
+                raise RunFailed(
+                    f"The vLLM server at {url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
+                    "Start it with --generation-config vllm: its model's own settings limit them otherwise."
+                )
+            logprobs: list[float] | None = choice["logprobs"]["token_logprobs"] if self.has_logprobs else None
+            if logprobs is not None and len(ids) != len(logprobs):
+                raise RunFailed(f"The vLLM server gave {len(logprobs)} log-probabilities for {len(ids)} tokens.")
+            activity.add_tokens(len(ids))
+            return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
+
+        async with self.gate:
+            return await self.fleet.request(attempt, place)
+
+    def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        """Fields of a request, including all for which the server would use the model's generation_config.json.
+        Requests share cached prefixes only if they have the same `cache_salt`."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        # as token ids, since the server would decode each token otherwise
+        logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True} if self.has_logprobs else {}
+        return {
+            "model": self.fleet.policy or self.base_model,
+            "max_tokens": max_tokens,
+            **{name: getattr(sampling, name) for name in names},
+            **sampling.vllm_extras(self.end.eos_ids, max_tokens),
+            "return_token_ids": True,
+            "cache_salt": f"{SALT}-{self.fleet.version}",
+            **logprobs,
+        }
 
     # -- weights, by all ranks
 
@@ -334,18 +263,16 @@ class VLLMServerEngine:
 
 
 async def _check_servers(engine: VLLMServerEngine) -> None:
-    """Call the engine's check for each server that lives; one that dies meanwhile is left out."""
+    """Call the engine's check for each server that lives; one of several that dies meanwhile is left out."""
     if engine.check is None:
         return
-    if len(engine.fleet.servers) == 1:
-        await engine.check(engine)
-        return
-    for server in engine.fleet.live:
-        alone = ServerFleet([server], restart_timeout=0.0)
+    fleet = engine.fleet
+    for server in fleet.live:
+        alone = fleet if len(fleet.servers) == 1 else replace(fleet, servers=[server], restart_timeout=0.0)
         try:
-            await engine.check(replace(engine, fleet=alone))
+            await engine.check(replace(engine, fleet=alone, gate=CompletionGate()))
         except RunFailed:
-            if server.is_live:
+            if server.is_live or alone is fleet:
                 raise
             await alone.settle()
-            engine.fleet.report_lost(server, alone.cause)
+            fleet.report_lost(server, alone.cause)

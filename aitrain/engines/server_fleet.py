@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from aitrain import activity
 from aitrain.engines.weight_sync import WeightSync, WeightVersion
-from aitrain.errors import RunFailed, ServerGoneError, ServerTimeoutError
+from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.episode import run_all
 from aitrain.vllm.client import HEALTH_SECONDS, VLLMClient
 
 T = TypeVar("T")
 
-CURRENT_SECONDS = 1.0
-"""How long a check of a server's weights stays valid: no server restarts faster."""
 POLL_SECONDS = 1.0
 """Seconds between two checks whether a server is back."""
 SETTLE_SECONDS = 0.05
@@ -32,77 +29,35 @@ ATTEMPTS = 3
 
 @dataclass(eq=False)
 class FleetServer:
-    """One server of a fleet, and the weights that it should have, which a restart loses."""
+    """One server of a fleet."""
 
     client: VLLMClient
-    sync: WeightSync
-    version: WeightVersion | None = None
-    """The weights that it should have; None: those that it was started with."""
-    restarts: int = 0
-    """Number of times that it had lost the policy's weights."""
     is_live: bool = True
     """Whether requests are sent to it."""
     returns: int = 0
     """Number of times that it was gone and came back."""
-    tokens: int = 0
-    """Tokens in flight: of the prompts of its present requests, and the most that they may sample."""
     revival: asyncio.Task[None] | None = None
     """Waits for the return of a server that is gone."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Held by the one request that checks or loads the weights; all others wait for it."""
-    has_policy: bool = field(default=False, init=False)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its weights are checked or loaded."""
+    has_policy: bool = False
     """Whether it had a version of the policy when it was last seen."""
-    last_check: float = field(default=-math.inf, init=False)
-    """Time of the last check that found the weights."""
-
-    async def load(self) -> None:
-        """Load weights that were written, while no other request is sent.
-
-        Raises:
-            ServerGoneError: it is gone; `ensure_loaded` loads them when it is back.
-            RunFailed: it refuses them.
-        """
-        assert self.version is not None
-        async with self.lock:
-            was_loaded = await self.sync.unload(self.client)
-            self.restarts += self.has_policy and not was_loaded
-            self.has_policy = was_loaded
-            await self.sync.load(self.client, self.version)
-            self.has_policy = True
-
-    async def ensure_loaded(self, max_age: float = 0.0) -> None:
-        """Load the weights if it does not have them, unless that was checked in the last `max_age` seconds.
-
-        Raises:
-            ServerGoneError: it is gone.
-            RunFailed: it refuses them, or has those of another run.
-        """
-        async with self.lock:
-            if self.version is None or time.monotonic() < self.last_check + max_age:
-                return
-            if not await self.sync.has_version(self.client, self.version):
-                self.restarts += self.has_policy
-                self.has_policy = False
-                await self.sync.load(self.client, self.version)
-            self.has_policy = True
-            self.last_check = time.monotonic()
-
-    async def are_loaded(self) -> bool:
-        """Whether it has the weights.
-
-        Raises:
-            RunFailed: it has those of another run.
-        """
-        return self.version is None or await self.sync.has_version(self.client, self.version)
+    restarts: int = 0
+    """Number of times that it had lost the policy's weights."""
+    last_check: float = -math.inf
+    """Time at which the last check that found the weights began."""
 
 
 @dataclass
 class ServerFleet:
-    """Sends requests to servers that have the policy's weights. A request of a server that dies moves to another one;
-    if none lives, it waits for one."""
+    """Sends requests to servers that have the policy's weights. A request of a server that dies, or that has lost the
+    weights, is repeated; if no server lives, it waits for one."""
 
     servers: list[FleetServer]
-    """In the order of preference; of equally loaded ones the first is taken."""
+    sync: WeightSync
+    """How the weights get to the servers."""
+    version: WeightVersion | None = None
+    """The weights that the servers should have; None: those that they were started with."""
     restart_timeout: float = 600.0
     """Seconds to wait for a server if none lives."""
     give_up_reason: Callable[[], str] = lambda: ""
@@ -112,16 +67,14 @@ class ServerFleet:
     on_change: Callable[[dict[str, str]], None] = lambda states: None
     """Called when a server is gone or back, with the state of each: live or gone."""
     cause: str = field(default="", init=False)
-    """Why a server is gone."""
+    """Why the last request failed."""
     _refusal: RunFailed | None = field(default=None, init=False)
     """Why a server that is back cannot be used."""
-    _homes: dict[int, FleetServer] | None = field(default=None, init=False)
-    """The server of each episode, by its index; None outside of a batch of episodes."""
 
     @classmethod
     def of(cls, clients: Iterable[VLLMClient], sync: WeightSync) -> ServerFleet:
         """Servers that get the same weights."""
-        return cls([FleetServer(client, sync) for client in clients])
+        return cls([FleetServer(client) for client in clients], sync)
 
     @property
     def live(self) -> list[FleetServer]:
@@ -132,16 +85,6 @@ class ServerFleet:
     def urls(self) -> str:
         """The addresses, with commas."""
         return ", ".join(server.client.url for server in self.servers)
-
-    @property
-    def sync(self) -> WeightSync:
-        """How the weights get to the servers."""
-        return self.servers[0].sync
-
-    @property
-    def version(self) -> WeightVersion | None:
-        """The weights that the servers should have; None: those that they were started with."""
-        return self.servers[0].version
 
     @property
     def loads(self) -> int:
@@ -159,20 +102,10 @@ class ServerFleet:
         return sum(server.restarts for server in self.servers)
 
     def note_loaded(self, version: WeightVersion) -> None:
-        """Note that another process has loaded weights; the next request checks whether its server has them."""
+        """Note that another process has loaded weights."""
+        self.version = version
         for server in self.servers:
-            server.version = version
-            server.has_policy = True
-            server.last_check = -math.inf
-
-    @contextmanager
-    def episodes(self) -> Iterator[None]:
-        """Context in which the requests of an episode stay on one server, for its prefix cache."""
-        self._homes = {}
-        try:
-            yield
-        finally:
-            self._homes = None
+            server.has_policy, server.last_check = True, -math.inf
 
     async def load(self, version: WeightVersion) -> None:
         """Load weights that were written on all servers that live, while no other request is sent; the others get them
@@ -181,14 +114,20 @@ class ServerFleet:
         Raises:
             RunFailed: no server comes back, or one refuses them.
         """
+        self.version = version
 
         async def load_on(server: FleetServer) -> None:
-            server.version = version
+            server.last_check = -math.inf
             if not server.is_live:
                 await self._try_again(server, QUICK_SECONDS)
                 return
             try:
-                await server.load()
+                async with server.lock:
+                    was_loaded = await self.sync.unload(server.client)
+                    server.restarts += server.has_policy and not was_loaded
+                    server.has_policy = was_loaded
+                    await self.sync.load(server.client, version)
+                    server.has_policy = True
             except (ServerGoneError, ServerTimeoutError) as error:
                 await self._lose(server, server.returns, error)
 
@@ -196,26 +135,37 @@ class ServerFleet:
         if not self.live:
             await self._wait_for_one()
 
-    async def request(
-        self, attempt: Callable[[FleetServer], Awaitable[T]], tokens: int = 0, episode: int | None = None
-    ) -> T:
-        """The result of `attempt`, which sends requests to a server that has the weights.
+    async def request(self, attempt: Callable[[FleetServer], Awaitable[T]], place: int = 0) -> T:
+        """The result of `attempt`, which sends requests to a server that has the weights. Requests of one `place`, such
+        as those of an episode, go to the same server while it lives, for its prefix cache.
 
         Raises:
             RunFailed: no server comes back, or they fail in each attempt.
         """
         attempts = ATTEMPTS + len(self.servers) - 1
-        for number in range(attempts):
-            server = await self._choose(episode)
-            returns = server.returns
-            server.tokens += tokens
+        for _ in range(attempts):
+            self._look_for_lost()
+            if not self.live:
+                await self._wait_for_one()
+            server = self.live[place % len(self.live)]
+            returns, restarts = server.returns, server.restarts
+            refusal: ServerRefusedError | None = None
             try:
-                await server.ensure_loaded(CURRENT_SECONDS if number == 0 else 0.0)
-                return await attempt(server)
+                try:
+                    result = await attempt(server)
+                except ServerRefusedError as refused:  # as of an adapter that a server lost when it was restarted
+                    refusal = refused
+                if refusal is not None or self.policy is None:  # else the request has named the weights
+                    await self._ensure_loaded(server, time.monotonic())
             except (ServerGoneError, ServerTimeoutError) as error:
                 await self._lose(server, returns, error)
-            finally:
-                server.tokens -= tokens
+                continue
+            if server.restarts > restarts:
+                self.cause = "it was restarted, and had lost the weights of the policy"
+            elif refusal is not None:
+                raise refusal
+            else:
+                return result
         raise RunFailed(f"{self._name} failed {attempts} times at the same request: {self.cause}")
 
     async def settle(self) -> None:
@@ -241,8 +191,6 @@ class ServerFleet:
         left = f"{len(self.live)} of {len(self.servers)} servers left"
         self._tell(f"The vLLM server at {server.client.url} is gone, {left}: {cause}")
 
-    # -- servers that live, or are gone
-
     @property
     def _name(self) -> str:
         return f"The vLLM server{'s' if len(self.servers) > 1 else ''} at {self.urls}"
@@ -252,17 +200,22 @@ class ServerFleet:
             self.notify(text)
             self.on_change({server.client.url: "live" if server.is_live else "gone" for server in self.servers})
 
-    async def _choose(self, episode: int | None) -> FleetServer:
-        """The episode's server if it lives, else that with the fewest tokens in flight."""
-        self._look_for_lost()
-        if not self.live:
-            await self._wait_for_one()
-        home = None if self._homes is None or episode is None else self._homes.get(episode)
-        if home is None or not home.is_live:
-            home = min(self.live, key=lambda server: server.tokens)
-            if self._homes is not None and episode is not None:
-                self._homes[episode] = home
-        return home
+    async def _ensure_loaded(self, server: FleetServer, since: float = math.inf) -> None:
+        """Load the weights on a server that does not have them, unless a check that began after `since` found them.
+
+        Raises:
+            ServerGoneError: it is gone.
+            RunFailed: it refuses them, or has those of another run.
+        """
+        async with server.lock:
+            if self.version is None or server.last_check >= since:
+                return
+            start = time.monotonic()
+            if not await self.sync.has_version(server.client, self.version):
+                server.restarts += server.has_policy
+                server.has_policy = False
+                await self.sync.load(server.client, self.version)
+            server.has_policy, server.last_check = True, start
 
     async def _lose(self, server: FleetServer, returns: int, error: ServerGoneError | ServerTimeoutError) -> None:
         """Send no more requests to a server, unless it has come back since the request that failed. One that exceeded
@@ -292,7 +245,7 @@ class ServerFleet:
         if not await server.client.is_up(seconds):
             return
         try:
-            await server.ensure_loaded()
+            await self._ensure_loaded(server)
         except ServerGoneError:
             return
         except RunFailed as refused:

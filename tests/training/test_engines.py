@@ -147,7 +147,7 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_runs_options(
     answers = asyncio.run(engine.complete(CompletionBatch([[1], [2]], Sampling(top_p=0.9), 3, [5, 8])))
 
     assert completions == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
-    assert answers == [[1, 9], [2, 9]]
+    assert [answer.ids for answer in answers] == [[1, 9], [2, 9]]
     (prompts, seeded), (_, greedy), (_, (own, other)) = generation.llm.calls
     assert (prompts, [each.seed for each in seeded]) == ([[1], [2, 3]], [0, 1])
     expected = {**given, "top_p": 1.0, "repetition_penalty": 1.0, "stop_token_ids": [9], "max_tokens": 4, "seed": 1}

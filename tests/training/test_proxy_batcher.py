@@ -23,6 +23,7 @@ from aitrain.errors import RunFailed
 from aitrain.execution import task
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
+from aitrain.rollout.engine import Completion
 from tests.training.proxy_calls import peaked_model, run_with
 
 PAD, END = 256, 258
@@ -220,9 +221,9 @@ class Parrot:
     def __init__(self) -> None:
         self.asked: list[CompletionBatch] = []
 
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+    async def complete(self, batch: CompletionBatch) -> list[Completion]:
         self.asked.append(batch)
-        return [prompt[::-1][: batch.max_tokens] for prompt in batch.prompts]
+        return [Completion(prompt[::-1][: batch.max_tokens]) for prompt in batch.prompts]
 
 
 @pytest.fixture
@@ -266,7 +267,7 @@ def test_an_engine_that_is_gone_is_waited_for_once_and_fails_all_calls(watched: 
     tries: list[CompletionBatch] = []
 
     class Gone:
-        async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+        async def complete(self, batch: CompletionBatch) -> list[Completion]:
             tries.append(batch)
             raise RunFailed("the server is gone")
 

@@ -18,7 +18,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from aitrain.engines import server as server_engine
-from aitrain.engines import server_fleet, weight_sync
+from aitrain.engines import server_fleet
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
@@ -217,7 +217,7 @@ def by(server: Fake, sync: Any = None, is_main_process: bool = True, **settings:
 def answers(
     engine: VLLMServerEngine, prompts: list[list[int]], max_tokens: int = 16, seeds: list[int] | None = None
 ) -> list[Completion]:
-    return run(engine.generate_batch(CompletionBatch(prompts, engine.sampling, max_tokens, seeds)))
+    return run(engine.complete(CompletionBatch(prompts, engine.sampling, max_tokens, seeds)))
 
 
 def ids_of(completions: list[Completion]) -> list[list[int]]:
@@ -230,7 +230,7 @@ def load(engine: VLLMServerEngine, step: int) -> None:
 
 def is_current(engine: VLLMServerEngine) -> bool:
     (server,) = engine.fleet.servers
-    return server.version is not None and run(server.are_loaded())
+    return run(engine.fleet.sync.has_version(server.client, engine.fleet.version))
 
 
 @pytest.fixture(params=[AdapterSync, DiskSync])
@@ -334,7 +334,6 @@ def test_an_answer_as_long_as_was_asked_for_is_an_answer(fake: Fake) -> None:
 def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weights_again_and_is_asked_again(
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_fleet, "CURRENT_SECONDS", 0.0)
     engine = by(fake, sync)
     fake.dies()  # while it takes the weights
     load(engine, 1)
@@ -350,6 +349,20 @@ def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weight
         assert is_current(engine)
 
 
+def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: Fake, tmp_path: Path) -> None:
+    engine = by(fake, DiskSync(adapted(), tmp_path / "sync"))
+    load(engine, 1)
+
+    def answer_with_other_weights(fake: Fake) -> tuple[int, Any]:
+        fake.restart()
+        return said([1], [7])
+
+    fake.troubles = [answer_with_other_weights]
+    assert ids_of(answers(engine, [[1]])) == [[1, END]]
+    assert engine.restarts == 1
+    assert len(fake.bodies("/v1/completions")) == 2
+
+
 # -- weights
 
 
@@ -361,10 +374,12 @@ def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_count
         load(engine, step)  # is loaded already
     answers(engine, [[1]])
     bodies = fake.bodies("/v1/completions")
-    assert [body["model"] for body in bodies] == ["base", "policy-step-0-load-1", "policy-step-5-load-2"]
+    names = [engine.fleet.sync.name(WeightVersion(*numbers)) for numbers in ((0, 1), (5, 2))]
+    assert [name[-13:] for name in names] == ["step-0-load-1", "step-5-load-2"]
+    assert [body["model"] for body in bodies] == ["base", *names]
     assert len({body["cache_salt"] for body in bodies}) == 3
     folder = tmp_path / "sync" / "step-5-load-2"
-    assert fake.adapters == {"policy-step-5-load-2": str(folder)}
+    assert fake.adapters == {names[1]: str(folder)}
     assert list((tmp_path / "sync").iterdir()) == [folder]
     assert engine.last_bytes == sum(file.stat().st_size for file in folder.iterdir())
     engine.weight_version = None  # the policy's have changed within the step
@@ -390,23 +405,13 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
         load(engine, 2)
 
 
-def test_two_runs_share_neither_a_server_nor_a_folder(
-    fake: Fake, sync: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_fleet, "CURRENT_SECONDS", 0.0)
+def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:
     engine, other = by(fake, sync), by(fake, type(sync)(sync.model, tmp_path / "other"))
     for each in (engine, other):
         load(each, 1)
         answers(each, [[1]])
     with pytest.raises(RunFailed, match="Another run"):
         answers(engine, [[1]])
-
-    monkeypatch.setattr(weight_sync, "PAUSE_SECONDS", 0.0)
-    same = type(sync)(sync.model, sync.folder)
-    with pytest.raises(RunFailed, match="started twice"):
-        same.write(FIRST)
-    sync.close()
-    assert same.write(FIRST) > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
