@@ -247,7 +247,7 @@ def test_an_engine_gets_prompts_without_padding_and_its_answers_are_padded(parro
 def test_an_engine_is_told_how_to_sample(parrot: tuple[Parrot, Watched]) -> None:
     engine, watched = parrot
     watched.together([masked(3, max_new_tokens=4, do_sample=False, temperature=0.7)])
-    watched.together([masked(3, max_length=9, do_sample=True, temperature=0.7, top_k=0, num_return_sequences=2)])
+    watched.together([masked(3, max_new_tokens=6, do_sample=True, temperature=0.7, top_k=0, num_return_sequences=2)])
     watched.together([masked(3, max_new_tokens=4, do_sample=True, top_p=0.9, min_p=0.1, repetition_penalty=1.2)])
     assert [(len(batch.prompts), batch.max_tokens, batch.seeds, batch.sampling) for batch in engine.asked] == [
         (1, 4, None, Sampling(temperature=0.0)),
