@@ -80,11 +80,11 @@ def test_the_arguments_say_what_the_plan_says_and_the_users_own_settings_win(
     plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    gpus = plan("", gpus=("2", "3"), tensor_parallel=2, context=512, lora_rank=9, sequences=64, memory=0.5)
+    gpus = plan("", gpus=("2", "3"), tensor_parallel=2, context=512, lora_rank=9, memory=0.5)
     on_gpus = set(gpus.arguments(1))
 
     assert {"--model=model", "--host=127.0.0.1", "--tensor-parallel-size=2", "--max-model-len=512"} <= on_gpus
-    assert {"--enable-lora", "--max-lora-rank=16", "--max-num-seqs=64", "--gpu-memory-utilization=0.5"} <= on_gpus
+    assert {"--enable-lora", "--max-lora-rank=16", "--gpu-memory-utilization=0.5"} <= on_gpus
     assert gpus.environment()["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert plan("").environment()["VLLM_CPU_KVCACHE_SPACE"] == "7"
 
@@ -107,7 +107,7 @@ def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
     log.write_text(before := "ValueError: No available memory for the cache blocks, in an earlier run\n")
     with log.open("a") as file:
         file.write(said)
-    failure = str(why_it_ended(ServerConfig("model", log), 8000, 3, len(before)))
+    failure = str(why_it_ended(ServerConfig("model", log), 3, len(before)))
 
     assert told in failure
     assert len(failure.splitlines()) <= 5

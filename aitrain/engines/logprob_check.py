@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,18 +32,8 @@ FOLLOWED = 0.5
 """Minimum share of the policy's change that the server must show: 1 if it has the weights, 0 if not."""
 
 
-Place = tuple[int, int]
-"""A token after one of the contexts: (number of the context, token id)."""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Log-probabilities of the same tokens with one weight version, of the trainer's model and of the server."""
-
-    own: dict[Place, float]
-    served: dict[Place, float]
-    loads: int
-    """Number of loads of weights until then."""
+Logprobs = dict[tuple[int, int], float]
+"""Log-probabilities of tokens after contexts, by the number of the context and the token id."""
 
 
 @dataclass
@@ -57,7 +47,11 @@ class LogprobCheck:
     """Gets the message about a server that does not have the same model; None: the run ends with it."""
     _rows: list[list[int]] = field(default_factory=list, init=False)
     """The prompts, each followed by the server's completion at the first load."""
-    _last: Probe | None = field(default=None, init=False)
+    _own: Logprobs = field(default_factory=dict, init=False)
+    _served: Logprobs = field(default_factory=dict, init=False)
+    """Those of the trainer's model and of the server at the last comparison."""
+    _loads: int = field(default=0, init=False)
+    """Number of loads of weights until then."""
     _noise: float = field(default=math.inf, init=False)
     """Rounding noise of log-probabilities (root mean square): the smallest seen, as missing weights increase it."""
     _follows: bool = field(default=False, init=False)
@@ -76,29 +70,13 @@ class LogprobCheck:
         Raises:
             RunFailed: the server has another model, or did not get the weights.
         """
-        if self._last is None:
-            await self._compare_models(engine)
-            self._last = await self._first_probe(engine)
-        if not self._follows or engine.fleet.loads - self._last.loads >= EVERY:
-            await self._compare_movement(engine, self._last)
-
-    # -- the first time
-
-    async def _compare_models(self, engine: VLLMServerEngine) -> None:
-        gap = await self.difference(engine)
-        if gap <= BOUND:  # not so for nan either
-            return
-        differ = f"differ from the trainer's by {gap:.2f} on average after the weight sync"
-        if self.notify is None:
-            raise RunFailed(
-                f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities {differ}.\n"
-                f"{_advice(engine)}"
-            )
-        self.notify(
-            f"The log-probabilities of the vLLM server at {engine.url} {differ}: its base is rounded in another way."
-            " Importance weights correct that; a small metric sampling/importance_sampling_ratio/mean means that the"
-            " rounding is too coarse for this model."
-        )
+        is_adapter = isinstance(engine.fleet.sync, AdapterSync)
+        if not self._own:
+            await self._compare_models(engine, is_adapter)
+            # of the base if the server has it, so that the adapter of a resumed run is checked at once
+            await self._keep(engine, self._logprobs(with_adapter=not is_adapter), of_base=is_adapter)
+        if not self._follows or engine.fleet.loads - self._loads >= EVERY:
+            await self._compare_movement(engine, is_adapter)
 
     async def difference(self, engine: VLLMServerEngine) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
@@ -110,44 +88,62 @@ class LogprobCheck:
         served = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
         return float((own.gather(-1, sampled[:, None])[:, 0] - served).abs().mean())
 
-    async def _first_probe(self, engine: VLLMServerEngine) -> Probe:
-        """The probe that the next one is compared with: of the base if the server has it, so that the adapter of a
-        resumed run is checked at once; else of the present weights."""
-        if not isinstance(engine.fleet.sync, AdapterSync):
-            return await self._probe(engine, self._logprobs())
-        return await self._probe(engine, self._logprobs(with_adapter=False), of_base=True)
-
-    # -- later
-
-    async def _compare_movement(self, engine: VLLMServerEngine, last: Probe) -> None:
-        """Compare the changes since the last probe, if the policy's is larger than the rounding noise."""
-        logprobs = self._logprobs()
-        if not _rms(_differences(_at(logprobs, last.own), last.own)) > CLEAR * self._noise:
+    async def _compare_models(self, engine: VLLMServerEngine, is_adapter: bool) -> None:
+        gap = await self.difference(engine)
+        if gap <= BOUND:  # not so for nan either
             return
-        now = await self._probe(engine, logprobs)
-        moved, followed = _differences(now.own, last.own), _differences(now.served, last.served)
+        differ = f"differ from the trainer's by {gap:.2f} on average after the weight sync"
+        if self.notify is None:
+            advice = (
+                "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
+            )
+            if is_adapter:
+                advice = "Only the adapter is synced: restart the server with the same base model as the run (--model)."
+            raise RunFailed(
+                f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities {differ}.\n"
+                f"{advice}"
+            )
+        self.notify(
+            f"The log-probabilities of the vLLM server at {engine.url} {differ}: its base is rounded in another way."
+            " Importance weights correct that; a small metric sampling/importance_sampling_ratio/mean means that the"
+            " rounding is too coarse for this model."
+        )
+
+    async def _compare_movement(self, engine: VLLMServerEngine, is_adapter: bool) -> None:
+        """Compare the changes since the last comparison, if the policy's is larger than the rounding noise."""
+        logprobs, own, served = self._logprobs(), self._own, self._served
+        moved = _differences({place: float(logprobs[place]) for place in own}, own)
+        if not _rms(moved) > CLEAR * self._noise:
+            return
+        await self._keep(engine, logprobs)
+        moved, followed = _differences(self._own, own), _differences(self._served, served)
         share = float(followed @ moved / (moved @ moved))
         if not share >= FOLLOWED:
+            advice = "It reloads the files and keeps its old weights: restart it, or use --vllm-mode colocate."
+            if is_adapter:
+                advice = "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
             raise RunFailed(
                 f"The vLLM server at {engine.url} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
-                f" the server's by {max(share, 0.0):.0%} of that.\n"
-                f"{_advice_for_stale_weights(engine)}"
+                f" the server's by {max(share, 0.0):.0%} of that.\n{advice}"
             )
-        self._last, self._follows = now, True
+        self._follows = True
 
-    async def _probe(self, engine: VLLMServerEngine, logprobs: torch.Tensor, of_base: bool = False) -> Probe:
-        """Probe model and server; `logprobs` are the model's, shape (contexts, vocabulary)."""
+    async def _keep(self, engine: VLLMServerEngine, logprobs: torch.Tensor, of_base: bool = False) -> None:
+        """Keep the server's log-probabilities of its likeliest tokens, and the model's of the same ones; `logprobs` are
+        the model's, shape (contexts, vocabulary)."""
         contexts = [
             row[:length]
             for prompt, row in zip(self.prompts, self._rows, strict=True)
             for length in range(len(prompt), len(row))
         ]
         likeliest = await engine.top_logprobs(contexts, of_base)
-        served = {(number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()}
-        own = _at(logprobs, served)
-        self._noise = min(self._noise, max(_rms(_differences(own, served)), LEAST_NOISE))
-        return Probe(own, served, engine.fleet.loads)
+        self._served = {
+            (number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()
+        }
+        self._own = {place: float(logprobs[place]) for place in self._served}
+        self._noise = min(self._noise, max(_rms(_differences(self._own, self._served)), LEAST_NOISE))
+        self._loads = engine.fleet.loads
 
     def _logprobs(self, with_adapter: bool = True) -> torch.Tensor:
         """The model's log-probabilities for the completions, without dropout, shape (positions, vocabulary)."""
@@ -159,26 +155,10 @@ class LogprobCheck:
         return torch.cat(answers).float().log_softmax(-1).cpu()
 
 
-def _at(logprobs: torch.Tensor, places: Iterable[Place]) -> dict[Place, float]:
-    return {place: float(logprobs[place]) for place in places}
-
-
-def _differences(values: dict[Place, float], others: dict[Place, float]) -> torch.Tensor:
+def _differences(values: Logprobs, others: Logprobs) -> torch.Tensor:
     """Differences at the places that both have."""
     return torch.tensor([values[place] - others[place] for place in sorted(values.keys() & others.keys())])
 
 
 def _rms(values: torch.Tensor) -> float:
     return float(values.square().mean().sqrt())
-
-
-def _advice(engine: VLLMServerEngine) -> str:
-    if isinstance(engine.fleet.sync, AdapterSync):
-        return "Only the adapter is synced: restart the server with the same base model as the run (--model)."
-    return "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
-
-
-def _advice_for_stale_weights(engine: VLLMServerEngine) -> str:
-    if isinstance(engine.fleet.sync, AdapterSync):
-        return "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
-    return "It reloads the files and keeps its old weights: restart it, or use --vllm-mode colocate."

@@ -105,18 +105,37 @@ def check_servers(urls: Sequence[str], needs: ServerNeeds) -> ServerModel:
 async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
     try:
         info = await _if_allowed(client.get("/server_info?config_format=json"))
-        details = _Details({} if info is None else info["vllm_config"])
-        needs = replace(needs, is_on_cpu=details.of("device_config", "device") == "cpu")
+        config: dict[str, Any] = {} if info is None else info["vllm_config"]
+
+        def setting(section: str, name: str) -> Any:
+            return (config.get(section) or {}).get(name)
+
+        needs = replace(needs, is_on_cpu=setting("device_config", "device") == "cpu")
         cards = (await client.get("/v1/models"))["data"]
-        bases = [card for card in cards if not card.get("parent") and needs.model in (card["id"], card["root"])]
-        if bases:
-            model = ServerModel(
-                bases[0]["id"], int(bases[0]["max_model_len"]), needs.is_on_cpu, details.dtype, details.is_quantized
-            )
-            lack = await _lack(client, model, needs) or _lack_in(details, needs)
-        else:
+        base = next(
+            (card for card in cards if not card.get("parent") and needs.model in (card["id"], card["root"])), None
+        )
+        rank, adapters = setting("lora_config", "max_lora_rank"), needs.rank or needs.keeps_weights
+        if base is None:
             names = ", ".join(str(card["id"]) for card in cards)
             lack = f"serves {names}, but the run {'plays' if needs.keeps_weights else 'trains'} {needs.model}"
+        elif base["max_model_len"] < needs.context:
+            longest = base["max_model_len"]
+            lack = f"takes {longest} tokens of prompt and completion, but the run needs {needs.context}"
+        elif needs.rank and rank is not None and rank < needs.rank:
+            lack = f"takes adapters of rank {rank} at most, but the run trains one of rank {needs.rank}"
+        elif needs.is_on_cpu and setting("scheduler_config", "enable_chunked_prefill"):
+            lack = "runs on the CPU with chunked prefill, where requests with a seed end it"
+        elif needs.is_on_cpu and not setting("parallel_config", "worker_extension_cls") and not adapters:
+            lack = "runs on the CPU and lacks the worker extension that loads weights there"
+        elif (
+            needs.is_on_cpu
+            and not setting("parallel_config", "worker_extension_cls")
+            and config.get("speculative_config")
+        ):
+            lack = f"drafts tokens on the CPU, where that needs {EXTENSION}"
+        else:
+            lack = await _lack(client, base["id"], needs)
     except ServerGoneError as gone:
         lack = f"cannot be used ({gone})"
     except ServerTimeoutError:
@@ -127,9 +146,13 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
             lack = f"needs a key, and does not take that of {KEY_VARIABLE} in the environment"
     finally:
         await client.close()
-    if lack:
+    if lack or base is None:
         raise ConfigError(f"The vLLM server at {client.url} {lack}.\nStart it with: {needs.command}")
-    return model
+    is_quantized = setting("model_config", "quantization") is not None
+    dtype = getattr(torch, str(setting("model_config", "dtype")).removeprefix("torch."), None)
+    return ServerModel(
+        base["id"], base["max_model_len"], needs.is_on_cpu, None if is_quantized else dtype, is_quantized
+    )
 
 
 def check_for_nccl(url: str, model: str) -> None:
@@ -155,10 +178,8 @@ async def _if_allowed(call: Awaitable[T]) -> T | None:
         return None
 
 
-async def _lack(client: VLLMClient, model: ServerModel, needs: ServerNeeds) -> str:
-    """What the server lacks, as part of a sentence; empty if nothing."""
-    if model.context < needs.context:
-        return f"takes {model.context} tokens of prompt and completion, but the run needs {needs.context}"
+async def _lack(client: VLLMClient, model: str, needs: ServerNeeds) -> str:
+    """What the server does not do, as part of a sentence; empty if nothing."""
     version = await _if_allowed(weight_version_of(client))
     if needs.rank is None and not needs.keeps_weights:
         if not version:
@@ -175,44 +196,8 @@ async def _lack(client: VLLMClient, model: ServerModel, needs: ServerNeeds) -> s
             if "Not Found" in str(refused):
                 return "does not load adapters while it runs"
     if needs.trains:  # with top_k 1, log-probabilities after truncation are 0
-        body = {"model": model.name, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
+        body = {"model": model, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
         response = await client.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})
         if any(choice["logprobs"]["token_logprobs"][0] < -1e-3 for choice in response["choices"]):
             return "returns log-probabilities before temperature and top-p, which training cannot use"
-    return ""
-
-
-@dataclass(frozen=True)
-class _Details:
-    """The configuration of a server; empty unless it is in its development mode."""
-
-    config: dict[str, Any]
-
-    def of(self, section: str, name: str) -> Any:
-        """A setting; None if it is unset or unknown."""
-        return (self.config.get(section) or {}).get(name)
-
-    @property
-    def is_quantized(self) -> bool:
-        return self.of("model_config", "quantization") is not None
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        name = str(self.of("model_config", "dtype")).removeprefix("torch.")
-        dtype = None if self.is_quantized else getattr(torch, name, None)
-        return dtype if isinstance(dtype, torch.dtype) else None
-
-
-def _lack_in(details: _Details, needs: ServerNeeds) -> str:
-    """What its configuration lacks, as part of a sentence; empty if nothing."""
-    rank = details.of("lora_config", "max_lora_rank")
-    if needs.rank and rank is not None and rank < needs.rank:
-        return f"takes adapters of rank {rank} at most, but the run trains one of rank {needs.rank}"
-    if needs.is_on_cpu and details.of("scheduler_config", "enable_chunked_prefill"):
-        return "runs on the CPU with chunked prefill, where requests with a seed end it"
-    if needs.is_on_cpu and not details.of("parallel_config", "worker_extension_cls"):
-        if not (needs.rank or needs.keeps_weights):
-            return "runs on the CPU and lacks the worker extension that loads weights there"
-        if details.config.get("speculative_config"):
-            return f"drafts tokens on the CPU, where that needs {EXTENSION}"
     return ""

@@ -25,7 +25,7 @@ from aitrain.redaction import RedactedLog
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header, new_key
 from aitrain.vllm.server_arguments import argument_words
-from aitrain.vllm.start_failure import PortTakenError, not_in_time, why_it_ended
+from aitrain.vllm.start_failure import not_in_time, why_it_ended
 
 MODEL_NAME = "policy-base"
 """Served name of the base model; an adapter has the name with which it is loaded."""
@@ -41,7 +41,6 @@ QUANTIZATIONS = {"fp8": "fp8_per_channel"}
 """vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
 PORTS = range(20_000, 32_000)
 """Below the ephemeral ports, as about ten seconds pass between choosing a port and listening on it."""
-PORT_ATTEMPTS = 3
 STOP_SECONDS = 15.0
 """Seconds for the server to exit by itself."""
 KILL_SECONDS = 20.0
@@ -77,8 +76,6 @@ class ServerConfig:
     """vLLM's speculative_config."""
     more: Mapping[str, object] = field(default_factory=dict)
     """Other arguments by name, checked by server_arguments.py."""
-    sequences: int | None = None
-    """Maximum concurrent completions; None for vLLM's default."""
     trust_remote_code: bool = False
     seed: int = 0
     """Seed of requests without a seed."""
@@ -114,7 +111,6 @@ class ServerConfig:
             *(["--trust-remote-code"] if self.trust_remote_code else []),
             *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", UNCHUNKED, EXTENSION]),
             *([] if self.context is None else [f"--max-model-len={self.context}"]),
-            *([] if self.sequences is None else [f"--max-num-seqs={self.sequences}"]),
             *lora,
             *([f"--data-parallel-size={self.data_parallel}"] if self.data_parallel > 1 else []),
             *([] if self.quantization is None else [f"--quantization={QUANTIZATIONS[self.quantization]}"]),
@@ -153,7 +149,7 @@ class VLLMServer:
 
     _launched: float = field(default=0.0, init=False)
     """Time of the last start."""
-    _log: RedactedLog | None = field(default=None, init=False)
+    _log: RedactedLog = field(init=False)
     _log_start: int = field(default=0, init=False)
     """Where the output of the last start begins in the log."""
 
@@ -187,7 +183,7 @@ class VLLMServer:
             for server in servers:
                 server._launch()
             for server in servers:
-                server._finish_start(1 if port else PORT_ATTEMPTS)
+                server._wait_until_healthy()
         except BaseException:
             stop_all(servers)
             raise
@@ -224,7 +220,7 @@ class VLLMServer:
             with suppress(subprocess.TimeoutExpired):
                 tree.wait(STOP_SECONDS + KILL_SECONDS)
             tree.close()
-            self._close_log()
+            self._log.close()
 
     def __enter__(self) -> VLLMServer:
         return self
@@ -244,24 +240,6 @@ class VLLMServer:
         self._log = RedactedLog(self.plan.log, variables)
         self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
 
-    def _close_log(self) -> None:
-        if self._log is not None:
-            self._log.close()
-
-    def _finish_start(self, attempts: int) -> None:
-        """Wait until it is healthy; if another process took its port, start it on another one."""
-        for attempt in range(attempts):
-            try:
-                self._wait_until_healthy()
-            except PortTakenError:
-                if attempt == attempts - 1:
-                    raise
-                self.stop()
-                self.port = _free_port(self.plan.host)
-                self._launch()
-            else:
-                return
-
     def _wait_until_healthy(self) -> None:
         notified = -1
         while not self._is_healthy():
@@ -271,8 +249,8 @@ class VLLMServer:
                 self.notify(f"starting vLLM, {seconds} s")
             code = self.poll()
             if code is not None:
-                self._close_log()
-                raise why_it_ended(self.plan, self.port, code, self._log_start)
+                self._log.close()
+                raise why_it_ended(self.plan, code, self._log_start)
             if time.monotonic() - self._launched > self.plan.timeout:
                 raise not_in_time(self.plan, self._log_start)
             time.sleep(POLL_SECONDS)

@@ -15,11 +15,11 @@ PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL
 """Prefix of vLLM's log lines: process, level, time, location."""
 NO_ERROR = re.compile(r"^(\([^)]*pid=\d+\)\s*)?(DEBUG|INFO|WARNING) ")
 """Beginning of log lines that are no cause, such as a warning about a module that is not needed."""
-PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
 ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+")
 CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
 
 CAUSES = [
+    (r"(?i)address already in use", "Another process has taken the port since it was chosen: start again."),
     (r"error: (ambiguous|argument |unrecognized arguments)", "Correct --vllm-args: vllm serve --help=all lists them."),
     (
         r"No available memory for the cache blocks",
@@ -61,16 +61,9 @@ CAUSES = [
 """Patterns in the log, the likelier cause first, and advice."""
 
 
-class PortTakenError(RunFailed):
-    """Another process took the port before vLLM did."""
-
-
-def why_it_ended(plan: ServerConfig, port: int, code: int, log_start: int) -> RunFailed:
-    """The error for a server that has exited with this code, with the cause from its log; PortTakenError if that was
-    the port."""
+def why_it_ended(plan: ServerConfig, code: int, log_start: int) -> RunFailed:
+    """The error for a server that has exited with this code, with the cause from its log."""
     lines = _meaningful_lines(plan.log, log_start, only_errors=True)
-    if any(PORT_TAKEN.search(line) for line in lines):
-        return PortTakenError(f"vLLM did not start: another process listens on port {port}.\nSee {plan.log}")
     for pattern, advice in CAUSES:
         found = [line for line in lines if re.search(pattern, line)]
         if found:
@@ -79,7 +72,9 @@ def why_it_ended(plan: ServerConfig, port: int, code: int, log_start: int) -> Ru
                 f"vLLM did not start: {_short(cause)}\n{advice.format(memory=plan.memory)}\nSee {plan.log}"
             )
     how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
-    return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, _last_errors(lines)), f"See {plan.log}"]))
+    errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
+    last = errors[-1:] or lines[-3:]
+    return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, last), f"See {plan.log}"]))
 
 
 def not_in_time(plan: ServerConfig, log_start: int) -> RunFailed:
@@ -96,12 +91,6 @@ def _meaningful_lines(log: Path, start: int, only_errors: bool = False) -> list[
         lines = file.read().decode("utf-8", "replace").splitlines()
     kept = [line for line in lines if not (only_errors and NO_ERROR.match(line))]
     return [text for line in kept if len(text := PREFIX.sub("", line).strip()) > 3]
-
-
-def _last_errors(lines: list[str]) -> list[str]:
-    """The last error that is not a consequence of another one, else the last lines."""
-    errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
-    return errors[-1:] or lines[-3:]
 
 
 def _short(line: str) -> str:
