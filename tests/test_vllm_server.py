@@ -100,6 +100,8 @@ def test_the_arguments_say_what_the_plan_says_and_the_users_own_settings_win(
         ("ValueError: To serve at least one request with the model's max seq len (4), (9 GiB KV cache is needed",
          "--model-max-length"),
         ("ModuleNotFoundError: No module named 'vllm'", 'pip install "aitrain[vllm]"'),
+        ("usage: api_server.py [-h] [--max-num-seqs MAX]\n    [--block-size {1,2}]\n"
+         "api_server.py: error: unrecognized arguments: --max-num-seq=8", "Did you mean max-num-seqs?"),
     ],
 )  # fmt: skip
 def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -19,9 +19,8 @@ from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
 from aitrain.engines.hf_sampling import SamplingProcessor, StopStringCriterion, own_defaults_only, seeded_rows
 from aitrain.engines.sampling import CompletionBatch, Sampling
-from aitrain.engines.scopes import evaluation_mode, kept_mode
+from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.seeds import SampleSeed
-from aitrain.errors import RunFailed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.limits import EndOfTurn
@@ -37,10 +36,7 @@ class HFModel:
     """Prepares a model that is wrapped or sharded for one generation; None: `model` generates as it is."""
     device: torch.device | None = None
     """Device of the token ids; None: that of the model."""
-    pad_to_multiple_of: int | None = None
     cache_implementation: str | None = None
-    continuous_batching: ContinuousBatchingConfig | None = None
-    """Generate with `generate_batch`, without padding; None: with `generate`."""
     on_tokens: Callable[[list[int]], None] | None = None
     """Called with the newest token of each row while `generate` runs; what it raises ends the generation."""
 
@@ -76,24 +72,26 @@ class HFEngine(BatchingEngine):
         self, rows: list[BatchRow], max_tokens: int, sampling: Sampling, seeds: list[SampleSeed]
     ) -> list[Completion]:
         """Sample each row with its own seed, if there are seeds."""
-        policy, config = self.policy, self._config(max_tokens, sampling)
-        prompts = [row.prompt_ids for row in rows]
+        policy = self.policy
+        config = GenerationConfig(
+            max_new_tokens=max_tokens,
+            do_sample=sampling.temperature > 0,
+            pad_token_id=policy.tokenizer.pad_token_id,
+            eos_token_id=list(self.end.eos_ids) or None,
+            cache_implementation=policy.cache_implementation,
+            disable_compile=True,
+        )
+        if config.do_sample:
+            config.temperature, config.top_k, config.top_p = sampling.temperature, sampling.top_k, sampling.top_p
+        prompts, pad = [row.prompt_ids for row in rows], policy.tokenizer.pad_token_id
+        width, device = max(map(len, prompts)), policy.device or policy.model.device
+        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
         criterion = StopStringCriterion(self.end, rows)
         processor = SamplingProcessor(sampling, self.end, rows)
-        can_seed = seeds and policy.continuous_batching is None
-        seeded = partial(seeded_rows, rows=lambda _: seeds) if can_seed else nullcontext
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
+        seeded = partial(seeded_rows, rows=lambda _: seeds) if seeds else nullcontext
         with prepared as model, torch.no_grad(), own_defaults_only(model), seeded(model):
-            if policy.continuous_batching is not None:
-                with kept_mode(model):
-                    results = model.generate_batch(
-                        prompts, config, continuous_batching_config=policy.continuous_batching, progress_bar=False
-                    )
-                failed = [result.error for result in results.values() if result.error is not None]
-                if failed:  # it returns what was generated until then
-                    raise RunFailed(f"Continuous batching failed: {failed[0]}")
-                return _counted([Completion(result.generated_tokens) for result in results.values()])
-            ids, mask = self._padded(prompts)
             generated = model.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -102,35 +100,9 @@ class HFEngine(BatchingEngine):
                 stopping_criteria=[criterion] if self.end.stop_strings is not None else [],
                 streamer=None if policy.on_tokens is None else _TokenStream(policy.on_tokens),
             )
-        return _counted([Completion(answer) for answer in criterion.cut(generated[:, ids.shape[1] :].tolist())])
-
-    def _config(self, max_tokens: int, sampling: Sampling) -> GenerationConfig:
-        shape = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        does_sample = sampling.temperature > 0
-        return GenerationConfig(
-            max_new_tokens=max_tokens,
-            do_sample=does_sample,
-            pad_token_id=self.policy.tokenizer.pad_token_id,
-            eos_token_id=list(self.end.eos_ids) or None,
-            cache_implementation=self.policy.cache_implementation,
-            disable_compile=True,
-            **(shape if does_sample else {}),
-        )
-
-    def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and attention mask, shape (rows, tokens)."""
-        multiple = self.policy.pad_to_multiple_of or 1
-        width = -(-max(map(len, prompts)) // multiple) * multiple
-        pad, device = self.policy.tokenizer.pad_token_id, self.policy.device or self.policy.model.device
-        ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-
-def _counted(completions: list[Completion]) -> list[Completion]:
-    """The completions, with their tokens counted as progress."""
-    activity.add_tokens(sum(len(completion.ids) for completion in completions))
-    return completions
+        answers = criterion.cut(generated[:, width:].tolist())
+        activity.add_tokens(sum(map(len, answers)))
+        return list(map(Completion, answers))
 
 
 class _TokenStream(BaseStreamer):  # type: ignore[misc]  # transformers has no types

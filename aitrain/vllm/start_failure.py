@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aitrain.errors import RunFailed
+from aitrain.errors import RunFailed, did_you_mean
 
 if TYPE_CHECKING:
     from aitrain.vllm.server_process import ServerConfig
@@ -68,9 +68,11 @@ def why_it_ended(plan: ServerConfig, code: int, log_start: int) -> RunFailed:
         found = [line for line in lines if re.search(pattern, line)]
         if found:
             cause = next((line for line in found if ERROR.match(line)), found[0])
-            return RunFailed(
-                f"vLLM did not start: {_short(cause)}\n{advice.format(memory=plan.memory)}\nSee {plan.log}"
-            )
+            unknown = re.search(r"unrecognized arguments: --([\w-]+)", cause)
+            known = re.findall(r"\[--([\w-]+)", "\n".join(lines))  # argparse shows its usage before the error
+            near = did_you_mean(unknown[1], known) if unknown else ""
+            what_to_do = advice.format(memory=plan.memory) + near
+            return RunFailed(f"vLLM did not start: {_short(cause)}\n{what_to_do}\nSee {plan.log}")
     how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
     errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
     last = errors[-1:] or lines[-3:]

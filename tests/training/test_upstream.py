@@ -350,11 +350,9 @@ def test_the_trainers_members_are_there(trained: GRPOTrainer) -> None:
              "loss_type", "num_generations", "num_iterations", "mask_truncated_completions")  # fmt: skip
     assert {name: getattr(trained, name) for name in names} == {name: getattr(trained.args, name) for name in names}
     assert (trained.shuffle_dataset, trained.use_adaptive_entropy) == (True, False)
-    assert trained.use_transformers_continuous_batching is False
     assert trained.ref_model is None
     assert trained.current_gradient_accumulation_steps == 1
     assert trained.eos_token_ids == [trained.processing_class.eos_token_id]
-    assert (trained.pad_to_multiple_of, trained.continuous_batching_config) == (None, None)
     with trained._dist.summon_full_params(trained.model_wrapped, recurse=False):
         pass
 
