@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from aitrain.engines.hf_sampling import token_counts
 from aitrain.engines.sampling import Sampling
 
 POSITIONS = 64
@@ -125,3 +124,17 @@ def padded(rows: Sequence[SampledRow], pad: int, device: Any) -> tuple[torch.Ten
         ids.append(tokens + [pad] * (width - len(tokens)))
         mask.append([1] * len(tokens) + [0] * (width - len(tokens)))
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device), width - 1
+
+
+def token_counts(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each pair of context (completion included) and completion: the tokens of the context (bool), and the count of
+    each token in the completion; shape (pairs, vocabulary), like `like`."""
+    seen = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+    counts = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    for row, (context, answer) in enumerate(pairs):
+        seen[row, torch.tensor(context, dtype=torch.long, device=like.device)] = True
+        tokens = torch.tensor(answer, dtype=torch.long, device=like.device)
+        counts[row].scatter_add_(0, tokens, torch.ones_like(tokens, dtype=torch.float32))
+    return seen, counts

@@ -1,29 +1,49 @@
 """Generation by transformers: a batch at a time, padded on the left, drawn with torch's generator as TRL does.
 
-Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py): see hf_sampling.py.
+What its `generate` lacks is added: vLLM's order of the sampling options, stop strings, and a seed for each row. With
+seeds, a row's tokens depend neither on its neighbours nor on its place: the random numbers of a token depend only on
+its row's seed and its position (Gumbel-max: the token with the highest log-probability plus Gumbel noise is a sample of
+the distribution).
+
+Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
+
+    GenerationMixin.generate(logits_processor=, stopping_criteria=)    the first come before temperature, top_k, top_p
+    model.generation_config                    fills in what the given configuration leaves unset; the innermost
+                                               model's, where peft wraps it
+    model._get_logits_processor(generation_config=...)  extended while this lasts: what it returns comes last, after
+                                                        temperature and truncation, which `logits_processor=` does not
+    GenerationMixin._sample                             takes the argmax of what the processors leave if do_sample is
+                                                        False, which spares it a draw that would be thrown away
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
+from peft import PeftModel
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers.generation import GenerationMode
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
-from aitrain.engines.hf_sampling import SamplingProcessor, StopStringCriterion, own_defaults_only, seeded_rows
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.limits import EndOfTurn
+
+TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
+"""The settings of a model's generation_config that are kept."""
+
+Rows = Callable[[int], Sequence[SampleSeed | None]]
+"""Given a number of rows, the seed of each; None: torch's global generator."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +107,7 @@ class HFEngine(BatchingEngine):
         width, device = max(map(len, prompts)), policy.device or policy.model.device
         ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-        criterion = StopStringCriterion(self.end, rows)
+        criterion = StopStringCriterion(self.end, rows, policy.on_tokens)
         processor = SamplingProcessor(sampling, self.end, rows)
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
         seeded = partial(seeded_rows, rows=lambda _: seeds) if seeds else nullcontext
@@ -97,25 +117,132 @@ class HFEngine(BatchingEngine):
                 attention_mask=mask,
                 generation_config=config,
                 logits_processor=[processor] if sampling.needs_processor else [],
-                stopping_criteria=[criterion] if self.end.stop_strings is not None else [],
-                streamer=None if policy.on_tokens is None else _TokenStream(policy.on_tokens),
+                stopping_criteria=[criterion] if self.end.stop_strings or policy.on_tokens else [],
             )
         answers = criterion.cut(generated[:, width:].tolist())
         activity.add_tokens(sum(map(len, answers)))
         return list(map(Completion, answers))
 
 
-class _TokenStream(BaseStreamer):  # type: ignore[misc]  # transformers has no types
-    """Passes the tokens of `generate` on. What it gets first are the prompts."""
+@contextmanager
+def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
+    """Context in which the model's generation_config has its special tokens only."""
+    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
+    before = innermost.generation_config
+    innermost.generation_config = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
+    try:
+        yield
+    finally:
+        innermost.generation_config = before
 
-    def __init__(self, on_tokens: Callable[[list[int]], None]) -> None:
-        self._on_tokens, self._has_prompts = on_tokens, False
 
-    def put(self, value: torch.Tensor) -> None:
-        """`value`: the prompts, shape (rows, tokens), and then the new token of each row."""
-        if self._has_prompts:
-            self._on_tokens(value.tolist())
-        self._has_prompts = True
+class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
+    """Applies those options of `Sampling` that come before the temperature, in one generation.
 
-    def end(self) -> None:
-        """No-op: `generate` returns."""
+    transformers' own repetition penalty also counts padding, its own min_p comes after top_p, and it has no presence
+    and frequency penalties.
+    """
+
+    def __init__(self, sampling: Sampling, end: EndOfTurn, rows: Sequence[BatchRow]) -> None:
+        self._sampling, self._end, self._rows = sampling, end, rows
+        self._width = 0
+        """Tokens of the padded prompts."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """`input_ids`: (rows, tokens so far), padded on the left; `scores`: (rows, vocabulary), float32."""
+        self._width = self._width or input_ids.shape[1]
+        begins = torch.tensor([[len(row.prompt_ids), row.begun] for row in self._rows], device=scores.device)
+        places = torch.arange(input_ids.shape[1], device=scores.device)
+        is_context, is_own = (places >= self._width - begin[:, None] for begin in begins.T)
+        if self._sampling.min_new_tokens:
+            scores = self._sampling.without_ends(scores, is_own.sum(-1), self._end.eos_ids)
+        if self._sampling.counts_tokens:  # those of rows that have ended are not used
+            seen, counts = (
+                torch.zeros_like(scores).scatter_add_(-1, input_ids, counted.to(scores.dtype))
+                for counted in (is_context, is_own)
+            )
+            scores = self._sampling.penalized(scores, seen > 0, counts)
+        return self._sampling.cut_by_min_p(scores)
+
+
+class StopStringCriterion(StoppingCriteria):  # type: ignore[misc]
+    """Ends the rows of one generation whose newest token completes a stop string."""
+
+    def __init__(
+        self, end: EndOfTurn, rows: Sequence[BatchRow], on_tokens: Callable[[list[int]], None] | None = None
+    ) -> None:
+        self._end, self._rows, self._on_tokens = end, rows, on_tokens
+        self._width = 0
+        self._lengths: dict[int, int] = {}
+        """Number of new tokens of each row that has ended."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+        """Called after each token; True for each row that has ended."""
+        self._width = self._width or input_ids.shape[1] - 1
+        generated = input_ids[:, self._width :].tolist()
+        for row, ids in enumerate(generated):
+            if row not in self._lengths and self._end.is_reached(self._rows[row].begun_ids + ids):
+                self._lengths[row] = len(ids)
+        if self._on_tokens is not None:
+            self._on_tokens([ids[-1] for ids in generated])
+        return torch.tensor([row in self._lengths for row in range(len(input_ids))], device=input_ids.device)
+
+    def cut(self, generated: list[list[int]]) -> list[list[int]]:
+        """The new tokens of each row, without the padding behind an eos token or a stop string."""
+        answers = [ids[: self._lengths.get(row, len(ids))] for row, ids in enumerate(generated)]
+        ends = [[place for place, token in enumerate(ids) if token in self._end.eos_ids] for ids in answers]
+        return [ids[: end[0] + 1] if end else ids for ids, end in zip(answers, ends, strict=True)]
+
+
+@contextmanager
+def seeded_rows(model: Any, rows: Rows) -> Iterator[None]:
+    """Context in which `model.generate` samples each row with its own seed; torch's generators are restored afterwards.
+
+    Greedy decoding and beam search are unchanged.
+    """
+    policy = model.get_base_model() if isinstance(model, PeftModel) else model
+    make = policy._get_logits_processor
+
+    def processors(*arguments: Any, **options: Any) -> Any:
+        made, config = make(*arguments, **options), options["generation_config"]
+        if config.get_generation_mode() == GenerationMode.SAMPLE:
+            made.append(RowSampler(rows))
+            config.do_sample = False  # of generate's own copy
+        return made
+
+    vars(policy)["_get_logits_processor"] = processors
+    try:
+        with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+            yield
+    finally:
+        del vars(policy)["_get_logits_processor"]
+
+
+class RowSampler(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
+    """Adds noise to the scores, so that the highest one is that of a sampled token."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._step = rows, 0
+        self._draws: Sequence[SampleSeed | None] = ()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """`scores`: logits of shape (rows, vocabulary).
+
+        Raises:
+            RuntimeError: one is NaN, or a row has no token left.
+        """
+        if self._step == 0:
+            self._draws = self._rows(len(scores))
+            self._generator = torch.Generator(scores.device)
+        noisy = self._gumbel_noise(scores).add_(scores)
+        if not noisy.amax(dim=-1).isfinite().all():
+            torch.multinomial(scores.softmax(dim=-1), num_samples=1)  # raises, as without seeds
+        self._step += 1
+        return noisy
+
+    def _gumbel_noise(self, scores: torch.Tensor) -> torch.Tensor:
+        noise = torch.empty_like(scores, dtype=torch.float32)
+        for row, draw in zip(noise, self._draws, strict=True):
+            seeded = None if draw is None else self._generator.manual_seed(draw.token_seed(self._step))
+            row.exponential_(generator=seeded)
+        return noise.log_().neg_()

@@ -23,8 +23,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
-from aitrain.engines.hf import HFEngine, HFModel
-from aitrain.engines.hf_sampling import seeded_rows
+from aitrain.engines.hf import HFEngine, HFModel, seeded_rows
 from aitrain.engines.sampling import Completer, CompletionBatch, Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.mixed_runner import Runner

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from aitrain.engines.hf_sampling import RowSampler, seeded_rows
+from aitrain.engines.hf import RowSampler, seeded_rows
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
 
 LENGTH = 12
