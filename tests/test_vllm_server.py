@@ -22,8 +22,7 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.key_guard import KeyGuard
-from aitrain.vllm.server_process import ServerConfig, VLLMServer
-from aitrain.vllm.start_failure import why_it_ended
+from aitrain.vllm.server_process import ServerConfig, VLLMServer, why_it_ended
 
 FAKE = """
 import json, sys

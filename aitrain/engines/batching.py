@@ -77,7 +77,7 @@ class BatchingEngine(ABC):
         largest: Largest | None = None,
     ) -> None:
         self.end, self.context, self.clock = end, context, clock or RolloutClock()
-        self._largest = largest
+        self.largest = largest
         self._waiting: list[_Waiting] = []
         self._live = 0
         self._changed = asyncio.Event()
@@ -90,7 +90,7 @@ class BatchingEngine(ABC):
     @property
     def is_shared(self) -> bool:
         """Whether several ranks generate together, so that each must take part in every generation."""
-        return self._largest is not None
+        return self.largest is not None
 
     def load_weights(self, version: int) -> None:
         """Load the policy's weights; `version` is their number of optimizer steps. Every rank must call this."""
@@ -99,10 +99,6 @@ class BatchingEngine(ABC):
     @abstractmethod
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row."""
-
-    def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
-        """The largest numbers of rows and tokens over the ranks that generate together."""
-        return (rows, max_tokens) if self._largest is None else self._largest(rows, max_tokens)
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""
@@ -156,7 +152,9 @@ class BatchingEngine(ABC):
         if self.is_padded and self.context is not None and waiting:
             longest = max(len(one.row.prompt_ids) for one in waiting)
             max_tokens = min(max_tokens, self.context - longest)
-        count, max_tokens = self.agree(len(waiting), max_tokens)
+        count = len(waiting)
+        if self.largest is not None:
+            count, max_tokens = self.largest(count, max_tokens)
         if not count:
             return False
         filler = [BatchRow([self.end.eos_ids[0]], seed=SampleSeed(0))] * (count - len(waiting))
@@ -166,20 +164,17 @@ class BatchingEngine(ABC):
         if len(completions) < count:
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
-            self._add(one, completion, max_tokens)
+            kept = completion.first(one.room)
+            is_full = len(kept.ids) == one.room
+            one.ids += kept.ids
+            one.logprobs += kept.logprobs or [0.0] * len(kept.ids)
+            is_ended = self.end.is_reached(one.ids)
+            if is_ended or is_full or len(completion.ids) < max_tokens:
+                reason: FinishReason = "stop" if is_ended else "length"
+                one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version or 0))
+            else:
+                self._waiting.append(one)
         return True
-
-    def _add(self, one: _Waiting, completion: Completion, max_tokens: int) -> None:
-        kept = completion.first(one.room)
-        is_full = len(kept.ids) == one.room
-        one.ids += kept.ids
-        one.logprobs += kept.logprobs or [0.0] * len(kept.ids)
-        is_ended = self.end.is_reached(one.ids)
-        if not (is_ended or is_full) and len(completion.ids) >= max_tokens:
-            self._waiting.append(one)
-            return
-        reason: FinishReason = "stop" if is_ended else "length"
-        one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version or 0))
 
 
 def seeds_of(rows: Sequence[BatchRow]) -> list[SampleSeed]:

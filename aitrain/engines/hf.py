@@ -42,8 +42,8 @@ from aitrain.rollout.limits import EndOfTurn
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 """The settings of a model's generation_config that are kept."""
 
-Rows = Callable[[int], Sequence[SampleSeed | None]]
-"""Given a number of rows, the seed of each; None: torch's global generator."""
+SeedOf = Callable[[int], SampleSeed]
+"""The seed of a row."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class HFEngine(BatchingEngine):
         criterion = StopStringCriterion(self.end, rows, policy.on_tokens)
         processor = SamplingProcessor(sampling, self.end, rows)
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
-        seeded = partial(seeded_rows, rows=lambda _: seeds) if seeds else nullcontext
+        seeded = partial(seeded_rows, seed_of=seeds.__getitem__) if seeds else nullcontext
         with prepared as model, torch.no_grad(), own_defaults_only(model), seeded(model):
             generated = model.generate(
                 input_ids=ids,
@@ -195,7 +195,7 @@ class StopStringCriterion(StoppingCriteria):  # type: ignore[misc]
 
 
 @contextmanager
-def seeded_rows(model: Any, rows: Rows) -> Iterator[None]:
+def seeded_rows(model: Any, seed_of: SeedOf) -> Iterator[None]:
     """Context in which `model.generate` samples each row with its own seed; torch's generators are restored afterwards.
 
     Greedy decoding and beam search are unchanged.
@@ -206,7 +206,7 @@ def seeded_rows(model: Any, rows: Rows) -> Iterator[None]:
     def processors(*arguments: Any, **options: Any) -> Any:
         made, config = make(*arguments, **options), options["generation_config"]
         if config.get_generation_mode() == GenerationMode.SAMPLE:
-            made.append(RowSampler(rows))
+            made.append(RowSampler(seed_of))
             config.do_sample = False  # of generate's own copy
         return made
 
@@ -221,9 +221,8 @@ def seeded_rows(model: Any, rows: Rows) -> Iterator[None]:
 class RowSampler(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Adds noise to the scores, so that the highest one is that of a sampled token."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows, self._step = rows, 0
-        self._draws: Sequence[SampleSeed | None] = ()
+    def __init__(self, seed_of: SeedOf) -> None:
+        self._seed_of, self._step = seed_of, 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores`: logits of shape (rows, vocabulary).
@@ -231,18 +230,11 @@ class RowSampler(LogitsProcessor):  # type: ignore[misc]  # transformers has no 
         Raises:
             RuntimeError: one is NaN, or a row has no token left.
         """
-        if self._step == 0:
-            self._draws = self._rows(len(scores))
-            self._generator = torch.Generator(scores.device)
-        noisy = self._gumbel_noise(scores).add_(scores)
+        noise, generator = torch.empty_like(scores, dtype=torch.float32), torch.Generator(scores.device)
+        for row, values in enumerate(noise):
+            values.exponential_(generator=generator.manual_seed(self._seed_of(row).token_seed(self._step)))
+        noisy = noise.log_().neg_().add_(scores)
         if not noisy.amax(dim=-1).isfinite().all():
             torch.multinomial(scores.softmax(dim=-1), num_samples=1)  # raises, as without seeds
         self._step += 1
         return noisy
-
-    def _gumbel_noise(self, scores: torch.Tensor) -> torch.Tensor:
-        noise = torch.empty_like(scores, dtype=torch.float32)
-        for row, draw in zip(noise, self._draws, strict=True):
-            seeded = None if draw is None else self._generator.manual_seed(draw.token_seed(self._step))
-            row.exponential_(generator=seeded)
-        return noise.log_().neg_()

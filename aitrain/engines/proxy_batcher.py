@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -253,10 +253,9 @@ class ProxyBatcher:
         if self._refusal:
             raise RuntimeError(self._refusal)
 
-        def seeds(rows: int) -> list[SampleSeed]:
-            return [SampleSeed(derived_seed(seed, row)) for row in range(rows)]
-
-        sampling = nullcontext() if seed is None else seeded_rows(self._model, seeds)
+        sampling: AbstractContextManager[None] = nullcontext()
+        if seed is not None:
+            sampling = seeded_rows(self._model, lambda row: SampleSeed(derived_seed(seed, row)))
         with evaluation_mode(self._model), sampling:
             return getattr(self._model, method)(*args, **kwargs)
 

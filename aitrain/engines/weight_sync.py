@@ -50,8 +50,8 @@ class WeightVersion:
 class WeightSync(ABC):
     """How weights get to the servers: by files in the run's folder, which is removed when the process ends."""
 
-    def __init__(self, model: Any, folder: Path, writes: bool = True) -> None:
-        self.model = model
+    def __init__(self, model: Any, folder: Path, writes: bool = True, dtype: torch.dtype | None = None) -> None:
+        self.model, self.dtype = model, dtype
         self.folder = folder.absolute()
         self.writes = writes
         """Whether this process writes the files."""
@@ -59,10 +59,44 @@ class WeightSync(ABC):
         """Beginning of the servers' names for the weights of this run."""
         self._removal: Callable[[], object] | None = None
 
-    @abstractmethod
     def write(self, version: WeightVersion) -> int:
-        """Write the policy's weights to files, from one process; returns their size in bytes. Every process must call
-        this, as the parts of sharded weights are gathered."""
+        """Write the policy's weights, in the data type `dtype` if there is one, to a new folder, which gets its name
+        when it is complete; the one before is removed first, to save space. Returns the size of the files.
+
+        One process writes, but every process must call this, as the parts of sharded weights are gathered.
+
+        Raises:
+            RunFailed: they cannot be written, so that all ranks end together.
+        """
+        if not (self.writes or is_sharded(self.model)):
+            return 0
+        weights = gathered(self.tensors(), self.writes, self.dtype)
+        if not self.writes:
+            return 0
+        partial_folder = self.folder / "partial"
+        try:
+            if self._removal is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(os.open(self.folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends
+                self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+            for before in self.folder.iterdir():
+                shutil.rmtree(before, ignore_errors=True)
+            partial_folder.mkdir(parents=True)
+            self.save(partial_folder, weights)
+            partial_folder.rename(self.path(version))
+        except (OSError, SafetensorError) as error:
+            raise RunFailed(
+                f"The weights for the vLLM server could not be written to {self.folder}: {error}"
+            ) from error
+        return sum(file.stat().st_size for file in self.path(version).iterdir())
+
+    @abstractmethod
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights that are synced."""
+
+    @abstractmethod
+    def save(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Write the files that the server reads."""
 
     @abstractmethod
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
@@ -112,41 +146,6 @@ class WeightSync(ABC):
         if self._removal is not None:
             self._removal()
 
-    def _save(
-        self,
-        version: WeightVersion,
-        tensors: Iterable[tuple[str, torch.Tensor]],
-        save: Callable[[Path, dict[str, torch.Tensor]], object],
-        dtype: torch.dtype | None = None,
-    ) -> int:
-        """Gather the tensors, and have the process that writes save them to a new folder, which gets its name when it
-        is complete; the one before is removed first, to save space. Returns the size of the files.
-
-        Raises:
-            RunFailed: they cannot be written, so that all ranks end together.
-        """
-        if not (self.writes or is_sharded(self.model)):
-            return 0
-        weights = gathered(tensors, self.writes, dtype)
-        if not self.writes:
-            return 0
-        partial_folder = self.folder / "partial"
-        try:
-            if self._removal is None:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                fcntl.flock(os.open(self.folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends
-                self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-            for before in self.folder.iterdir():
-                shutil.rmtree(before, ignore_errors=True)
-            partial_folder.mkdir(parents=True)
-            save(partial_folder, weights)
-            partial_folder.rename(self.path(version))
-        except (OSError, SafetensorError) as error:
-            raise RunFailed(
-                f"The weights for the vLLM server could not be written to {self.folder}: {error}"
-            ) from error
-        return sum(file.stat().st_size for file in self.path(version).iterdir())
-
 
 class AdapterSync(WeightSync):
     """Syncs the adapter alone, with a new name each time, to a server that has the base model.
@@ -154,17 +153,17 @@ class AdapterSync(WeightSync):
     The adapter before is unloaded; with `load_inplace`, vLLM would read it from disk at every step of its engine.
     """
 
-    def write(self, version: WeightVersion) -> int:
-        """Write adapter_model.safetensors and adapter_config.json; returns their size in bytes."""
-
-        def save(folder: Path, weights: dict[str, torch.Tensor]) -> None:
-            tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
-            save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-            self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
-
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The adapter's weights."""
         reshard(self.model)
-        state = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        return self._save(version, state.items(), save)
+        state: dict[str, torch.Tensor] = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return state.items()
+
+    def save(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Write adapter_model.safetensors and adapter_config.json."""
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+        self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
         """Load the adapter, if no other process has done so."""
@@ -195,30 +194,24 @@ class AdapterSync(WeightSync):
 class DiskSync(WeightSync):
     """Syncs all weights, to a server in its development mode, which replaces its own."""
 
-    def __init__(
-        self, model: Any, folder: Path, dtype: torch.dtype | None = None, renews: bool = False, writes: bool = True
-    ) -> None:
-        super().__init__(model, folder, writes)
-        self._renews = renews
-        """Whether the server is on the CPU and its output layer must be repacked: see tied_head.py."""
-        self._dtype = dtype
-        """Data type of the files; None: that of the model."""
+    renews = False
+    """Whether the server is on the CPU and its output layer must be repacked: see tied_head.py."""
 
-    def write(self, version: WeightVersion) -> int:
-        """Write the files of `save_pretrained`, with a merged adapter; returns their size in bytes."""
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """All weights, with a merged adapter."""
+        return merged_weights(self.model)
+
+    def save(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Write the files of `save_pretrained`."""
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-
-        def save(folder: Path, weights: dict[str, torch.Tensor]) -> None:
-            was_on = logging.is_progress_bar_enabled()
-            logging.disable_progress_bar()  # it would appear at every step
-            try:
-                with savable_generation_config(base):
-                    base.save_pretrained(folder, state_dict=weights)
-            finally:
-                if was_on:
-                    logging.enable_progress_bar()
-
-        return self._save(version, merged_weights(self.model), save, self._dtype)
+        was_on = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # it would appear at every step
+        try:
+            with savable_generation_config(base):
+                base.save_pretrained(folder, state_dict=weights)
+        finally:
+            if was_on:
+                logging.enable_progress_bar()
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
         """Have the server read the files and set its weight version."""
@@ -226,7 +219,7 @@ class DiskSync(WeightSync):
         partial = f"{name}{PARTIAL}"  # a server that was restarted does not have it, and reading may end half-way
         await client.post("/update_weight_version", {"new_version": partial})
         await client.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
-        if self._renews:
+        if self.renews:
             await client.post("/collective_rpc", {"method": "renew_tied_head"})
         if await weight_version_of(client) not in (partial, name):
             raise ServerGoneError("it was restarted while it loaded the weights")
