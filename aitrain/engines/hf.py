@@ -153,15 +153,9 @@ class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers 
         self._width = self._width or input_ids.shape[1]
         begins = torch.tensor([[len(row.prompt_ids), row.begun] for row in self._rows], device=scores.device)
         places = torch.arange(input_ids.shape[1], device=scores.device)
-        is_context, is_own = (places >= self._width - begin[:, None] for begin in begins.T)
-        if self._sampling.min_new_tokens:
-            scores = self._sampling.without_ends(scores, is_own.sum(-1), self._end.eos_ids)
-        if self._sampling.counts_tokens:  # those of rows that have ended are not used
-            seen, counts = (
-                torch.zeros_like(scores).scatter_add_(-1, input_ids, counted.to(scores.dtype))
-                for counted in (is_context, is_own)
-            )
-            scores = self._sampling.penalized(scores, seen > 0, counts)
+        is_context, is_answer = (places >= self._width - begin[:, None] for begin in begins.T)
+        # those of rows that have ended are not used
+        scores = self._sampling.penalized(scores, input_ids, is_context, is_answer, self._end.eos_ids)
         return self._sampling.cut_by_min_p(scores)
 
 
