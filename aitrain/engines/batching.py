@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from accelerate import Accelerator
 
 from aitrain import activity
+from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
 from aitrain.rollout.clock import RolloutClock
@@ -33,6 +35,17 @@ class BatchRow:
     def begun_ids(self) -> list[int]:
         """The tokens that earlier rounds generated."""
         return self.prompt_ids[len(self.prompt_ids) - self.begun :]
+
+
+class Completer(Protocol):
+    """An engine that completes rows with any sampling, such as those of an environment's `model.generate` calls."""
+
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion for each row.
+
+        Raises:
+            RunFailed: the engine is gone.
+        """
 
 
 @dataclass(eq=False)
@@ -175,12 +188,6 @@ class BatchingEngine(ABC):
             else:
                 self._waiting.append(one)
         return True
-
-
-def seeds_of(rows: Sequence[BatchRow]) -> list[SampleSeed]:
-    """The seeds of all rows; empty if one has none, as ranks that share an engine gather the seeds of all rows."""
-    seeds = [row.seed for row in rows if row.seed is not None]
-    return seeds if len(seeds) == len(rows) else []
 
 
 def largest_over_ranks(accelerator: Accelerator, rows: int, max_tokens: int) -> tuple[int, int]:

@@ -218,19 +218,19 @@ def _to_wire(messages: Sequence[Message]) -> list[Message]:
     """Messages in OpenAI's form: arguments as text, and an id that joins each call and its result."""
     sent: list[Message] = []
     ids: list[str] = []
-    for message in messages:
+    for number, message in enumerate(messages):
         if message.get("tool_calls"):
             calls: list[dict[str, Any]] = []
             for place, call in enumerate(message["tool_calls"]):
-                function = call.get("function") or {}
-                arguments = function.get("arguments")
-                text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-                id = call.get("id") or f"call_{len(sent)}_{place}"
-                calls.append({"id": id, "type": "function", "function": {**function, "arguments": text}})
+                function = dict(call["function"])
+                if not isinstance(function.get("arguments"), str):
+                    function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+                id = call.get("id") or f"call_{number}_{place}"
+                calls.append({"id": id, "type": "function", "function": function})
             ids = [call["id"] for call in calls]
             message = {**message, "tool_calls": calls}
-        elif message.get("role") == "tool" and "tool_call_id" not in message:
-            message = {**message, "tool_call_id": ids.pop(0) if ids else "call"}
+        elif message.get("role") == "tool":
+            message = {"tool_call_id": ids.pop(0) if ids else "call", **message}
         sent.append(message)
     return sent
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,8 @@ from transformers.generation import GenerationMode
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
@@ -79,19 +79,17 @@ class HFEngine(BatchingEngine):
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row. In training, which samples as TRL does, seeds are
         not used."""
-        sampling = self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling
-        return self._sample(rows, max_tokens, sampling, seeds_of(rows) if decoding is Decoding.SEEDED else [])
+        if decoding is Decoding.TRAINING:
+            rows = [replace(row, seed=None) for row in rows]
+        return self._generate(rows, self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling, max_tokens)
 
-    async def complete(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt, without dropout; not for ranks that generate together."""
-        rows, seeds = [BatchRow(prompt) for prompt in batch.prompts], list(map(SampleSeed, batch.seeds or ()))
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion for each row, without dropout; not for ranks that generate together."""
         with evaluation_mode(self.policy.model):
-            return self._sample(rows, batch.max_tokens, batch.sampling, seeds)
+            return self._generate(rows, sampling, max_tokens)
 
-    def _sample(
-        self, rows: list[BatchRow], max_tokens: int, sampling: Sampling, seeds: list[SampleSeed]
-    ) -> list[Completion]:
-        """Sample each row with its own seed, if there are seeds."""
+    def _generate(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """Sample each row, with its own seed if all have one."""
         policy = self.policy
         config = GenerationConfig(
             max_new_tokens=max_tokens,
@@ -110,7 +108,8 @@ class HFEngine(BatchingEngine):
         criterion = StopStringCriterion(self.end, rows, policy.on_tokens)
         processor = SamplingProcessor(sampling, self.end, rows)
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
-        seeded = partial(seeded_rows, seed_of=seeds.__getitem__) if seeds else nullcontext
+        seeds = [row.seed for row in rows if row.seed is not None]
+        seeded = partial(seeded_rows, seed_of=seeds.__getitem__) if len(seeds) == len(rows) else nullcontext
         with prepared as model, torch.no_grad(), own_defaults_only(model), seeded(model):
             generated = model.generate(
                 input_ids=ids,

@@ -12,10 +12,12 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch.nn.utils.rnn import pad_sequence
 
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync
+from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
@@ -130,8 +132,8 @@ class LogprobCheck:
 
     async def difference(self, engine: VLLMServerEngine) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
-        seeds = list(range(len(self.prompts)))
-        answers = await engine.complete(CompletionBatch(self.prompts, Sampling(), TOKENS, seeds))
+        rows = [BatchRow(prompt, seed=SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
+        answers = await engine.complete(rows, Sampling(), TOKENS)
         self._rows = [prompt + answer.ids for prompt, answer in zip(self.prompts, answers, strict=True)]
         own = self._logprobs()
         sampled = torch.tensor([token for answer in answers for token in answer.ids])

@@ -23,8 +23,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
+from aitrain.engines.batching import BatchRow, Completer
 from aitrain.engines.hf import HFEngine, HFModel, seeded_rows
-from aitrain.engines.sampling import Completer, CompletionBatch, Sampling
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.mixed_runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
@@ -224,14 +225,10 @@ class ProxyBatcher:
         is not tried again: each try would wait for it for minutes."""
         assert self._engine is not None
         requests, start = [request for request, _ in batch], time.monotonic()
-        seeds = [seed for request in requests for seed in request.seeds]
-        prompts = [prompt for request in requests for prompt in request.prompts]
-        whole = CompletionBatch(
-            prompts, requests[0].sampling, requests[0].limit, seeds if len(seeds) == len(prompts) else None
-        )
+        rows = [row for request in requests for row in request.rows]
         try:
             with activity.own.doing("generating for the environment"):
-                ids = iter([completion.ids for completion in await self._engine.complete(whole)])
+                completed = await self._engine.complete(rows, requests[0].sampling, requests[0].limit)
         except Exception as error:
             is_gone = isinstance(error, RunFailed) and not isinstance(error, (ServerRefusedError, ServerTimeoutError))
             for request, result in batch:
@@ -241,8 +238,9 @@ class ProxyBatcher:
                     await self._answer([(request, result)])
             return
         self._window = max(SHORTEST_WINDOW, (time.monotonic() - start) / 2)
+        ids = iter([completion.ids for completion in completed])
         for request, result in batch:
-            result.set_result(request.result([next(ids) for _ in request.prompts]))
+            result.set_result(request.result([next(ids) for _ in request.rows]))
 
     def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None) -> Any:
         """Call the model, without dropout and gradients; a call with a seed samples with it.
@@ -266,15 +264,13 @@ class GenerateRequest:
 
     ids: torch.Tensor
     """Shape (rows, tokens), padded on the left."""
-    prompts: list[list[int]]
-    """Token ids without padding, once for each completion."""
+    rows: list[BatchRow]
+    """Token ids without padding, and a seed unless the engine's own random numbers are used, for each completion."""
     limit: int
     """Maximum new tokens of each completion."""
     sampling: Sampling
     pad: int
     """Token that fills rows behind their end."""
-    seeds: list[int]
-    """Seed of each completion; empty: the engine's own random numbers."""
 
     @classmethod
     def of(
@@ -297,8 +293,9 @@ class GenerateRequest:
         if not config.max_new_tokens or not ids.numel() or (mask is None and pad is not None and (ids == pad).any()):
             return None
         mask = torch.ones_like(ids) if mask is None else mask
-        rows = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
-        prompts = [row for row in rows for _ in range(config.num_return_sequences)]
+        each = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+        prompts = [prompt for prompt in each for _ in range(config.num_return_sequences)]
+        seeds = [None if seed is None else SampleSeed(derived_seed(seed, place)) for place in range(len(prompts))]
         sampling = Sampling(
             temperature=1.0 if config.temperature is None else config.temperature,
             repetition_penalty=config.repetition_penalty or 1.0,
@@ -308,11 +305,10 @@ class GenerateRequest:
             sampling = replace(sampling, top_k=config.top_k or 0, top_p=config.top_p or 1.0, min_p=config.min_p or 0.0)
         return cls(
             ids,
-            prompts,
+            [BatchRow(prompt, seed=row_seed) for prompt, row_seed in zip(prompts, seeds, strict=True)],
             config.max_new_tokens,
             sampling if config.do_sample else sampling.greedy,
             next(iter(ends), 0) if pad is None else pad,
-            [] if seed is None else [derived_seed(seed, place) for place in range(len(prompts))],
         )
 
     def result(self, completions: list[list[int]]) -> torch.Tensor:

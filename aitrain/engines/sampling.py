@@ -17,12 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.engine import Completion
 from aitrain.rollout.stop_strings import StopStrings
 
 Tensor = torch.Tensor
@@ -147,26 +146,3 @@ class Sampling:
         kept = self.is_kept(scaled).scatter(-1, tokens[:, None], True)
         scaled = (logits / self.temperature).masked_fill(~kept, -math.inf)
         return scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
-
-
-@dataclass(frozen=True)
-class CompletionBatch:
-    """Prompts that an engine completes with the same sampling."""
-
-    prompts: list[list[int]]
-    """Token ids, without padding."""
-    sampling: Sampling
-    max_tokens: int
-    seeds: list[int] | None = None
-    """One for each prompt; None: the engine's own random numbers."""
-
-
-class Completer(Protocol):
-    """An engine that completes batches of any sampling, such as those of an environment's `model.generate` calls."""
-
-    async def complete(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt.
-
-        Raises:
-            RunFailed: the engine is gone.
-        """

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -29,9 +29,11 @@ from typing import Any, TypeVar
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.server_fleet import FleetServer, ServerFleet
 from aitrain.engines.weight_sync import WeightVersion
+from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed, ServerFailed
 from aitrain.machine import allow_open_files
 from aitrain.rollout.clock import RolloutClock
@@ -128,20 +130,18 @@ class VLLMServerEngine:
             RunFailed: the server does not come back, exceeds the deadline, or refuses the request.
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
-        seed = None if request.seed is None else request.seed.request_seed
         with self.clock.running("generate"):
-            return await self._complete(request.prompt_ids, sampling, request.max_tokens, seed, request.index)
+            prompt, limit = request.prompt_ids, request.max_tokens
+            return await self._complete(prompt, sampling, limit, request.seed, request.index)
 
-    async def complete(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt.
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion for each row.
 
         Raises:
             RunFailed: as for `generate`.
         """
-        seeds: Sequence[int | None] = batch.seeds or [None] * len(batch.prompts)
         return await run_all(
-            self._complete(prompt, batch.sampling, batch.max_tokens, seed, place)
-            for place, (prompt, seed) in enumerate(zip(batch.prompts, seeds, strict=True))
+            self._complete(row.prompt_ids, sampling, max_tokens, row.seed, place) for place, row in enumerate(rows)
         )
 
     async def top_logprobs(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
@@ -166,7 +166,7 @@ class VLLMServerEngine:
         return await self.fleet.request(attempt)
 
     async def _complete(
-        self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: int | None, place: int
+        self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: SampleSeed | None, place: int
     ) -> Completion:
         """One completion, within the context, as a server refuses requests that could exceed it."""
         if self.context is not None:
@@ -176,7 +176,7 @@ class VLLMServerEngine:
             url = server.client.url
             body = {**self._body(sampling, max_tokens), "prompt": [prompt]}
             if seed is not None:
-                body["seed"] = seed
+                body["seed"] = seed.request_seed
             (choice,) = (await server.client.post("/v1/completions", body))["choices"]
             ids: list[int] = choice["token_ids"]
             if choice["prompt_token_ids"] != prompt:

@@ -13,10 +13,11 @@ from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
 
 from aitrain.batch import plan_batch
+from aitrain.engines.batching import Completer
 from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.proxy_batcher import offer_model
-from aitrain.engines.sampling import Completer, Sampling
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers

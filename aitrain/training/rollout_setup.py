@@ -22,11 +22,10 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from trl.models.utils import unwrap_model_for_generation
 
-from aitrain.engines.batching import largest_over_ranks
+from aitrain.engines.batching import Completer, largest_over_ranks
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.proxy_batcher import offer_model
-from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.failure_count import FailureCount

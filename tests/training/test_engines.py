@@ -20,7 +20,7 @@ from aitrain import TrainConfig
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine, HFModel
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.sampling import Sampling
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
 from aitrain.environment.seeds import SampleSeed
@@ -144,7 +144,8 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_runs_options(
     engine, before = make_engine(**given), dict(vars(generation))
     completions = engine.sample(rows_of([[1], [2, 3]], seeds=True), 4, Decoding.TRAINING)
     engine.sample(rows_of([[1]]), 4, Decoding.GREEDY)
-    answers = asyncio.run(engine.complete(CompletionBatch([[1], [2]], Sampling(top_p=0.9), 3, [5, 8])))
+    own_rows = [BatchRow([1], seed=SampleSeed(5)), BatchRow([2], seed=SampleSeed(8))]
+    answers = asyncio.run(engine.complete(own_rows, Sampling(top_p=0.9), 3))
 
     assert completions == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
     assert [answer.ids for answer in answers] == [[1, 9], [2, 9]]

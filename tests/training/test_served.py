@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM
 
 from aitrain.engines import server as server_engine
 from aitrain.engines import server_fleet
+from aitrain.engines.batching import BatchRow
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
 from aitrain.engines.server_fleet import ServerFleet
@@ -217,7 +218,8 @@ def by(server: Fake, sync: Any = None, is_main_process: bool = True, **settings:
 def answers(
     engine: VLLMServerEngine, prompts: list[list[int]], max_tokens: int = 16, seeds: list[int] | None = None
 ) -> list[Completion]:
-    return run(engine.complete(CompletionBatch(prompts, engine.sampling, max_tokens, seeds)))
+    rows = [BatchRow(prompt, seed=SampleSeed(seeds[place]) if seeds else None) for place, prompt in enumerate(prompts)]
+    return run(engine.complete(rows, engine.sampling, max_tokens))
 
 
 def ids_of(completions: list[Completion]) -> list[list[int]]:
