@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +26,6 @@ BOUND = 0.2
 """Maximum mean difference of the log-probabilities of sampled tokens. Rounding to bfloat16 causes up to about 0.05,
 float32 less than 0.001; those of another model differ by more than this."""
 
-EVERY = 10
-"""Loads between two comparisons, after the first one that passed."""
 CLEAR = 2.0
 """Factor by which the policy's log-probabilities must have changed beyond the rounding noise before a comparison."""
 LEAST_NOISE = 1e-5
@@ -101,12 +98,9 @@ class LogprobCheck:
     """The prompts, each followed by the server's completion at the first load."""
     _own: Logprobs = field(default_factory=dict, init=False)
     _served: Logprobs = field(default_factory=dict, init=False)
-    """Those of the trainer's model and of the server at the last comparison."""
-    _loads: int = field(default=0, init=False)
-    """Number of loads of weights until then."""
-    _noise: float = field(default=math.inf, init=False)
-    """Rounding noise of log-probabilities (root mean square): the smallest seen, as missing weights increase it."""
+    """Those of the trainer's model and of the server at the first load."""
     _follows: bool = field(default=False, init=False)
+    """Whether the server's have changed with the policy's since."""
 
     @classmethod
     def of(
@@ -126,8 +120,9 @@ class LogprobCheck:
         if not self._own:
             await self._compare_models(engine, is_adapter)
             # of the base if the server has it, so that the adapter of a resumed run is checked at once
-            await self._keep(engine, self._logprobs(with_adapter=not is_adapter), of_base=is_adapter)
-        if not self._follows or engine.fleet.loads - self._loads >= EVERY:
+            self._served = await self._served_logprobs(engine, of_base=is_adapter)
+            self._own = _at(self._logprobs(with_adapter=not is_adapter), self._served)
+        if not self._follows:
             await self._compare_movement(engine, is_adapter)
 
     async def difference(self, engine: VLLMServerEngine) -> float:
@@ -162,13 +157,12 @@ class LogprobCheck:
         )
 
     async def _compare_movement(self, engine: VLLMServerEngine, is_adapter: bool) -> None:
-        """Compare the changes since the last comparison, if the policy's is larger than the rounding noise."""
-        logprobs, own, served = self._logprobs(), self._own, self._served
-        moved = _differences({place: float(logprobs[place]) for place in own}, own)
-        if not _rms(moved) > CLEAR * self._noise:
+        """Compare the changes since the first load, if the policy's is larger than the rounding noise."""
+        logprobs, noise = self._logprobs(), max(_rms(_differences(self._own, self._served)), LEAST_NOISE)
+        if not _rms(_differences(_at(logprobs, self._own), self._own)) > CLEAR * noise:
             return
-        await self._keep(engine, logprobs)
-        moved, followed = _differences(self._own, own), _differences(self._served, served)
+        served = await self._served_logprobs(engine)
+        moved, followed = _differences(_at(logprobs, served), self._own), _differences(served, self._served)
         share = float(followed @ moved / (moved @ moved))
         if not share >= FOLLOWED:
             advice = "It reloads the files and keeps its old weights: restart it, or use --vllm-mode colocate."
@@ -181,21 +175,15 @@ class LogprobCheck:
             )
         self._follows = True
 
-    async def _keep(self, engine: VLLMServerEngine, logprobs: torch.Tensor, of_base: bool = False) -> None:
-        """Keep the server's log-probabilities of its likeliest tokens, and the model's of the same ones; `logprobs` are
-        the model's, shape (contexts, vocabulary)."""
+    async def _served_logprobs(self, engine: VLLMServerEngine, of_base: bool = False) -> Logprobs:
+        """The server's log-probabilities of its likeliest tokens."""
         contexts = [
             row[:length]
             for prompt, row in zip(self.prompts, self._rows, strict=True)
             for length in range(len(prompt), len(row))
         ]
         likeliest = await engine.top_logprobs(contexts, of_base)
-        self._served = {
-            (number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()
-        }
-        self._own = {place: float(logprobs[place]) for place in self._served}
-        self._noise = min(self._noise, max(_rms(_differences(self._own, self._served)), LEAST_NOISE))
-        self._loads = engine.fleet.loads
+        return {(number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()}
 
     def _logprobs(self, with_adapter: bool = True) -> torch.Tensor:
         """The model's log-probabilities for the completions, without dropout, shape (positions, vocabulary)."""
@@ -205,6 +193,10 @@ class LogprobCheck:
             for prompt, row, each in zip(self.prompts, self._rows, logits, strict=True)
         ]
         return torch.cat(answers).float().log_softmax(-1).cpu()
+
+
+def _at(logprobs: torch.Tensor, places: Iterable[tuple[int, int]]) -> Logprobs:
+    return {place: float(logprobs[place]) for place in places}
 
 
 def _differences(values: Logprobs, others: Logprobs) -> torch.Tensor:
