@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from aitrain.errors import RunFailed, did_you_mean
 from aitrain.execution.process_tree import ProcessTree
@@ -281,9 +280,7 @@ class VLLMServer:
     def __enter__(self) -> VLLMServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # -- starting
@@ -320,10 +317,9 @@ class VLLMServer:
             with httpx.Client(
                 base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
-                if not client.get("/health").is_success:
-                    return False
-                return self.plan.names(self._name)[-1] in [
-                    model["id"] for model in client.get("/v1/models").json()["data"]
+                models = client.get("/v1/models").json()["data"]
+                return client.get("/health").is_success and self.plan.names(self._name)[-1] in [
+                    model["id"] for model in models
                 ]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
