@@ -50,22 +50,13 @@ class Completer(Protocol):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request, and the tokens that were generated for it so far."""
+    """A request, what was generated for it so far, and how many tokens may follow."""
 
     request: GenerationRequest
+    row: BatchRow
+    room: int
     result: asyncio.Future[Completion]
-    ids: list[int]
     logprobs: list[float]
-
-    @property
-    def room(self) -> int:
-        return self.request.max_tokens - len(self.ids)
-
-    @property
-    def row(self) -> BatchRow:
-        seed = self.request.seed
-        seed = seed and replace(seed, position=seed.position + len(self.ids))
-        return BatchRow(self.request.prompt_ids + self.ids, len(self.ids), seed)
 
 
 Largest = Callable[[int, int], tuple[int, int]]
@@ -115,11 +106,13 @@ class BatchingEngine(ABC):
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""
+        prompt, room = request.prompt_ids, request.max_tokens
         if self.context is not None:
-            request = replace(request, max_tokens=min(request.max_tokens, self.context - len(request.prompt_ids)))
-        if request.max_tokens < 1:
+            room = min(room, self.context - len(prompt))
+        if room < 1:
             return Completion([], [], "length", self.weight_version or 0)
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future(), [], [])
+        row = BatchRow(prompt, seed=request.seed)
+        waiting = _Waiting(request, row, room, asyncio.get_running_loop().create_future(), [])
         self._waiting.append(waiting)
         self._wake_if_all_wait()
         return await waiting.result
@@ -177,14 +170,16 @@ class BatchingEngine(ABC):
         if len(completions) < count:
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
-            kept = completion.first(one.room)
-            is_full = len(kept.ids) == one.room
-            one.ids += kept.ids
-            one.logprobs += kept.logprobs or [0.0] * len(kept.ids)
-            is_ended = self.end.is_reached(one.ids)
-            if is_ended or is_full or len(completion.ids) < max_tokens:
+            kept, row = completion.first(one.room), one.row
+            count = len(kept.ids)
+            seed = row.seed and replace(row.seed, position=row.seed.position + count)
+            one.row, one.room = BatchRow(row.prompt_ids + kept.ids, row.begun + count, seed), one.room - count
+            one.logprobs += kept.logprobs or [0.0] * count
+            ids = one.row.begun_ids
+            is_ended = self.end.is_reached(ids)
+            if is_ended or not one.room or len(completion.ids) < max_tokens:
                 reason: FinishReason = "stop" if is_ended else "length"
-                one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version or 0))
+                one.result.set_result(Completion(ids, one.logprobs, reason, self.weight_version or 0))
             else:
                 self._waiting.append(one)
         return True
