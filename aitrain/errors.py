@@ -23,14 +23,13 @@
         InvalidChatRequestError     a rollout's request is not in OpenAI's format; also in environment/chat_request.py
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
-        PortTakenError              another process took the port before vLLM did; defined in vllm/start_failure.py
         RefusedCallError            an environment's server refused a call; defined in environment/env_connection.py
         RefusedRequestError         what that server refuses, and why; defined in environment/env_service.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
         UnknownStateError           an object's state cannot be compared; defined in environment/object_walk.py
 
-The last sixteen are caught and turned into something that a user sees. A message says what happened, where, and what
+The last fifteen are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 

@@ -97,7 +97,7 @@ def batcher_alone(environment: Any, model: Any, tokenizer: Any) -> Iterator[Call
     from aitrain.execution.deadline_pool import DeadlinePool
     from tests.training.proxy_calls import run_with
 
-    batcher = ProxyBatcher(model, tokenizer.pad_token_id)
+    batcher = ProxyBatcher(model, tokenizer)
     jobs = [partial(environment.score_episode, batcher.policy, tokenizer, *each) for each in EPISODES]
     with closing(DeadlinePool(len(EPISODES), timeout=600)) as pool:
         yield lambda: [outcome.value for outcome in run_with(pool, batcher, jobs)]

@@ -15,7 +15,7 @@ from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.options.evaluate import EvalConfig
-from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL
+from aitrain.options.trl_effects import OF_NCCL
 from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, enum_values, trl_fields
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
@@ -154,7 +154,7 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_option() -> Non
     filled = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
 
     assert {*filled, "output_dir", "fsdp"} == {*OPTION_OF_FIELD, *SET_BY_AITRAIN}
-    assert {*WITHOUT_EFFECT, *OF_GENERATE, *OF_NCCL} <= set(trl_fields())
+    assert {*WITHOUT_EFFECT, *OF_NCCL} <= set(trl_fields())
 
 
 VLLM = {"use_vllm": True}

@@ -50,7 +50,7 @@ def test_an_adapter_is_served_beside_its_base_each_by_its_name(
 ) -> None:
     model = run(LORA, "model: org/base\nmodel_max_length: 512") / "model"
     words = command("mine", capsys)
-    assert {"--model=org/base", "--served-model-name=org/base", "--host=127.0.0.1"} <= set(words)
+    assert {"--model=org/base", "--served-model-name", "org/base", "--host=127.0.0.1"} <= set(words)
     assert {"--max-model-len=512", "--enable-lora", "--max-lora-rank=32", "--dtype=float32"} <= set(words)
     assert words[words.index("--lora-modules") + 1] == f"mine={model}"
     assert f"--chat-template={model / 'chat_template.jinja'}" in words
@@ -61,7 +61,7 @@ def test_a_whole_model_has_the_name_of_its_run_and_the_context_that_fits(
     run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = command(str(run(None)), capsys)
-    assert {"--served-model-name=mine", "--max-model-len=auto"} <= set(words)
+    assert {"--served-model-name", "mine", "--max-model-len=auto"} <= set(words)
     assert not [word for word in words if "lora" in word or "chat-template" in word]
 
 

@@ -22,8 +22,7 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.key_guard import KeyGuard
-from aitrain.vllm.server_process import ServerConfig, VLLMServer
-from aitrain.vllm.start_failure import why_it_ended
+from aitrain.vllm.server_process import ServerConfig, VLLMServer, why_it_ended
 
 FAKE = """
 import json, sys
@@ -80,11 +79,11 @@ def test_the_arguments_say_what_the_plan_says_and_the_users_own_settings_win(
     plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    gpus = plan("", gpus=("2", "3"), tensor_parallel=2, context=512, lora_rank=9, sequences=64, memory=0.5)
+    gpus = plan("", gpus=("2", "3"), tensor_parallel=2, context=512, lora_rank=9, memory=0.5)
     on_gpus = set(gpus.arguments(1))
 
     assert {"--model=model", "--host=127.0.0.1", "--tensor-parallel-size=2", "--max-model-len=512"} <= on_gpus
-    assert {"--enable-lora", "--max-lora-rank=16", "--max-num-seqs=64", "--gpu-memory-utilization=0.5"} <= on_gpus
+    assert {"--enable-lora", "--max-lora-rank=16", "--gpu-memory-utilization=0.5"} <= on_gpus
     assert gpus.environment()["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert plan("").environment()["VLLM_CPU_KVCACHE_SPACE"] == "7"
 
@@ -100,6 +99,8 @@ def test_the_arguments_say_what_the_plan_says_and_the_users_own_settings_win(
         ("ValueError: To serve at least one request with the model's max seq len (4), (9 GiB KV cache is needed",
          "--model-max-length"),
         ("ModuleNotFoundError: No module named 'vllm'", 'pip install "aitrain[vllm]"'),
+        ("usage: api_server.py [-h] [--max-num-seqs MAX]\n    [--block-size {1,2}]\n"
+         "api_server.py: error: unrecognized arguments: --max-num-seq=8", "Did you mean max-num-seqs?"),
     ],
 )  # fmt: skip
 def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
@@ -107,7 +108,7 @@ def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
     log.write_text(before := "ValueError: No available memory for the cache blocks, in an earlier run\n")
     with log.open("a") as file:
         file.write(said)
-    failure = str(why_it_ended(ServerConfig("model", log), 8000, 3, len(before)))
+    failure = str(why_it_ended(ServerConfig("model", log), 3, len(before)))
 
     assert told in failure
     assert len(failure.splitlines()) <= 5

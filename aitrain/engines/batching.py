@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from accelerate import Accelerator
 
 from aitrain import activity
+from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
 from aitrain.rollout.clock import RolloutClock
@@ -26,25 +31,32 @@ class BatchRow:
     """Number of tokens at the end of the prompt that belong to the completion: an earlier round generated them."""
     seed: SampleSeed | None = None
 
+    @property
+    def begun_ids(self) -> list[int]:
+        """The tokens that earlier rounds generated."""
+        return self.prompt_ids[len(self.prompt_ids) - self.begun :]
+
+
+class Completer(Protocol):
+    """An engine that completes rows with any sampling, such as those of an environment's `model.generate` calls."""
+
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion for each row.
+
+        Raises:
+            RunFailed: the engine is gone.
+        """
+
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request, and the tokens that were generated for it so far."""
+    """A request, what was generated for it so far, and how many tokens may follow."""
 
     request: GenerationRequest
+    row: BatchRow
+    room: int
     result: asyncio.Future[Completion]
-    ids: list[int]
     logprobs: list[float]
-
-    @property
-    def room(self) -> int:
-        return self.request.max_tokens - len(self.ids)
-
-    @property
-    def row(self) -> BatchRow:
-        seed = self.request.seed
-        seed = seed and replace(seed, position=seed.position + len(self.ids))
-        return BatchRow(self.request.prompt_ids + self.ids, len(self.ids), seed)
 
 
 Largest = Callable[[int, int], tuple[int, int]]
@@ -69,7 +81,7 @@ class BatchingEngine(ABC):
         largest: Largest | None = None,
     ) -> None:
         self.end, self.context, self.clock = end, context, clock or RolloutClock()
-        self._largest = largest
+        self.largest = largest
         self._waiting: list[_Waiting] = []
         self._live = 0
         self._changed = asyncio.Event()
@@ -82,7 +94,7 @@ class BatchingEngine(ABC):
     @property
     def is_shared(self) -> bool:
         """Whether several ranks generate together, so that each must take part in every generation."""
-        return self._largest is not None
+        return self.largest is not None
 
     def load_weights(self, version: int) -> None:
         """Load the policy's weights; `version` is their number of optimizer steps. Every rank must call this."""
@@ -92,17 +104,15 @@ class BatchingEngine(ABC):
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row."""
 
-    def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
-        """The largest numbers of rows and tokens over the ranks that generate together."""
-        return (rows, max_tokens) if self._largest is None else self._largest(rows, max_tokens)
-
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""
+        prompt, room = request.prompt_ids, request.max_tokens
         if self.context is not None:
-            request = replace(request, max_tokens=min(request.max_tokens, self.context - len(request.prompt_ids)))
-        if request.max_tokens < 1:
+            room = min(room, self.context - len(prompt))
+        if room < 1:
             return Completion([], [], "length", self.weight_version or 0)
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future(), [], [])
+        row = BatchRow(prompt, seed=request.seed)
+        waiting = _Waiting(request, row, room, asyncio.get_running_loop().create_future(), [])
         self._waiting.append(waiting)
         self._wake_if_all_wait()
         return await waiting.result
@@ -148,7 +158,9 @@ class BatchingEngine(ABC):
         if self.is_padded and self.context is not None and waiting:
             longest = max(len(one.row.prompt_ids) for one in waiting)
             max_tokens = min(max_tokens, self.context - longest)
-        count, max_tokens = self.agree(len(waiting), max_tokens)
+        count = len(waiting)
+        if self.largest is not None:
+            count, max_tokens = self.largest(count, max_tokens)
         if not count:
             return False
         filler = [BatchRow([self.end.eos_ids[0]], seed=SampleSeed(0))] * (count - len(waiting))
@@ -158,23 +170,23 @@ class BatchingEngine(ABC):
         if len(completions) < count:
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
-            self._add(one, completion, max_tokens)
+            kept, row = completion.first(one.room), one.row
+            count = len(kept.ids)
+            seed = row.seed and replace(row.seed, position=row.seed.position + count)
+            one.row, one.room = BatchRow(row.prompt_ids + kept.ids, row.begun + count, seed), one.room - count
+            one.logprobs += kept.logprobs or [0.0] * count
+            ids = one.row.begun_ids
+            is_ended = self.end.is_reached(ids)
+            if is_ended or not one.room or len(completion.ids) < max_tokens:
+                reason: FinishReason = "stop" if is_ended else "length"
+                one.result.set_result(Completion(ids, one.logprobs, reason, self.weight_version or 0))
+            else:
+                self._waiting.append(one)
         return True
 
-    def _add(self, one: _Waiting, completion: Completion, max_tokens: int) -> None:
-        kept = completion.first(one.room)
-        is_full = len(kept.ids) == one.room
-        one.ids += kept.ids
-        one.logprobs += kept.logprobs or [0.0] * len(kept.ids)
-        is_ended = self.end.is_reached(one.ids)
-        if not (is_ended or is_full) and len(completion.ids) >= max_tokens:
-            self._waiting.append(one)
-            return
-        reason: FinishReason = "stop" if is_ended else "length"
-        one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version or 0))
 
-
-def seeds_of(rows: Sequence[BatchRow]) -> list[SampleSeed]:
-    """The seeds of all rows; empty if one has none, as ranks that share an engine gather the seeds of all rows."""
-    seeds = [row.seed for row in rows if row.seed is not None]
-    return seeds if len(seeds) == len(rows) else []
+def largest_over_ranks(accelerator: Accelerator, rows: int, max_tokens: int) -> tuple[int, int]:
+    """The largest numbers of rows and tokens over all ranks. Every rank must call this."""
+    own = torch.tensor([[rows, max_tokens]], device=accelerator.device)
+    rows, max_tokens = accelerator.gather(own).max(dim=0).values.tolist()
+    return rows, max_tokens

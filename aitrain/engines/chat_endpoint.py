@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from pydantic import BaseModel, Field, ValidationError
 
 from aitrain import activity
 from aitrain.engines.sampling import Sampling
@@ -23,6 +24,7 @@ from aitrain.redaction import redact
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.message_format import MessageFormat
+from aitrain.vllm.client import error_text
 
 KEY = "OPENAI_API_KEY"
 ATTEMPTS = 6
@@ -70,9 +72,14 @@ class ChatEndpoint:
         async with self._slots:
             with self.clock.running("generate"):
                 answer = await self._post(body, request.max_tokens)
-        completion = self._completion(answer, request.max_tokens)
-        activity.add_tokens(len(completion.ids))
-        return completion
+        choice, tokens = answer.choices[0], max(1, answer.usage.completion_tokens)
+        message: Message = {"role": "assistant", "content": choice.message.content or ""}
+        if choice.message.tool_calls:
+            message["tool_calls"] = choice.message.tool_calls
+        is_cut = choice.finish_reason == "length"
+        ids = self.chat.completion_ids(message, min(tokens, request.max_tokens) if is_cut else tokens)
+        activity.add_tokens(len(ids))
+        return Completion(ids, None, "length" if is_cut else "stop", self.step)
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
@@ -86,24 +93,22 @@ class ChatEndpoint:
 
     def _settings(self, request: GenerationRequest) -> dict[str, Any]:
         """The fields of the sampling; those that only some servers know are sent only where they change something."""
-        given = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
-        settings: dict[str, Any] = {"temperature": given.temperature, "top_p": given.top_p}
-        plain = Sampling()
-        for name in ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if getattr(given, name) != getattr(plain, name):
-                settings[name] = getattr(given, name)
-        if given.min_new_tokens:
-            settings["min_tokens"] = given.min_new_tokens
-        if given.stop:
-            settings["stop"] = list(given.stop)
-        if request.seed is not None and request.decoding is not Decoding.GREEDY:
+        is_greedy, usual = request.decoding is Decoding.GREEDY, Sampling()
+        sampling = self.sampling.greedy if is_greedy else self.sampling
+        settings: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        for name in ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop"):
+            if getattr(sampling, name) != getattr(usual, name):
+                settings[name] = getattr(sampling, name)
+        if sampling.min_new_tokens:
+            settings["min_tokens"] = sampling.min_new_tokens
+        if request.seed is not None and not is_greedy:
             settings["seed"] = request.seed.request_seed % 2**31
         return settings
 
-    async def _post(self, body: dict[str, Any], max_tokens: int) -> EndpointAnswer:
+    async def _post(self, body: dict[str, Any], max_tokens: int) -> _ChatCompletion:
         pause = self.pause
-        for attempt in range(1, ATTEMPTS + 1):
-            wait, problem = pause, ""
+        for _ in range(ATTEMPTS):
+            wait = pause
             try:
                 limit_name = self._limit_name
                 async with asyncio.timeout(DEADLINE):  # httpx's own holds for each piece of an answer
@@ -115,41 +120,54 @@ class ChatEndpoint:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 problem = redact(f"{type(error).__name__}: {error}")
             else:
-                if response.status_code < 300:
-                    return _parsed(response, self.url)
-                problem = f"{response.status_code}: {_message(response)}"
-                if limit_name != OTHER_LIMIT and response.status_code == 400 and OTHER_LIMIT in response.text:
+                status = response.status_code
+                if status < 300:
+                    return self._parsed(response)
+                problem = f"{status}: {redact(error_text(response))}"
+                if limit_name != OTHER_LIMIT and status == 400 and OTHER_LIMIT in problem:
                     self._limit_name = OTHER_LIMIT
                     continue
-                if response.status_code < 500 and response.status_code not in BUSY:
-                    raise RunFailed(_refused(self.url, response.status_code, problem))
-                wait = max(pause, _retry_after(response))
-            if attempt < ATTEMPTS:
-                await asyncio.sleep(min(wait, LONGEST_PAUSE))
-                pause *= 2
+                if status < 500 and status not in BUSY:
+                    raise RunFailed(_refused(self.url, response))
+                asked = response.headers.get("retry-after", "")
+                wait = max(pause, float(asked) if asked.isdigit() else 0.0)
+            await asyncio.sleep(min(wait, LONGEST_PAUSE))
+            pause *= 2
         raise RunFailed(
             f"{self.url} failed {ATTEMPTS} times at the same request: {problem}\n"
             "What was scored is saved; --resume continues when the server is back."
         )
 
-    def _completion(self, answer: EndpointAnswer, max_tokens: int) -> Completion:
-        message: Message = {"role": "assistant", "content": answer.content}
-        if answer.tool_calls:
-            message["tool_calls"] = answer.tool_calls
-        tokens = min(answer.tokens, max_tokens) if answer.is_cut else answer.tokens
-        ids = self.chat.completion_ids(message, tokens)
-        return Completion(ids, None, "length" if answer.is_cut else "stop", self.step)
+    def _parsed(self, response: httpx.Response) -> _ChatCompletion:
+        try:
+            return _ChatCompletion.model_validate_json(response.content)
+        except ValidationError:
+            raise RunFailed(
+                f"{self.url} gave no chat completion: {redact(' '.join(response.text[:200].split()))}\n"
+                "Is it OpenAI-compatible? Such an address often ends in /v1."
+            ) from None
 
 
-@dataclass(frozen=True)
-class EndpointAnswer:
-    """A chat completion of the server."""
+class _Message(BaseModel):
+    content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
-    content: str
-    tool_calls: list[dict[str, Any]]
-    is_cut: bool
-    tokens: int
-    """1 if the server does not count them."""
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    completion_tokens: int = 1
+
+
+class _ChatCompletion(BaseModel):
+    """What is read of a server's answer."""
+
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage = _Usage()
+    """One token if the server does not count them."""
 
 
 def endpoint_client(url: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
@@ -187,7 +205,7 @@ async def served_model(url: str, wanted: str | None, transport: httpx.AsyncBaseT
         except (ValueError, KeyError, TypeError):
             names = []
     if response.status_code in (401, 403):
-        raise ConfigError(_refused(url, response.status_code, f"{response.status_code}: {_message(response)}"))
+        raise ConfigError(_refused(url, response))
     if len(names) != 1:
         known = (
             f"it lists {', '.join(names[:5])}" if names else f"{url}/models lists none (status {response.status_code})"
@@ -200,70 +218,31 @@ def _to_wire(messages: Sequence[Message]) -> list[Message]:
     """Messages in OpenAI's form: arguments as text, and an id that joins each call and its result."""
     sent: list[Message] = []
     ids: list[str] = []
-    for message in messages:
+    for number, message in enumerate(messages):
         if message.get("tool_calls"):
-            calls = [
-                _call_to_wire(call, f"call_{len(sent)}_{place}") for place, call in enumerate(message["tool_calls"])
-            ]
+            calls: list[dict[str, Any]] = []
+            for place, call in enumerate(message["tool_calls"]):
+                function = dict(call["function"])
+                if not isinstance(function.get("arguments"), str):
+                    function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+                id = call.get("id") or f"call_{number}_{place}"
+                calls.append({"id": id, "type": "function", "function": function})
             ids = [call["id"] for call in calls]
             message = {**message, "tool_calls": calls}
-        elif message.get("role") == "tool" and "tool_call_id" not in message:
-            message = {**message, "tool_call_id": ids.pop(0) if ids else "call"}
+        elif message.get("role") == "tool":
+            message = {"tool_call_id": ids.pop(0) if ids else "call", **message}
         sent.append(message)
     return sent
 
 
-def _call_to_wire(call: dict[str, Any], id: str) -> dict[str, Any]:
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    return {"id": call.get("id") or id, "type": "function", "function": {**function, "arguments": text}}
-
-
-def _parsed(response: httpx.Response, url: str) -> EndpointAnswer:
-    try:
-        answer = response.json()
-        choice, counted = answer["choices"][0], (answer.get("usage") or {}).get("completion_tokens")
-        content, calls = choice["message"].get("content"), choice["message"].get("tool_calls") or []
-        if isinstance(content, list):  # of parts
-            content = "".join(part.get("text") or "" for part in content)
-        if not isinstance(content or "", str) or not all(isinstance(call, dict) for call in calls):
-            raise TypeError("not a message")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        raise RunFailed(
-            f"{url} gave no chat completion: {_one_line(response.text[:200])}\n"
-            "Is it OpenAI-compatible? Such an address often ends in /v1."
-        ) from None
-    tokens = counted if isinstance(counted, int) and counted > 0 else 1
-    return EndpointAnswer(content or "", calls, choice.get("finish_reason") == "length", tokens)
-
-
-def _refused(url: str, status: int, problem: str) -> str:
+def _refused(url: str, response: httpx.Response) -> str:
+    status, text = response.status_code, redact(error_text(response))
     advice = {
         401: f"Put the key into the environment variable {KEY}.",
         403: f"Put a key that may use the model into the environment variable {KEY}.",
         404: "Check the address, which often ends in /v1, and --model-name.",
     }
-    if status == 400 and "context" in problem:  # of vLLM and OpenAI: maximum context length
+    if status == 400 and "context" in text:  # of vLLM and OpenAI: maximum context length
         advice[status] = "Lower --rl-max-new-tokens, or --rl-max-episode-tokens with several turns."
-    return f"{url} refuses the request: {problem}\n{advice.get(status, 'See the message for what it does not accept.')}"
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        return float(response.headers.get("retry-after", 0))
-    except ValueError:
-        return 0.0
-
-
-def _message(response: httpx.Response) -> str:
-    try:
-        error = response.json()["error"]
-        text = error["message"] if isinstance(error, dict) else error
-    except (ValueError, KeyError, TypeError):
-        text = response.text
-    return _one_line(str(text)[:300])
-
-
-def _one_line(text: str) -> str:
-    return redact(" ".join(text.split()))
+    what_to_do = advice.get(status, "See the message for what it does not accept.")
+    return f"{url} refuses the request: {status}: {text}\n{what_to_do}"

@@ -12,7 +12,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
                                                 prompts of the tp_group where tensors are parallel
     VLLMGeneration.temperature, .top_p, .top_k, .min_p, .repetition_penalty, .max_completion_length,
     .generation_kwargs                          replaced for each call; the last one holds further SamplingParams
-    VLLMGeneration.llm                          replaced for a call whose prompts have seeds
+    VLLMGeneration.llm.generate                 replaced for a call whose prompts have seeds
     VLLMGeneration.mode, .tensor_parallel_size, .tp_group, ._dist   read
     trl.generation.vllm_generation.VLLMClient   replaced while it connects, for a deadline and the server's key
     VLLMClient.check_server(total_timeout)      overridden: called once, before any request of `session`, a
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,10 +37,9 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
+from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_ranks
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.engines.ranks import largest_over_ranks
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import whole
 from aitrain.engines.tied_head import renew_tied_head
@@ -82,9 +82,11 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
                 super()._init_vllm()
             return
         before = vllm_generation.LLM
+        autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(str(self.accelerator.mixed_precision))
+        dtype = autocast or str(self.accelerator.unwrap_model(self.model).dtype).removeprefix("torch.")
 
         def start(**options: Any) -> Any:
-            ours = {"dtype": self._dtype, "seed": self.run_seed + options["seed"]}
+            ours = {"dtype": dtype, "seed": self.run_seed + options["seed"]}
             ours |= {"generation_config": "vllm"}  # not the model's own sampling defaults
             if self._is_on_cpu:  # vLLM 0.31 ends with an error there if a prompt with a seed is processed in two parts
                 longest = max(options["max_num_batched_tokens"], options["max_model_len"] or 0)
@@ -94,11 +96,6 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         with replaced(vllm_generation, {"LLM": start}), activity.own.doing("starting vLLM", moves_files=True):
             super()._init_vllm()
         self.llm.llm_engine.step = counting_tokens(self.llm.llm_engine.step)
-
-    @property
-    def _dtype(self) -> str:
-        autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(str(self.accelerator.mixed_precision))
-        return autocast or str(self.accelerator.unwrap_model(self.model).dtype).removeprefix("torch.")
 
     @property
     def _is_on_cpu(self) -> bool:
@@ -116,16 +113,13 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
     def sync_weights(self) -> None:
         """Sync the weights. On the CPU vLLM repacks its weights, so it must load the new ones like a checkpoint."""
         with activity.own.doing("weight sync"):
-            self._sync_weights()
-
-    def _sync_weights(self) -> None:
-        if self.mode != "colocate" or not self._is_on_cpu:
-            super().sync_weights()
-            return
-        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        runner.reload_weights(weights_iterator=self._iter_named_params())
-        renew_tied_head(runner.get_model())
-        self.llm.reset_prefix_cache()
+            if self.mode != "colocate" or not self._is_on_cpu:
+                super().sync_weights()
+                return
+            runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+            runner.reload_weights(weights_iterator=self._iter_named_params())
+            renew_tied_head(runner.get_model())
+            self.llm.reset_prefix_cache()
 
 
 class ColocatedEngine(BatchingEngine):
@@ -162,52 +156,43 @@ class ColocatedEngine(BatchingEngine):
 
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row."""
-        sampling = self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling
-        seeds = [seed.request_seed for seed in seeds_of(rows)] or None
-        answers = self._complete(CompletionBatch([row.prompt_ids for row in rows], sampling, max_tokens, seeds))
-        return [Completion(ids, logprobs) for ids, logprobs in answers]
+        return self._generate(rows, self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling, max_tokens)
 
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-        """Token ids of one completion for each prompt; not for ranks that generate together."""
-        return [ids for ids, _ in self._complete(batch)]
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion for each row; not for ranks that generate together."""
+        return self._generate(rows, sampling, max_tokens)
 
-    def _complete(self, batch: CompletionBatch) -> list[tuple[list[int], list[float]]]:
-        generation, sampling = self._generation, batch.sampling
+    def _generate(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        generation = self._generation
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         settings: dict[str, object] = {name: getattr(sampling, name) for name in names}
-        settings["max_completion_length"] = batch.max_tokens
-        settings["generation_kwargs"] = sampling.vllm_extras(self.end.eos_ids, batch.max_tokens)
-        if batch.seeds is not None and generation.mode == "colocate":
-            settings["llm"] = _SeededLLM(generation.llm, self._seeds_of_all(batch.seeds))
-        with replaced(generation, settings):
-            _, ids, logprobs, _ = generation.generate(prompts=batch.prompts, images=None, num_generations=1)
-        return [(row, [first for first, *_ in values]) for row, values in zip(ids, logprobs, strict=True)]
+        settings["max_completion_length"] = max_tokens
+        settings["generation_kwargs"] = sampling.vllm_extras(self.end.eos_ids, max_tokens)
+        seeded: AbstractContextManager[None] = nullcontext()
+        seeds = [row.seed.request_seed for row in rows if row.seed is not None]
+        if len(seeds) == len(rows) and generation.mode == "colocate":  # of all rows, as ranks that share it gather them
+            seeded = replaced(generation.llm, {"generate": self._seeded_generate(seeds)})
+        with replaced(generation, settings), seeded:
+            _, ids, logprobs, _ = generation.generate(
+                prompts=[row.prompt_ids for row in rows], images=None, num_generations=1
+            )
+        return [Completion(row, [first for first, *_ in values]) for row, values in zip(ids, logprobs, strict=True)]
 
-    def _seeds_of_all(self, seeds: list[int]) -> list[int]:
-        """Seeds of the prompts of all ranks that share this vLLM, in TRL's order."""
-        generation = self._generation
-        if generation.tensor_parallel_size == 1:
-            return seeds
-        gathered: list[list[int]] = [[]] * generation.tensor_parallel_size
-        torch.distributed.all_gather_object(gathered, seeds, group=generation.tp_group)
-        return [seed for seeds in gathered for seed in seeds]
+    def _seeded_generate(self, seeds: list[int]) -> Callable[..., Any]:
+        """vLLM's `generate` with a seed for each prompt: of all ranks that share this vLLM, in TRL's order."""
+        generation, generate = self._generation, self._generation.llm.generate
+        if generation.tensor_parallel_size > 1:
+            gathered: list[list[int]] = [[]] * generation.tensor_parallel_size
+            torch.distributed.all_gather_object(gathered, seeds, group=generation.tp_group)
+            seeds = [seed for part in gathered for seed in part]
 
+        def seeded(prompts: list[Any], sampling_params: Any, **options: Any) -> Any:
+            each = [copy.copy(sampling_params) for _ in prompts]
+            for parameters, seed in zip(each, seeds, strict=True):
+                parameters.seed = seed
+            return generate(prompts, sampling_params=each, **options)
 
-class _SeededLLM:
-    """vLLM's engine, which samples each prompt of a `generate` with its own seed."""
-
-    def __init__(self, llm: Any, seeds: list[int]) -> None:
-        self._llm, self._seeds = llm, seeds
-
-    def generate(self, prompts: list[Any], sampling_params: Any, **options: Any) -> Any:
-        """`LLM.generate` with a seed for each prompt."""
-        each = [copy.copy(sampling_params) for _ in prompts]
-        for parameters, seed in zip(each, self._seeds, strict=True):
-            parameters.seed = seed
-        return self._llm.generate(prompts, sampling_params=each, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
+        return seeded
 
 
 def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
@@ -215,12 +200,8 @@ def counting_tokens(step: Callable[[], T]) -> Callable[[], T]:
 
     def step_and_count() -> T:
         outputs = step()
-        ended = [output for output in _listed(outputs) if output.finished]
+        ended = [output for output in outputs if output.finished] if isinstance(outputs, list) else []
         activity.add_tokens(sum(len(one.token_ids) for output in ended for one in output.outputs))
         return outputs
 
     return step_and_count
-
-
-def _listed(outputs: Any) -> list[Any]:
-    return outputs if isinstance(outputs, list) else []

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
-from aitrain.engines.hf_sampling import token_counts
 from aitrain.engines.sampling import Sampling
 
 POSITIONS = 64
@@ -41,11 +41,6 @@ class SampledRow:
     def sampled(self) -> list[int]:
         """Indices of the sampled tokens."""
         return [place for place, is_sampled in enumerate(self.mask) if is_sampled]
-
-    def context(self, place: int) -> tuple[list[int], list[int]]:
-        """Token ids before a sampled token: of the whole episode, and of its own completion."""
-        begin = max(start for start in self.answers if start <= place)
-        return self.prompt + self.ids[:place], self.ids[begin:place]
 
 
 @dataclass
@@ -91,25 +86,24 @@ class LogprobShift:
         return [sum(rooms[:number]) + len(row.prompt) - 1 for number, row in enumerate(self.rows)]
 
     def _of(self, row: SampledRow, first: int, logits: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
-        shifts, places = [0.0] * len(row.ids), row.sampled()
-        for start in range(0, len(places), POSITIONS):
-            part = places[start : start + POSITIONS]
-            values = logits(torch.tensor(part) + first)
-            for place, shift in zip(part, self._shift(row, part, values).tolist(), strict=True):
+        shifts, sampled = [0.0] * len(row.ids), row.sampled()
+        for start in range(0, len(sampled), POSITIONS):
+            places = sampled[start : start + POSITIONS]
+            values = logits(torch.tensor(places) + first)
+            for place, shift in zip(places, self._shift(row, places, values).tolist(), strict=True):
                 shifts[place] = shift
         return shifts
 
     def _shift(self, row: SampledRow, places: list[int], logits: torch.Tensor) -> torch.Tensor:
-        sampling, tokens = self.sampling, torch.tensor([row.ids[place] for place in places], device=logits.device)
-        over_all = (logits / sampling.temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        if sampling.counts_tokens or sampling.min_new_tokens:
-            contexts = [row.context(place) for place in places]
-            if sampling.min_new_tokens:
-                lengths = torch.tensor([len(answer) for _, answer in contexts], device=logits.device)
-                logits = sampling.without_ends(logits, lengths, self.eos_ids)
-            if sampling.counts_tokens:
-                logits = sampling.penalized(logits, *token_counts(contexts, logits))
-        shift: torch.Tensor = over_all - sampling.logprobs(logits, tokens)
+        tensor = partial(torch.tensor, device=logits.device)
+        tokens = tensor([row.ids[place] for place in places])
+        over_all = (logits / self.sampling.temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        ids, at = tensor(row.prompt + row.ids), torch.arange(len(row.prompt) + len(row.ids), device=logits.device)
+        begins = [max(start for start in row.answers if start <= place) for place in places]
+        is_context = at < len(row.prompt) + tensor(places)[:, None]
+        is_answer = is_context & (at >= len(row.prompt) + tensor(begins)[:, None])
+        logits = self.sampling.penalized(logits, ids, is_context, is_answer, self.eos_ids)
+        shift: torch.Tensor = over_all - self.sampling.logprobs(logits, tokens)
         return shift
 
 

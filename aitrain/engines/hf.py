@@ -1,29 +1,49 @@
 """Generation by transformers: a batch at a time, padded on the left, drawn with torch's generator as TRL does.
 
-Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py): see hf_sampling.py and row_sampling.py.
+What its `generate` lacks is added: vLLM's order of the sampling options, stop strings, and a seed for each row. With
+seeds, a row's tokens depend neither on its neighbours nor on its place: the random numbers of a token depend only on
+its row's seed and its position (Gumbel-max: the token with the highest log-probability plus Gumbel noise is a sample of
+the distribution).
+
+Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
+
+    GenerationMixin.generate(logits_processor=, stopping_criteria=)    the first come before temperature, top_k, top_p
+    model.generation_config                    fills in what the given configuration leaves unset; the innermost
+                                               model's, where peft wraps it
+    model._get_logits_processor(generation_config=...)  extended while this lasts: what it returns comes last, after
+                                                        temperature and truncation, which `logits_processor=` does not
+    GenerationMixin._sample                             takes the argmax of what the processors leave if do_sample is
+                                                        False, which spares it a draw that would be thrown away
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
+from peft import PeftModel
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers.generation import GenerationMode
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
-from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
-from aitrain.engines.hf_sampling import HFSampling, own_defaults_only
-from aitrain.engines.row_sampling import seeded_rows
+from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import kept_mode
-from aitrain.errors import RunFailed
+from aitrain.engines.scopes import evaluation_mode
+from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.limits import EndOfTurn
+
+TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
+"""The settings of a model's generation_config that are kept."""
+
+SeedOf = Callable[[int], SampleSeed]
+"""The seed of a row."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +56,7 @@ class HFModel:
     """Prepares a model that is wrapped or sharded for one generation; None: `model` generates as it is."""
     device: torch.device | None = None
     """Device of the token ids; None: that of the model."""
-    pad_to_multiple_of: int | None = None
     cache_implementation: str | None = None
-    continuous_batching: ContinuousBatchingConfig | None = None
-    """Generate with `generate_batch`, without padding; None: with `generate`."""
     on_tokens: Callable[[list[int]], None] | None = None
     """Called with the newest token of each row while `generate` runs; what it raises ends the generation."""
 
@@ -60,77 +77,157 @@ class HFEngine(BatchingEngine):
         self.policy, self.sampling = policy, sampling
 
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row."""
-        policy, config = self.policy, self._config(max_tokens, decoding)
-        prompts = [row.prompt_ids for row in rows]
-        given = HFSampling(self.sampling, self.end, rows)
-        prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
-        with prepared as model, torch.no_grad(), own_defaults_only(model), self._seeded(model, rows, decoding):
-            if policy.continuous_batching is not None:
-                with kept_mode(model):
-                    results = model.generate_batch(
-                        prompts, config, continuous_batching_config=policy.continuous_batching, progress_bar=False
-                    )
-                failed = [result.error for result in results.values() if result.error is not None]
-                if failed:  # it returns what was generated until then
-                    raise RunFailed(f"Continuous batching failed: {failed[0]}")
-                return _counted([Completion(result.generated_tokens) for result in results.values()])
-            ids, mask = self._padded(prompts)
-            generated = model.generate(
-                input_ids=ids, attention_mask=mask, generation_config=config, **given.arguments(), **self._streamer()
-            )
-        return _counted([Completion(answer) for answer in given.cut(generated[:, ids.shape[1] :].tolist())])
+        """One completion of at most `max_tokens` tokens for each row. In training, which samples as TRL does, seeds are
+        not used."""
+        if decoding is Decoding.TRAINING:
+            rows = [replace(row, seed=None) for row in rows]
+        return self._generate(rows, self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling, max_tokens)
 
-    def _config(self, max_tokens: int, decoding: Decoding) -> GenerationConfig:
-        sampling = self.sampling
-        shape = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        return GenerationConfig(
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion for each row, without dropout; not for ranks that generate together."""
+        with evaluation_mode(self.policy.model):
+            return self._generate(rows, sampling, max_tokens)
+
+    def _generate(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """Sample each row, with its own seed if all have one."""
+        policy = self.policy
+        config = GenerationConfig(
             max_new_tokens=max_tokens,
-            do_sample=decoding is not Decoding.GREEDY,
-            pad_token_id=self.policy.tokenizer.pad_token_id,
-            eos_token_id=list(self.end.eos_ids),
-            cache_implementation=self.policy.cache_implementation,
+            do_sample=sampling.temperature > 0,
+            pad_token_id=policy.tokenizer.pad_token_id,
+            eos_token_id=list(self.end.eos_ids) or None,
+            cache_implementation=policy.cache_implementation,
             disable_compile=True,
-            **({} if decoding is Decoding.GREEDY else shape),
         )
-
-    def _streamer(self) -> dict[str, object]:
-        return {} if self.policy.on_tokens is None else {"streamer": _TokenStream(self.policy.on_tokens)}
-
-    def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and attention mask, shape (rows, tokens)."""
-        multiple = self.policy.pad_to_multiple_of or 1
-        width = -(-max(map(len, prompts)) // multiple) * multiple
-        pad, device = self.policy.tokenizer.pad_token_id, self.policy.device or self.policy.model.device
-        ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-    def _seeded(self, model: PreTrainedModel, rows: list[BatchRow], decoding: Decoding) -> AbstractContextManager[None]:
-        """Context in which each row is sampled with its own seed; no-op in training, which samples as TRL does."""
-        seeds = seeds_of(rows)
-        if not seeds or decoding is not Decoding.SEEDED or self.policy.continuous_batching is not None:
-            return nullcontext()
-        return seeded_rows(model, lambda _: seeds)
-
-
-def _counted(completions: list[Completion]) -> list[Completion]:
-    """The completions, with their tokens counted as progress."""
-    activity.add_tokens(sum(len(completion.ids) for completion in completions))
-    return completions
+        if config.do_sample:
+            config.temperature, config.top_k, config.top_p = sampling.temperature, sampling.top_k, sampling.top_p
+        prompts, pad = [row.prompt_ids for row in rows], policy.tokenizer.pad_token_id
+        width, device = max(map(len, prompts)), policy.device or policy.model.device
+        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        criterion = StopStringCriterion(self.end, rows, policy.on_tokens)
+        processor = SamplingProcessor(sampling, self.end, rows)
+        prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
+        seeds = [row.seed for row in rows if row.seed is not None]
+        seeded = partial(seeded_rows, seed_of=seeds.__getitem__) if len(seeds) == len(rows) else nullcontext
+        with prepared as model, torch.no_grad(), own_defaults_only(model), seeded(model):
+            generated = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=config,
+                logits_processor=[processor] if sampling.needs_processor else [],
+                stopping_criteria=[criterion] if self.end.stop_strings or policy.on_tokens else [],
+            )
+        answers = criterion.cut(generated[:, width:].tolist())
+        activity.add_tokens(sum(map(len, answers)))
+        return list(map(Completion, answers))
 
 
-class _TokenStream(BaseStreamer):  # type: ignore[misc]  # transformers has no types
-    """Passes the tokens of `generate` on. What it gets first are the prompts."""
+@contextmanager
+def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
+    """Context in which the model's generation_config has its special tokens only."""
+    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
+    before = innermost.generation_config
+    innermost.generation_config = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
+    try:
+        yield
+    finally:
+        innermost.generation_config = before
 
-    def __init__(self, on_tokens: Callable[[list[int]], None]) -> None:
-        self._on_tokens, self._has_prompts = on_tokens, False
 
-    def put(self, value: torch.Tensor) -> None:
-        """`value`: the prompts, shape (rows, tokens), and then the new token of each row."""
-        if self._has_prompts:
-            self._on_tokens(value.tolist())
-        self._has_prompts = True
+class SamplingProcessor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
+    """Applies those options of `Sampling` that come before the temperature, in one generation.
 
-    def end(self) -> None:
-        """No-op: `generate` returns."""
+    transformers' own repetition penalty also counts padding, its own min_p comes after top_p, and it has no presence
+    and frequency penalties.
+    """
+
+    def __init__(self, sampling: Sampling, end: EndOfTurn, rows: Sequence[BatchRow]) -> None:
+        self._sampling, self._end, self._rows = sampling, end, rows
+        self._width = 0
+        """Tokens of the padded prompts."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """`input_ids`: (rows, tokens so far), padded on the left; `scores`: (rows, vocabulary), float32."""
+        self._width = self._width or input_ids.shape[1]
+        begins = torch.tensor([[len(row.prompt_ids), row.begun] for row in self._rows], device=scores.device)
+        places = torch.arange(input_ids.shape[1], device=scores.device)
+        is_context, is_answer = (places >= self._width - begin[:, None] for begin in begins.T)
+        # those of rows that have ended are not used
+        scores = self._sampling.penalized(scores, input_ids, is_context, is_answer, self._end.eos_ids)
+        return self._sampling.cut_by_min_p(scores)
+
+
+class StopStringCriterion(StoppingCriteria):  # type: ignore[misc]
+    """Ends the rows of one generation whose newest token completes a stop string."""
+
+    def __init__(
+        self, end: EndOfTurn, rows: Sequence[BatchRow], on_tokens: Callable[[list[int]], None] | None = None
+    ) -> None:
+        self._end, self._rows, self._on_tokens = end, rows, on_tokens
+        self._width = 0
+        self._lengths: dict[int, int] = {}
+        """Number of new tokens of each row that has ended."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+        """Called after each token; True for each row that has ended."""
+        self._width = self._width or input_ids.shape[1] - 1
+        generated = input_ids[:, self._width :].tolist()
+        for row, ids in enumerate(generated):
+            if row not in self._lengths and self._end.is_reached(self._rows[row].begun_ids + ids):
+                self._lengths[row] = len(ids)
+        if self._on_tokens is not None:
+            self._on_tokens([ids[-1] for ids in generated])
+        return torch.tensor([row in self._lengths for row in range(len(input_ids))], device=input_ids.device)
+
+    def cut(self, generated: list[list[int]]) -> list[list[int]]:
+        """The new tokens of each row, without the padding behind an eos token or a stop string."""
+        answers = [ids[: self._lengths.get(row, len(ids))] for row, ids in enumerate(generated)]
+        ends = [[place for place, token in enumerate(ids) if token in self._end.eos_ids] for ids in answers]
+        return [ids[: end[0] + 1] if end else ids for ids, end in zip(answers, ends, strict=True)]
+
+
+@contextmanager
+def seeded_rows(model: Any, seed_of: SeedOf) -> Iterator[None]:
+    """Context in which `model.generate` samples each row with its own seed; torch's generators are restored afterwards.
+
+    Greedy decoding and beam search are unchanged.
+    """
+    policy = model.get_base_model() if isinstance(model, PeftModel) else model
+    make = policy._get_logits_processor
+
+    def processors(*arguments: Any, **options: Any) -> Any:
+        made, config = make(*arguments, **options), options["generation_config"]
+        if config.get_generation_mode() == GenerationMode.SAMPLE:
+            made.append(RowSampler(seed_of))
+            config.do_sample = False  # of generate's own copy
+        return made
+
+    vars(policy)["_get_logits_processor"] = processors
+    try:
+        with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+            yield
+    finally:
+        del vars(policy)["_get_logits_processor"]
+
+
+class RowSampler(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
+    """Adds noise to the scores, so that the highest one is that of a sampled token."""
+
+    def __init__(self, seed_of: SeedOf) -> None:
+        self._seed_of, self._step = seed_of, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """`scores`: logits of shape (rows, vocabulary).
+
+        Raises:
+            RuntimeError: one is NaN, or a row has no token left.
+        """
+        noise, generator = torch.empty_like(scores, dtype=torch.float32), torch.Generator(scores.device)
+        for row, values in enumerate(noise):
+            values.exponential_(generator=generator.manual_seed(self._seed_of(row).token_seed(self._step)))
+        noisy = noise.log_().neg_().add_(scores)
+        if not noisy.amax(dim=-1).isfinite().all():
+            torch.multinomial(scores.softmax(dim=-1), num_samples=1)  # raises, as without seeds
+        self._step += 1
+        return noisy

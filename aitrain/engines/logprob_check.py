@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
+from torch.nn.utils.rnn import pad_sequence
 
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.shared_forward import SharedForward
 from aitrain.engines.weight_sync import AdapterSync
+from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import RunFailed
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
@@ -22,8 +26,6 @@ BOUND = 0.2
 """Maximum mean difference of the log-probabilities of sampled tokens. Rounding to bfloat16 causes up to about 0.05,
 float32 less than 0.001; those of another model differ by more than this."""
 
-EVERY = 10
-"""Loads between two comparisons, after the first one that passed."""
 CLEAR = 2.0
 """Factor by which the policy's log-probabilities must have changed beyond the rounding noise before a comparison."""
 LEAST_NOISE = 1e-5
@@ -32,18 +34,55 @@ FOLLOWED = 0.5
 """Minimum share of the policy's change that the server must show: 1 if it has the weights, 0 if not."""
 
 
-Place = tuple[int, int]
-"""A token after one of the contexts: (number of the context, token id)."""
+Rows = list[list[int]]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Log-probabilities of the same tokens with one weight version, of the trainer's model and of the server."""
+@dataclass
+class SharedForward:
+    """Computes logits of a model, which may be sharded."""
 
-    own: dict[Place, float]
-    served: dict[Place, float]
-    loads: int
-    """Number of loads of weights until then."""
+    model: Any
+    is_main: bool = True
+    """Whether this process asks for forward passes; the others follow it."""
+    is_shared: bool = False
+    """Whether all processes take part."""
+
+    @contextmanager
+    def led_by_main(self) -> Iterator[None]:
+        """Context in which the main process may call `logits`; the others follow it at the context's end. Every process
+        must enter it."""
+        try:
+            yield
+        finally:
+            if self.is_shared:
+                if self.is_main:
+                    broadcast_object_list([None])
+                else:
+                    self._follow()
+
+    def logits(self, rows: Rows, with_adapter: bool = True) -> torch.Tensor:
+        """The model's logits for rows of token ids, padded on the right, without dropout."""
+        if self.is_shared:
+            broadcast_object_list([(rows, with_adapter)])
+        return self._compute(rows, with_adapter)
+
+    def _follow(self) -> None:
+        while True:
+            asked: list[tuple[Rows, bool] | None] = [None]
+            broadcast_object_list(asked)
+            if asked[0] is None:
+                return
+            self._compute(*asked[0])
+
+    def _compute(self, rows: Rows, with_adapter: bool) -> torch.Tensor:
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(self.model.device)
+        with evaluation_mode(self.model), nullcontext() if with_adapter else self.model.disable_adapter():
+            logits: torch.Tensor = self.model(ids).logits  # causal attention: padding on the right has no effect
+        return logits
+
+
+Logprobs = dict[tuple[int, int], float]
+"""Log-probabilities of tokens after contexts, by the number of the context and the token id."""
 
 
 @dataclass
@@ -57,10 +96,11 @@ class LogprobCheck:
     """Gets the message about a server that does not have the same model; None: the run ends with it."""
     _rows: list[list[int]] = field(default_factory=list, init=False)
     """The prompts, each followed by the server's completion at the first load."""
-    _last: Probe | None = field(default=None, init=False)
-    _noise: float = field(default=math.inf, init=False)
-    """Rounding noise of log-probabilities (root mean square): the smallest seen, as missing weights increase it."""
+    _own: Logprobs = field(default_factory=dict, init=False)
+    _served: Logprobs = field(default_factory=dict, init=False)
+    """Those of the trainer's model and of the server at the first load."""
     _follows: bool = field(default=False, init=False)
+    """Whether the server's have changed with the policy's since."""
 
     @classmethod
     def of(
@@ -76,23 +116,39 @@ class LogprobCheck:
         Raises:
             RunFailed: the server has another model, or did not get the weights.
         """
-        if self._last is None:
-            await self._compare_models(engine)
-            self._last = await self._first_probe(engine)
-        if not self._follows or engine.fleet.loads - self._last.loads >= EVERY:
-            await self._compare_movement(engine, self._last)
+        is_adapter = isinstance(engine.fleet.sync, AdapterSync)
+        if not self._own:
+            await self._compare_models(engine, is_adapter)
+            # of the base if the server has it, so that the adapter of a resumed run is checked at once
+            self._served = await self._served_logprobs(engine, of_base=is_adapter)
+            self._own = _at(self._logprobs(with_adapter=not is_adapter), self._served)
+        if not self._follows:
+            await self._compare_movement(engine, is_adapter)
 
-    # -- the first time
+    async def difference(self, engine: VLLMServerEngine) -> float:
+        """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
+        rows = [BatchRow(prompt, seed=SampleSeed(number)) for number, prompt in enumerate(self.prompts)]
+        answers = await engine.complete(rows, Sampling(), TOKENS)
+        self._rows = [prompt + answer.ids for prompt, answer in zip(self.prompts, answers, strict=True)]
+        own = self._logprobs()
+        sampled = torch.tensor([token for answer in answers for token in answer.ids])
+        served = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
+        return float((own.gather(-1, sampled[:, None])[:, 0] - served).abs().mean())
 
-    async def _compare_models(self, engine: VLLMServerEngine) -> None:
+    async def _compare_models(self, engine: VLLMServerEngine, is_adapter: bool) -> None:
         gap = await self.difference(engine)
         if gap <= BOUND:  # not so for nan either
             return
         differ = f"differ from the trainer's by {gap:.2f} on average after the weight sync"
         if self.notify is None:
+            advice = (
+                "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
+            )
+            if is_adapter:
+                advice = "Only the adapter is synced: restart the server with the same base model as the run (--model)."
             raise RunFailed(
                 f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities {differ}.\n"
-                f"{_advice(engine)}"
+                f"{advice}"
             )
         self.notify(
             f"The log-probabilities of the vLLM server at {engine.url} {differ}: its base is rounded in another way."
@@ -100,54 +156,34 @@ class LogprobCheck:
             " rounding is too coarse for this model."
         )
 
-    async def difference(self, engine: VLLMServerEngine) -> float:
-        """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
-        seeds = list(range(len(self.prompts)))
-        answers = await engine.generate_batch(CompletionBatch(self.prompts, Sampling(), TOKENS, seeds))
-        self._rows = [prompt + answer.ids for prompt, answer in zip(self.prompts, answers, strict=True)]
-        own = self._logprobs()
-        sampled = torch.tensor([token for answer in answers for token in answer.ids])
-        served = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
-        return float((own.gather(-1, sampled[:, None])[:, 0] - served).abs().mean())
-
-    async def _first_probe(self, engine: VLLMServerEngine) -> Probe:
-        """The probe that the next one is compared with: of the base if the server has it, so that the adapter of a
-        resumed run is checked at once; else of the present weights."""
-        if not isinstance(engine.fleet.sync, AdapterSync):
-            return await self._probe(engine, self._logprobs())
-        return await self._probe(engine, self._logprobs(with_adapter=False), of_base=True)
-
-    # -- later
-
-    async def _compare_movement(self, engine: VLLMServerEngine, last: Probe) -> None:
-        """Compare the changes since the last probe, if the policy's is larger than the rounding noise."""
-        logprobs = self._logprobs()
-        if not _rms(_differences(_at(logprobs, last.own), last.own)) > CLEAR * self._noise:
+    async def _compare_movement(self, engine: VLLMServerEngine, is_adapter: bool) -> None:
+        """Compare the changes since the first load, if the policy's is larger than the rounding noise."""
+        logprobs, noise = self._logprobs(), max(_rms(_differences(self._own, self._served)), LEAST_NOISE)
+        if not _rms(_differences(_at(logprobs, self._own), self._own)) > CLEAR * noise:
             return
-        now = await self._probe(engine, logprobs)
-        moved, followed = _differences(now.own, last.own), _differences(now.served, last.served)
+        served = await self._served_logprobs(engine)
+        moved, followed = _differences(_at(logprobs, served), self._own), _differences(served, self._served)
         share = float(followed @ moved / (moved @ moved))
         if not share >= FOLLOWED:
+            advice = "It reloads the files and keeps its old weights: restart it, or use --vllm-mode colocate."
+            if is_adapter:
+                advice = "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
             raise RunFailed(
                 f"The vLLM server at {engine.url} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
-                f" the server's by {max(share, 0.0):.0%} of that.\n"
-                f"{_advice_for_stale_weights(engine)}"
+                f" the server's by {max(share, 0.0):.0%} of that.\n{advice}"
             )
-        self._last, self._follows = now, True
+        self._follows = True
 
-    async def _probe(self, engine: VLLMServerEngine, logprobs: torch.Tensor, of_base: bool = False) -> Probe:
-        """Probe model and server; `logprobs` are the model's, shape (contexts, vocabulary)."""
+    async def _served_logprobs(self, engine: VLLMServerEngine, of_base: bool = False) -> Logprobs:
+        """The server's log-probabilities of its likeliest tokens."""
         contexts = [
             row[:length]
             for prompt, row in zip(self.prompts, self._rows, strict=True)
             for length in range(len(prompt), len(row))
         ]
         likeliest = await engine.top_logprobs(contexts, of_base)
-        served = {(number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()}
-        own = _at(logprobs, served)
-        self._noise = min(self._noise, max(_rms(_differences(own, served)), LEAST_NOISE))
-        return Probe(own, served, engine.fleet.loads)
+        return {(number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()}
 
     def _logprobs(self, with_adapter: bool = True) -> torch.Tensor:
         """The model's log-probabilities for the completions, without dropout, shape (positions, vocabulary)."""
@@ -159,26 +195,14 @@ class LogprobCheck:
         return torch.cat(answers).float().log_softmax(-1).cpu()
 
 
-def _at(logprobs: torch.Tensor, places: Iterable[Place]) -> dict[Place, float]:
+def _at(logprobs: torch.Tensor, places: Iterable[tuple[int, int]]) -> Logprobs:
     return {place: float(logprobs[place]) for place in places}
 
 
-def _differences(values: dict[Place, float], others: dict[Place, float]) -> torch.Tensor:
+def _differences(values: Logprobs, others: Logprobs) -> torch.Tensor:
     """Differences at the places that both have."""
     return torch.tensor([values[place] - others[place] for place in sorted(values.keys() & others.keys())])
 
 
 def _rms(values: torch.Tensor) -> float:
     return float(values.square().mean().sqrt())
-
-
-def _advice(engine: VLLMServerEngine) -> str:
-    if isinstance(engine.fleet.sync, AdapterSync):
-        return "Only the adapter is synced: restart the server with the same base model as the run (--model)."
-    return "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
-
-
-def _advice_for_stale_weights(engine: VLLMServerEngine) -> str:
-    if isinstance(engine.fleet.sync, AdapterSync):
-        return "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
-    return "It reloads the files and keeps its old weights: restart it, or use --vllm-mode colocate."

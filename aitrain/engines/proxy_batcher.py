@@ -1,38 +1,51 @@
-"""Gathers `model.generate` calls from many threads into few batches.
+"""Gathers `model.generate` calls from many threads into few batches of an engine.
 
 An environment that generates with the policy gets a `ModelProxy` instead of the model. Only the thread of the event
 loop uses the model.
+
+Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
+
+    model._prepare_generation_config(config, **arguments)       called: the settings that `generate` resolves
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
-from aitrain.engines.generate_arguments import GenerateRequest, GenerateSettings
-from aitrain.engines.model_proxy import ModelProxy
-from aitrain.engines.row_sampling import seeded_rows
-from aitrain.engines.sampling import Completer
+from aitrain.engines.batching import BatchRow, Completer
+from aitrain.engines.hf import HFEngine, HFModel, seeded_rows
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.mixed_runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused
+from aitrain.rollout.limits import EndOfTurn
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 """Seconds to wait for further calls; the first one until the duration of a generation is known."""
+
+ENGINE_SETTINGS = {
+    "max_length", "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "num_beams", "num_return_sequences", "eos_token_id", "pad_token_id", "bos_token_id",
+    "use_cache", "disable_compile", "transformers_version",
+}  # fmt: skip
+"""Settings of `generate` that an engine supports, or can ignore. The model itself generates for calls with others."""
+
+
+_Waiting = tuple["GenerateRequest", "asyncio.Future[torch.Tensor]"]
+"""A call of `generate` that waits for its batch."""
 
 
 def offer_model(
@@ -44,258 +57,268 @@ def offer_model(
 ) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Give a runner's environment the model, whose calls are batched; returns the context in which it may score.
     `refusal` says why the model itself cannot be called."""
-    proxy = ProxyBatcher(model, tokenizer.pad_token_id, engine, refusal)
-    runner.around, runner.on_call_end = torch.no_grad, proxy.on_call_end
-    runner.offer(proxy.policy, tokenizer)
+    batcher = ProxyBatcher(model, tokenizer, engine, refusal)
+    runner.around, runner.on_call_end = torch.no_grad, batcher.on_call_end
+    runner.offer(batcher.policy, tokenizer)
 
     @asynccontextmanager
     async def scoring() -> AsyncIterator[None]:
         with nullcontext() if refusal else evaluation_mode(model):  # one that may train meanwhile keeps its mode
-            async with proxy.serving_calls(lambda: runner.running_calls):
+            async with batcher.serving_calls(lambda: runner.running_calls):
                 yield
 
     return scoring
 
 
+class ModelProxy:
+    """Behaves like the model: `generate` and calls go through the batcher, in evaluation mode and without gradients;
+    other attributes are read and set on the model itself.
+
+    `to`, `eval`, `train` and the like do nothing.
+    """
+
+    __slots__ = ("_call", "_model")
+
+    def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any], model: PreTrainedModel) -> None:
+        """`call(method, args, kwargs)` calls a method of the model, in the thread that may touch it."""
+        object.__setattr__(self, "_call", call)
+        object.__setattr__(self, "_model", model)
+
+    def generate(self, *args: object, **kwargs: object) -> Any:
+        """The model's `generate`, with the result of a separate call; it samples with the episode's seed."""
+        return self._call("generate", args, kwargs)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """The model's forward pass, without gradients."""
+        return self._call("__call__", args, kwargs)
+
+    forward = __call__
+
+    def to(self, *args: object, **kwargs: object) -> ModelProxy:
+        """Do nothing; returns the proxy."""
+        return self
+
+    eval = train = requires_grad_ = cuda = cpu = float = half = bfloat16 = to
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # so that it is an instance of the model's class
+        return type(self._model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._model, name, value)
+
+    def __repr__(self) -> str:
+        return repr(self._model)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError("the model that is being trained cannot be copied or pickled from inside an episode")
+
+
 class ProxyBatcher:
-    """Runs the calls of a `ModelProxy`, those with the same settings in one batch."""
+    """Queues the calls of a `ModelProxy` before an engine, which gets those with the same settings as one batch."""
 
     def __init__(
-        self, model: PreTrainedModel, pad_token_id: int, engine: Completer | None = None, refusal: str = ""
+        self, model: PreTrainedModel, tokenizer: Any, engine: Completer | None = None, refusal: str = ""
     ) -> None:
-        """`engine` generates for the calls whose settings it supports; None: the model generates for all, unless
-        there is a refusal."""
+        """Without an engine the model generates, unless there is a refusal."""
         self.policy = ModelProxy(self.call_model, model)
-        self._model, self._pad, self._engine, self._refusal = model, pad_token_id, engine, refusal
+        self._model, self._refusal = model, refusal
+        if engine is None and not refusal:
+            engine = HFEngine(HFModel(model, tokenizer), Sampling(), EndOfTurn(_eos_ids(model.generation_config)))
+        self._engine = engine
         self._thread = threading.get_ident()
-        self._session: _Session | None = None
-        self._idle_since = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: Callable[[], int] = lambda: 0
+        self._lock = threading.Lock()
+        """Held while a call begins, so that none begins after the last one was refused."""
+        self._calls: set[Future[Any]] = set()
+        """Calls that threads wait for."""
+        self._unanswered = 0
+        self._waiting: list[_Waiting] = []
         self._window = FIRST_WINDOW
+        self._timer: asyncio.TimerHandle
+        self._batches: set[asyncio.Task[None]] = set()
 
-    def call_model(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def call_model(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
 
         Raises:
             RuntimeError: the calling task was abandoned, or calls are not served now, as the model may be training.
             Exception: what the method raises.
         """
-        is_generate, seeds = method == "generate", current_seeds.get()
-        seed = seeds.next_call() if is_generate and seeds is not None else None
-        call = _Call(method, args, kwargs, GenerateRequest.of(args, kwargs) if is_generate else None, seed)
+        seeds = current_seeds.get() if method == "generate" else None
+        seed = None if seeds is None else seeds.next_call()
         if threading.get_ident() == self._thread:
-            return self._run(method, args, kwargs, [call])
-        session = self._session
-        if session is None or is_abandoned():
-            raise _over()
+            return self._run(method, args, kwargs, seed)
+        over = RuntimeError("the model was called after the episode had ended")
         with paused():  # from before the model may begin
-            session.calls.put(call)
-            if session.is_over:  # it may have ended before the call was put
-                _refuse(session.arrivals())
-            session.wake()
-            return call.answer()
-
-    def on_call_end(self) -> None:
-        """To be called on the event loop when a call of an environment has ended."""
-        if self._session is not None:
-            self._session.changed.set()
+            with self._lock:
+                if self._loop is None or is_abandoned():
+                    raise over
+                call = asyncio.run_coroutine_threadsafe(self._serve(method, args, kwargs, seed), self._loop)
+                self._calls.add(call)
+            try:
+                return call.result()
+            except CancelledError:
+                raise over from None
+            finally:
+                self._calls.discard(call)
 
     @asynccontextmanager
     async def serving_calls(self, running: Callable[[], int]) -> AsyncIterator[None]:
         """Context in which calls of other threads are served; `running` returns the number of threads that may call.
         Calls that still wait at its end are refused."""
-        session = _Session(asyncio.get_running_loop())
-        self._thread, self._idle_since, self._session = threading.get_ident(), time.monotonic(), session
-        server = asyncio.ensure_future(self._serve_calls(session, running))
+        self._thread, self._running, self._loop = threading.get_ident(), running, asyncio.get_running_loop()
         try:
             yield
         finally:
-            self._session, session.is_over = None, True
-            _refuse([*session.waiting, *session.arrivals()])
-            server.cancel()
-            with suppress(asyncio.CancelledError):  # it may have ended by Ctrl-C
-                await server
+            with self._lock:
+                self._loop = None
+                for call in list(self._calls):
+                    call.cancel()
+            for task in self._batches:
+                task.cancel()
+            self._waiting = []
 
-    # -- when
+    async def _serve(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None) -> Any:
+        """Run a call that cannot share a batch at once. The others wait until no other thread can call, but at most for
+        half the duration of the last generation, as a separate generation would take all of it."""
+        self._unanswered += 1
+        try:
+            request = None
+            if method == "generate" and self._engine is not None:
+                with suppress(Exception):  # `generate` itself raises the error of settings that are invalid
+                    request = GenerateRequest.of(self._model, args, kwargs, seed)
+            if request is None:
+                return self._run(method, args, kwargs, seed)
+            loop = asyncio.get_running_loop()
+            if not self._waiting:
+                self._timer = loop.call_later(self._window, self._generate_waiting)
+            result: asyncio.Future[torch.Tensor] = loop.create_future()
+            self._waiting.append((request, result))
+            self.on_call_end()
+            return await result
+        finally:
+            self._unanswered -= 1
 
-    async def _serve_calls(self, session: _Session, running: Callable[[], int]) -> None:
-        while True:
-            session.changed.clear()
-            session.waiting += session.arrivals()
-            due = self._due(session.waiting, running())
-            if due:
-                session.waiting = [call for call in session.waiting if call not in due]
-                await self._serve(due)
-                await asyncio.sleep(0)  # their threads continue, and may call again or end
-                continue
-            rest = max(0.0, self._window_end(session.waiting) - time.monotonic()) if session.waiting else None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(rest):
-                    await session.changed.wait()
+    def on_call_end(self) -> None:
+        """To be called on the event loop when a call of an environment has ended."""
+        if self._waiting and self._unanswered >= self._running():
+            self._generate_waiting()
 
-    def _due(self, waiting: list[_Call], running: int) -> list[_Call]:
-        """The calls that cannot share a batch; all calls if no other thread can call, or the window is over."""
-        alone = [call for call in waiting if call.request is None]
-        if alone or not waiting:
-            return alone
-        return waiting if len(waiting) >= running or time.monotonic() >= self._window_end(waiting) else []
+    def _generate_waiting(self) -> None:
+        self._timer.cancel()
+        batches: dict[object, list[_Waiting]] = {}
+        for request, result in self._waiting:
+            batches.setdefault((request.sampling, request.limit), []).append((request, result))
+        self._waiting = []
+        for batch in batches.values():
+            task = asyncio.ensure_future(self._answer(batch))
+            self._batches.add(task)
+            task.add_done_callback(self._batches.discard)
 
-    def _window_end(self, waiting: list[_Call]) -> float:
-        """Time until which to wait for further calls: half the duration of the last generation, so that waiting adds at
-        most half of the time, while a separate generation would add all of it."""
-        return max(waiting[0].arrived, self._idle_since) + self._window
-
-    async def _serve(self, calls: list[_Call]) -> None:
-        start, came_alone = time.monotonic(), len(calls) == 1 and calls[0].arrived >= self._idle_since
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        """Generate a batch; if that fails, each call by itself, so that only a faulty one fails. An engine that is gone
+        is not tried again: each try would wait for it for minutes."""
+        assert self._engine is not None
+        requests, start = [request for request, _ in batch], time.monotonic()
+        rows = [row for request in requests for row in request.rows]
         try:
             with activity.own.doing("generating for the environment"):
-                for _, alike in groupby(sorted(calls, key=_kind), key=_kind):
-                    await self._answer_alike(list(alike))
-        except Exception as error:  # settings that cannot be read; later calls are served
-            _fail(calls, error)
-        except BaseException:  # Ctrl+C, or the end of the session
-            _refuse(calls)
-            raise
-        self._idle_since = time.monotonic()
-        if calls[0].request is not None:
-            took = 0.0 if came_alone else self._idle_since - start  # no further call came: wait less the next time
-            self._window = max(SHORTEST_WINDOW, took / 2)
-
-    # -- how
-
-    async def _answer_alike(self, calls: list[_Call]) -> None:
-        """Run calls of one kind."""
-        first = calls[0].request
-        settings = first and GenerateSettings.of(self._model, first)
-        shared = [call for call in calls if settings and call.request and settings.allow(call.request)]
-        for call in calls:
-            if call not in shared:
-                await self._answer([call], self._alone)
-        if settings and shared:
-            await self._answer(shared, functools.partial(self._together, settings))
-
-    async def _answer(self, calls: list[_Call], work: Callable[[list[_Call]], Awaitable[Sequence[object]]]) -> None:
-        """Run calls together; if that fails, each half again, so that only a faulty call fails, and memory suffices. An
-        engine that is gone is not tried again: each try would wait for it for minutes."""
-        try:
-            results = await work(calls)
+                completed = await self._engine.complete(rows, requests[0].sampling, requests[0].limit)
         except Exception as error:
             is_gone = isinstance(error, RunFailed) and not isinstance(error, (ServerRefusedError, ServerTimeoutError))
-            if is_gone or len(calls) == 1:
-                _fail(calls, error)
-                return
-            results = []
-        for call, result in zip(calls, results, strict=False):
-            call.answers.put((result, None))
-        if not results and len(calls) > 1:
-            middle = len(calls) // 2
-            await self._answer(calls[:middle], work)
-            await self._answer(calls[middle:], work)
+            for request, result in batch:
+                if is_gone or len(batch) == 1:
+                    result.set_exception(error)
+                else:
+                    await self._answer([(request, result)])
+            return
+        self._window = max(SHORTEST_WINDOW, (time.monotonic() - start) / 2)
+        ids = iter([completion.ids for completion in completed])
+        for request, result in batch:
+            result.set_result(request.result([next(ids) for _ in request.rows]))
 
-    async def _alone(self, calls: list[_Call]) -> Sequence[object]:
-        return [self._run(call.method, call.args, call.kwargs, [call]) for call in calls]
-
-    async def _together(self, settings: GenerateSettings, calls: list[_Call]) -> Sequence[object]:
-        requests = [call.request for call in calls if call.request is not None]
-        if self._engine is not None and settings.is_for_engine:
-            count = sum(len(request.ids) for request in requests) * settings.rows
-            seeds = [seed.request_seed for seed in _seeds(calls, count) if seed is not None]
-            answers = await self._engine.complete(settings.batch(requests, seeds if len(seeds) == count else None))
-            lengths = [len(answer) for answer in answers]
-            fill = self._pad if settings.pad is None else settings.pad
-            padded = [answer + [fill] * (max(lengths) - len(answer)) for answer in answers]
-            generated = torch.tensor(padded, dtype=torch.long, device=requests[0].ids.device)
-            return settings.results(requests, generated, lengths)
-        if len(calls) == 1:
-            return await self._alone(calls)
-        arguments = settings.arguments(requests)
-        generated = self._run("generate", (), arguments, calls)[:, max(request.width for request in requests) :]
-        return settings.results(requests, generated, settings.lengths(generated))
-
-    def _run(self, method: str, args: tuple[object, ...], kwargs: dict[str, object], calls: list[_Call]) -> Any:
-        """Call the model, without dropout and gradients; rows of calls with a seed are sampled with it.
+    def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None) -> Any:
+        """Call the model, without dropout and gradients; a call with a seed samples with it.
 
         Raises:
             RuntimeError: the model cannot be called.
         """
         if self._refusal:
             raise RuntimeError(self._refusal)
-        is_seeded = any(call.seed is not None for call in calls)
-        sampling = seeded_rows(self._model, functools.partial(_seeds, calls)) if is_seeded else nullcontext()
+
+        sampling: AbstractContextManager[None] = nullcontext()
+        if seed is not None:
+            sampling = seeded_rows(self._model, lambda row: SampleSeed(derived_seed(seed, row)))
         with evaluation_mode(self._model), sampling:
             return getattr(self._model, method)(*args, **kwargs)
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """A call of a model's method, for which a thread waits; without a `request` it is not batched."""
+@dataclass(frozen=True)
+class GenerateRequest:
+    """A call of `generate` that an engine can answer; calls with the same sampling and limit share a batch."""
 
-    method: str
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    request: GenerateRequest | None
-    seed: int | None = None
-    """Seed of the sampling of its rows; None: the engine's own random numbers."""
-    arrived: float = field(default_factory=time.monotonic)
-    answers: queue.SimpleQueue[tuple[object, Exception | None]] = field(default_factory=queue.SimpleQueue)
+    ids: torch.Tensor
+    """Shape (rows, tokens), padded on the left."""
+    rows: list[BatchRow]
+    """Token ids without padding, and a seed unless the engine's own random numbers are used, for each completion."""
+    limit: int
+    """Maximum new tokens of each completion."""
+    sampling: Sampling
+    pad: int
+    """Token that fills rows behind their end."""
 
-    def answer(self) -> object:
-        """Wait for the result."""
-        result, error = self.answers.get()
-        if error is not None:
-            raise error
-        return result
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int | None
+    ) -> GenerateRequest | None:
+        """The request with these arguments of `generate`; None if no engine supports one of them, or without
+        `max_new_tokens`."""
+        given = dict(zip(("inputs", "generation_config"), args, strict=False)) | dict(kwargs)
+        ids = given.pop("inputs" if "inputs" in given else "input_ids", None)
+        mask, own = given.pop("attention_mask", None), given.pop("generation_config", None)
+        if len(args) > 2 or not isinstance(ids, torch.Tensor) or ids.dtype != torch.long or ids.dim() != 2:
+            return None
+        defaults = model.generation_config
+        named = [given, vars(defaults), {} if own is None else vars(own)]
+        used = {name for settings in named for name, value in settings.items() if value and name[0] != "_"}
+        config, rest = model._prepare_generation_config(own, **given)
+        ends, pad = _eos_ids(config), config.pad_token_id
+        if rest or used - ENGINE_SETTINGS or config.num_beams > 1 or set(ends) != set(_eos_ids(defaults)):
+            return None
+        if not config.max_new_tokens or not ids.numel() or (mask is None and pad is not None and (ids == pad).any()):
+            return None
+        mask = torch.ones_like(ids) if mask is None else mask
+        each = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+        prompts = [prompt for prompt in each for _ in range(config.num_return_sequences)]
+        seeds = [None if seed is None else SampleSeed(derived_seed(seed, place)) for place in range(len(prompts))]
+        sampling = Sampling(
+            temperature=1.0 if config.temperature is None else config.temperature,
+            repetition_penalty=config.repetition_penalty or 1.0,
+            min_new_tokens=config.min_new_tokens or 0,
+        )
+        if config.do_sample:
+            sampling = replace(sampling, top_k=config.top_k or 0, top_p=config.top_p or 1.0, min_p=config.min_p or 0.0)
+        return cls(
+            ids,
+            [BatchRow(prompt, seed=row_seed) for prompt, row_seed in zip(prompts, seeds, strict=True)],
+            config.max_new_tokens,
+            sampling if config.do_sample else sampling.greedy,
+            next(iter(ends), 0) if pad is None else pad,
+        )
 
-
-class _Session:
-    """A period in which calls are served."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        self.waiting: list[_Call] = []
-        self.changed = asyncio.Event()
-        self.is_over = False
-        self._loop = loop
-
-    def wake(self) -> None:
-        """Let the event loop look for arrivals; from any thread."""
-        with suppress(RuntimeError):  # the loop was closed: the run has ended
-            self._loop.call_soon_threadsafe(self.changed.set)
-
-    def arrivals(self) -> list[_Call]:
-        """The calls that were not taken yet."""
-        calls = []
-        with suppress(queue.Empty):
-            while True:
-                calls.append(self.calls.get_nowait())
-        return calls
-
-
-def _seeds(calls: list[_Call], rows: int) -> list[SampleSeed | None]:
-    """Seed of each row of a batch of these calls, whose rows are divided over the calls in proportion to prompts."""
-    prompts = [1 if call.request is None else len(call.request.ids) for call in calls]
-    each = rows // sum(prompts)
-    counts = [count * each for count in prompts[:-1]]
-    counts.append(rows - sum(counts))
-    return [
-        None if call.seed is None else SampleSeed(derived_seed(call.seed, row))
-        for call, count in zip(calls, counts, strict=True)
-        for row in range(count)
-    ]
-
-
-def _kind(call: _Call) -> str:
-    return call.request.kind if call.request else ""
-
-
-def _refuse(calls: list[_Call]) -> None:
-    _fail(calls, _over())
+    def result(self, completions: list[list[int]]) -> torch.Tensor:
+        """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""
+        width = max(map(len, completions))
+        rows = [completion + [self.pad] * (width - len(completion)) for completion in completions]
+        generated = torch.tensor(rows, dtype=torch.long, device=self.ids.device)
+        return torch.cat([self.ids.repeat_interleave(len(rows) // len(self.ids), dim=0), generated], dim=1)
 
 
-def _fail(calls: list[_Call], error: Exception) -> None:
-    """Put an error as answer of each call; a call that has its answer ignores it."""
-    for call in calls:
-        call.answers.put((None, error))
-
-
-def _over() -> RuntimeError:
-    return RuntimeError("the model was called after the episode had ended")
+def _eos_ids(config: GenerationConfig) -> list[int]:
+    ids = config.eos_token_id
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

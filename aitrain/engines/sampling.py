@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -99,19 +99,24 @@ class Sampling:
 
     # -- the distribution. Logits are float32, shape (rows, vocabulary), and not changed in place.
 
-    def penalized(self, logits: Tensor, seen: Tensor, counts: Tensor) -> Tensor:
-        """Logits with the penalties applied: `seen` (bool) marks the tokens of the context, `counts` are the counts of
-        each token in the completion; both in the shape of the logits."""
-        if self.repetition_penalty != 1.0:
+    def penalized(
+        self, logits: Tensor, ids: Tensor, is_context: Tensor, is_answer: Tensor, eos_ids: Sequence[int]
+    ) -> Tensor:
+        """Logits after `min_new_tokens` and the penalties. Of the token ids `ids`, in the shape of the other two or one
+        row for all, `is_context` marks those of the context, and `is_answer` those of the answer, which is its end."""
+        if self.min_new_tokens:
+            masked = logits.clone()
+            masked[:, list(eos_ids)] = -math.inf
+            logits = torch.where((is_answer.sum(-1) < self.min_new_tokens)[:, None], masked, logits)
+        if self.counts_tokens:
+            in_context, in_answer = (
+                torch.zeros_like(logits).scatter_add_(-1, ids.expand(marked.shape), marked.to(logits.dtype))
+                for marked in (is_context, is_answer)
+            )
             penalty = torch.where(logits > 0, 1 / self.repetition_penalty, self.repetition_penalty)
-            logits = torch.where(seen, logits * penalty, logits)
-        return logits - self.frequency_penalty * counts - self.presence_penalty * (counts > 0)
-
-    def without_ends(self, logits: Tensor, lengths: Tensor, eos_ids: Sequence[int]) -> Tensor:
-        """Logits with -inf for the eos tokens, in rows whose completion is shorter than `min_new_tokens`."""
-        masked = logits.clone()
-        masked[:, list(eos_ids)] = -math.inf
-        return torch.where((lengths < self.min_new_tokens)[:, None], masked, logits)
+            logits = torch.where(in_context > 0, logits * penalty, logits)
+            logits = logits - self.frequency_penalty * in_answer - self.presence_penalty * (in_answer > 0)
+        return logits
 
     def cut_by_min_p(self, logits: Tensor) -> Tensor:
         """Logits before the temperature, -inf where `min_p` cuts off: p >= min_p * p_max, written in logits."""
@@ -133,7 +138,7 @@ class Sampling:
         return kept
 
     def logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probabilities of sampled tokens, shape (rows,), given logits after penalties and `without_ends`.
+        """Log-probabilities of sampled tokens, shape (rows,), given logits after `penalized`.
 
         A sampled token always counts as kept: at the edge of a cut, rounding may decide differently in the engine.
         """
@@ -141,26 +146,3 @@ class Sampling:
         kept = self.is_kept(scaled).scatter(-1, tokens[:, None], True)
         scaled = (logits / self.temperature).masked_fill(~kept, -math.inf)
         return scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
-
-
-@dataclass(frozen=True)
-class CompletionBatch:
-    """Prompts that an engine completes with the same sampling."""
-
-    prompts: list[list[int]]
-    """Token ids, without padding."""
-    sampling: Sampling
-    max_tokens: int
-    seeds: list[int] | None = None
-    """One for each prompt; None: the engine's own random numbers."""
-
-
-class Completer(Protocol):
-    """An engine that completes batches of any sampling, such as those of an environment's `model.generate` calls."""
-
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-        """Token ids of one completion for each prompt.
-
-        Raises:
-            RunFailed: the engine is gone.
-        """

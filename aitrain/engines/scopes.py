@@ -39,17 +39,11 @@ def frozen_heap() -> Iterator[None]:
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Disable dropout and gradients in this context."""
-    with kept_mode(model), torch.no_grad():
-        model.eval()
-        yield
-
-
-@contextmanager
-def kept_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put the model back into training or evaluation mode afterwards."""
     was_training = model.training
     try:
-        yield
+        with torch.no_grad():
+            model.eval()
+            yield
     finally:
         model.train(was_training)
 

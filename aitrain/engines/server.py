@@ -5,7 +5,10 @@ alone, or all weights.
 
 What this uses of vLLM 0.31 (tests/training/test_served.py runs against it):
 
-    POST /v1/completions                see completion_request.py
+    POST /v1/completions                prompt: lists of token ids; seed; return_token_ids: the ids as sampled, with the
+                                        one that ended the completion; logprobs 0: of the sampled tokens, k: of the k
+                                        most likely ones, too (prompt_logprobs would do more, and ends the engine of a
+                                        server on the CPU that has an adapter)
     GET  /v1/models                     names, the folder of an adapter, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
@@ -18,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -26,13 +29,12 @@ from typing import Any, TypeVar
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.engines.completion_gate import CompletionGate
-from aitrain.engines.completion_request import CompletionRequest, Places, first_token_logprobs, room, split_batch
-from aitrain.engines.sampling import CompletionBatch, Sampling
-from aitrain.engines.server_fleet import ServerFleet
-from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.sampling import Sampling
+from aitrain.engines.server_fleet import FleetServer, ServerFleet
 from aitrain.engines.weight_sync import WeightVersion
-from aitrain.errors import RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
+from aitrain.environment.seeds import SampleSeed
+from aitrain.errors import RunFailed, ServerFailed
 from aitrain.machine import allow_open_files
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
@@ -42,14 +44,28 @@ from aitrain.rollout.limits import EndOfTurn
 T = TypeVar("T")
 Gather = Callable[[list[Any]], list[Any]]
 
-CURRENT_SECONDS = 1.0
-"""How long a check of the server's weights stays valid for `generate`: no server restarts faster."""
-
 TOP_LOGPROBS = 5
 """Most likely tokens whose log-probabilities are requested; a server allows 20 unless it was started otherwise."""
 
 SALT = uuid.uuid4().hex
 """Identifies this process, so that the server's prefix cache is not shared with other runs."""
+
+
+class CompletionGate(asyncio.Semaphore):
+    """A slot for each completion in flight of one process. While it is closed there are none, and further ones wait."""
+
+    def __init__(self, slots: int | None = None) -> None:
+        self._slots = slots or allow_open_files() // 2  # each request is an open file
+        super().__init__(self._slots)
+
+    async def close(self) -> None:
+        """Hold further completions back, and wait for those in flight."""
+        await asyncio.gather(*(self.acquire() for _ in range(self._slots)))
+
+    async def open(self) -> None:
+        """Let the completions that wait begin."""
+        for _ in range(self._slots):
+            self.release()
 
 
 @dataclass
@@ -73,7 +89,7 @@ class VLLMServerEngine:
     """Context of all ranks around a load of weights, in which `check` may use a model that is sharded."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     has_logprobs: bool = True
-    """Whether `generate` returns log-probabilities, which only a training needs."""
+    """Whether completions have log-probabilities, which only a training needs."""
     gate: CompletionGate = field(default_factory=CompletionGate)
     """Closed while weights are loaded between the turns of episodes (--rl-ahead-turns)."""
     weight_version: int | None = field(default=None, init=False)
@@ -83,9 +99,6 @@ class VLLMServerEngine:
     """Size and duration of the last load of weights by this process."""
     _restarts_elsewhere: int = field(default=0, init=False)
     """Restarts that another rank has noticed, and this one has not."""
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2), init=False)
-    """For requests, each of which is an open file. One that waits for its slot has not checked the weights yet, as the
-    server may restart meanwhile."""
 
     @property
     def url(self) -> str:
@@ -104,6 +117,12 @@ class VLLMServerEngine:
         metrics = {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds, "vllm/restarts": self.restarts}
         return metrics | ({"vllm/servers": len(self.fleet.live)} if len(self.fleet.servers) > 1 else {})
 
+    @asynccontextmanager
+    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+        """Context of episodes that are played together; no-op, as requests are independent of each other."""
+        with activity.own.waiting("generating", 0.0):
+            yield lambda: None
+
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
 
@@ -111,62 +130,19 @@ class VLLMServerEngine:
             RunFailed: the server does not come back, exceeds the deadline, or refuses the request.
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
-        seed = None if request.seed is None else request.seed.request_seed
-        max_tokens = room(request.prompt_ids, request.max_tokens, self.context)
-        one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed, has_logprobs=self.has_logprobs)
         with self.clock.running("generate"):
-            return await self.gate.run(self._generate(one, request.index))
+            prompt, limit = request.prompt_ids, request.max_tokens
+            return await self._complete(prompt, sampling, limit, request.seed, request.index)
 
-    async def _generate(self, one: CompletionRequest, episode: int | None) -> Completion:
-        async with self._slots:
-            (completion,) = await self.fleet.request(
-                lambda server: self._complete(server, one), one.max_total_tokens, CURRENT_SECONDS, episode
-            )
-        return completion
-
-    @asynccontextmanager
-    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Context of episodes that are played together: each stays on its server."""
-        with activity.own.waiting("generating", 0.0), self.fleet.episodes():
-            yield lambda: None
-
-    async def generate_batch(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt. The share of a server that restarts is sampled again, also finished ones.
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion for each row.
 
         Raises:
             RunFailed: as for `generate`.
         """
-        count = max(1, len(self.fleet.live))
-        requests = split_batch(batch, self.context, count)
-        shares = [share for number in range(count) if (share := requests[number::count])]
-        completions: dict[int, Completion] = {}
-        for share, parts in zip(shares, await run_all(map(self._complete_share, shares)), strict=True):
-            for (places, _), part in zip(share, parts, strict=True):
-                completions.update(zip(places, part, strict=True))
-        return [completions[place] for place in range(len(batch.prompts))]
-
-    async def _complete_share(self, share: Sequence[tuple[Places, CompletionRequest]]) -> list[list[Completion]]:
-        """The completions of requests that go to the same server."""
-
-        async def attempt(server: ServerWeights) -> list[list[Completion]]:
-            async def complete(request: CompletionRequest) -> list[Completion]:
-                async with self._slots:
-                    return await self._complete(server, request)
-
-            parts = await run_all(complete(request) for _, request in share)
-            if not await server.are_loaded():
-                raise ServerGoneError("it was restarted during the request")
-            return parts
-
-        return await self.fleet.request(attempt, sum(request.max_total_tokens for _, request in share))
-
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-        """Token ids of one completion for each prompt.
-
-        Raises:
-            RunFailed: as for `generate`.
-        """
-        return [completion.ids for completion in await self.gate.run(self.generate_batch(batch))]
+        return await run_all(
+            self._complete(row.prompt_ids, sampling, max_tokens, row.seed, place) for place, row in enumerate(rows)
+        )
 
     async def top_logprobs(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
         """Log-probabilities at temperature 1 of the most likely next tokens after each context, by token id: the
@@ -175,34 +151,65 @@ class VLLMServerEngine:
         Raises:
             RunFailed: as for `generate`.
         """
-        request = CompletionRequest(contexts, Sampling(), max_tokens=1, top_logprobs=TOP_LOGPROBS)
+        body = {**self._body(Sampling(), 1), "prompt": contexts, "logprobs": TOP_LOGPROBS}
+        if of_base:
+            body["model"] = self.base_model
 
-        async def attempt(server: ServerWeights) -> list[dict[int, float]]:
-            return first_token_logprobs(await self._post(server, request, of_base))
+        async def attempt(server: FleetServer) -> list[dict[int, float]]:
+            choices = (await server.client.post("/v1/completions", body))["choices"]
+            ordered = sorted(choices, key=lambda choice: int(choice["index"]))
+            return [
+                {int(name.removeprefix("token_id:")): float(value) for name, value in logprobs.items()}
+                for logprobs in (choice["logprobs"]["top_logprobs"][0] for choice in ordered)
+            ]
 
         return await self.fleet.request(attempt)
 
-    async def _complete(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
-        version = self.weight_version or 0
-        sampled = request.completions(await self._post(server, request), server.client.url)
-        activity.add_tokens(sum(len(ids) for ids, _ in sampled))
-        return [
-            Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", version)
-            for ids, logprobs in sampled
-        ]
+    async def _complete(
+        self, prompt: list[int], sampling: Sampling, max_tokens: int, seed: SampleSeed | None, place: int
+    ) -> Completion:
+        """One completion, within the context, as a server refuses requests that could exceed it."""
+        if self.context is not None:
+            max_tokens = max(1, min(max_tokens, self.context - len(prompt)))
 
-    async def _post(self, server: ServerWeights, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
-        """The server's response; ServerGoneError if it has lost the policy, whose adapter it then refuses."""
-        policy = self.fleet.policy
-        model = self.base_model if of_base or policy is None else policy
-        body = request.body(model, f"{SALT}-{self.fleet.version}", self.end.eos_ids)
-        try:
-            response: dict[str, Any] = await server.client.post("/v1/completions", body)
-        except ServerRefusedError as refused:
-            if not await server.are_loaded():
-                raise ServerGoneError("it was restarted and has forgotten the policy") from refused
-            raise
-        return response
+        async def attempt(server: FleetServer) -> Completion:
+            url = server.client.url
+            body = {**self._body(sampling, max_tokens), "prompt": [prompt]}
+            if seed is not None:
+                body["seed"] = seed.request_seed
+            (choice,) = (await server.client.post("/v1/completions", body))["choices"]
+            ids: list[int] = choice["token_ids"]
+            if choice["prompt_token_ids"] != prompt:
+                raise RunFailed(f"The vLLM server at {url} completed another prompt than that of the request.")
+            if choice.get("finish_reason") == "length" and len(ids) < max_tokens:  # of its generation_config.json
+                raise RunFailed(
+                    f"The vLLM server at {url} cuts completions at {len(ids)} tokens instead of {max_tokens}.\n"
+                    "Start it with --generation-config vllm: its model's own settings limit them otherwise."
+                )
+            logprobs: list[float] | None = choice["logprobs"]["token_logprobs"] if self.has_logprobs else None
+            if logprobs is not None and len(ids) != len(logprobs):
+                raise RunFailed(f"The vLLM server gave {len(logprobs)} log-probabilities for {len(ids)} tokens.")
+            activity.add_tokens(len(ids))
+            return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
+
+        async with self.gate:
+            return await self.fleet.request(attempt, place)
+
+    def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        """Fields of a request, including all for which the server would use the model's generation_config.json.
+        Requests share cached prefixes only if they have the same `cache_salt`."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        # as token ids, since the server would decode each token otherwise
+        logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True} if self.has_logprobs else {}
+        return {
+            "model": self.fleet.policy or self.base_model,
+            "max_tokens": max_tokens,
+            **{name: getattr(sampling, name) for name in names},
+            **sampling.vllm_extras(self.end.eos_ids, max_tokens),
+            "return_token_ids": True,
+            "cache_salt": f"{SALT}-{self.fleet.version}",
+            **logprobs,
+        }
 
     # -- weights, by all ranks
 
@@ -256,18 +263,16 @@ class VLLMServerEngine:
 
 
 async def _check_servers(engine: VLLMServerEngine) -> None:
-    """Call the engine's check for each server that lives; one that dies meanwhile is left out."""
+    """Call the engine's check for each server that lives; one of several that dies meanwhile is left out."""
     if engine.check is None:
         return
-    if len(engine.fleet.servers) == 1:
-        await engine.check(engine)
-        return
-    for server in engine.fleet.live:
-        alone = ServerFleet([server], restart_timeout=0.0)
+    fleet = engine.fleet
+    for server in fleet.live:
+        alone = fleet if len(fleet.servers) == 1 else replace(fleet, servers=[server], restart_timeout=0.0)
         try:
-            await engine.check(replace(engine, fleet=alone))
+            await engine.check(replace(engine, fleet=alone, gate=CompletionGate()))
         except RunFailed:
-            if server.is_live:
+            if server.is_live or alone is fleet:
                 raise
             await alone.settle()
-            engine.fleet.report_lost(server, alone.cause)
+            fleet.report_lost(server, alone.cause)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from aitrain.vllm.adapter_ranks import RANKS, served_rank
 from aitrain.vllm.addresses import KEY_VARIABLE
 from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_process import EXTENSION, UNCHUNKED
+
+T = TypeVar("T")
 
 CHECK_SECONDS = 60.0
 """Deadline of each call, one of which may be the server's first completion."""
@@ -64,7 +66,7 @@ class ServerModel:
     is_on_cpu: bool = False
     """False also if unknown."""
     dtype: torch.dtype | None = None
-    """Type of its weights; None if unknown."""
+    """Type of its weights; None if unknown, or if they are quantized."""
     is_quantized: bool = False
     """Whether its weights are quantized; False also if unknown."""
 
@@ -102,11 +104,38 @@ def check_servers(urls: Sequence[str], needs: ServerNeeds) -> ServerModel:
 
 async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
     try:
-        details = await _details(client)
-        needs = replace(needs, is_on_cpu=_is_on_cpu(details))
-        base = await _base(client, needs)
-        base = base and replace(base, dtype=_dtype(details), is_quantized=_is_quantized(details))
-        lack = await _lack(client, base, needs) or _lack_in(details, needs)
+        info = await _if_allowed(client.get("/server_info?config_format=json"))
+        config: dict[str, Any] = {} if info is None else info["vllm_config"]
+
+        def setting(section: str, name: str) -> Any:
+            return (config.get(section) or {}).get(name)
+
+        needs = replace(needs, is_on_cpu=setting("device_config", "device") == "cpu")
+        cards = (await client.get("/v1/models"))["data"]
+        base = next(
+            (card for card in cards if not card.get("parent") and needs.model in (card["id"], card["root"])), None
+        )
+        rank, adapters = setting("lora_config", "max_lora_rank"), needs.rank or needs.keeps_weights
+        if base is None:
+            names = ", ".join(str(card["id"]) for card in cards)
+            lack = f"serves {names}, but the run {'plays' if needs.keeps_weights else 'trains'} {needs.model}"
+        elif base["max_model_len"] < needs.context:
+            longest = base["max_model_len"]
+            lack = f"takes {longest} tokens of prompt and completion, but the run needs {needs.context}"
+        elif needs.rank and rank is not None and rank < needs.rank:
+            lack = f"takes adapters of rank {rank} at most, but the run trains one of rank {needs.rank}"
+        elif needs.is_on_cpu and setting("scheduler_config", "enable_chunked_prefill"):
+            lack = "runs on the CPU with chunked prefill, where requests with a seed end it"
+        elif needs.is_on_cpu and not setting("parallel_config", "worker_extension_cls") and not adapters:
+            lack = "runs on the CPU and lacks the worker extension that loads weights there"
+        elif (
+            needs.is_on_cpu
+            and not setting("parallel_config", "worker_extension_cls")
+            and config.get("speculative_config")
+        ):
+            lack = f"drafts tokens on the CPU, where that needs {EXTENSION}"
+        else:
+            lack = await _lack(client, base["id"], needs)
     except ServerGoneError as gone:
         lack = f"cannot be used ({gone})"
     except ServerTimeoutError:
@@ -117,10 +146,13 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
             lack = f"needs a key, and does not take that of {KEY_VARIABLE} in the environment"
     finally:
         await client.close()
-    if lack:
+    if lack or base is None:
         raise ConfigError(f"The vLLM server at {client.url} {lack}.\nStart it with: {needs.command}")
-    assert base is not None
-    return base
+    is_quantized = setting("model_config", "quantization") is not None
+    dtype = getattr(torch, str(setting("model_config", "dtype")).removeprefix("torch."), None)
+    return ServerModel(
+        base["id"], base["max_model_len"], needs.is_on_cpu, None if is_quantized else dtype, is_quantized
+    )
 
 
 def check_for_nccl(url: str, model: str) -> None:
@@ -138,94 +170,34 @@ def check_for_nccl(url: str, model: str) -> None:
         )
 
 
-async def _base(client: VLLMClient, needs: ServerNeeds) -> ServerModel | None:
-    for card in (await client.get("/v1/models"))["data"]:
-        if not card.get("parent") and needs.model in (card["id"], card["root"]):
-            return ServerModel(card["id"], int(card["max_model_len"]), needs.is_on_cpu)
-    return None
-
-
-async def _lack(client: VLLMClient, base: ServerModel | None, needs: ServerNeeds) -> str:
-    """What is missing, as part of a sentence; empty if nothing is."""
-    if base is None:
-        names = ", ".join(str(card["id"]) for card in (await client.get("/v1/models"))["data"])
-        return f"serves {names}, but the run {'plays' if needs.keeps_weights else 'trains'} {needs.model}"
-    if base.context < needs.context:
-        return f"takes {base.context} tokens of prompt and completion, but the run needs {needs.context}"
-    if lack := await _lacks_sync(client, needs):
-        return lack
-    if needs.trains and await _has_raw_logprobs(client, base):
-        return "returns log-probabilities before temperature and top-p, which training cannot use"
-    return ""
-
-
-async def _details(client: VLLMClient) -> dict[str, Any]:
-    """The server's configuration; empty unless it is in its development mode."""
+async def _if_allowed(call: Awaitable[T]) -> T | None:
+    """The result of a call of the server's development mode; None in another mode."""
     try:
-        details: dict[str, Any] = (await client.get("/server_info?config_format=json"))["vllm_config"]
+        return await call
     except ServerRefusedError:
-        return {}
-    return details
+        return None
 
 
-def _is_on_cpu(details: dict[str, Any]) -> bool:
-    return bool((details.get("device_config") or {}).get("device") == "cpu")
-
-
-def _dtype(details: dict[str, Any]) -> torch.dtype | None:
-    """Type of the weights; None if unknown, or if they are quantized."""
-    name = str((details.get("model_config") or {}).get("dtype")).removeprefix("torch.")
-    dtype = None if _is_quantized(details) else getattr(torch, name, None)
-    return dtype if isinstance(dtype, torch.dtype) else None
-
-
-def _is_quantized(details: dict[str, Any]) -> bool:
-    return (details.get("model_config") or {}).get("quantization") is not None
-
-
-def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:
-    """What is missing in its configuration, as part of a sentence; empty if nothing is."""
-    rank = (details.get("lora_config") or {}).get("max_lora_rank")
-    if needs.rank and rank is not None and rank < needs.rank:
-        return f"takes adapters of rank {rank} at most, but the run trains one of rank {needs.rank}"
-    if needs.is_on_cpu and (details.get("scheduler_config") or {}).get("enable_chunked_prefill"):
-        return "runs on the CPU with chunked prefill, where requests with a seed end it"
-    extension = (details.get("parallel_config") or {}).get("worker_extension_cls")
-    if needs.is_on_cpu and not (needs.rank or needs.keeps_weights) and not extension:
-        return "runs on the CPU and lacks the worker extension that loads weights there"
-    if needs.is_on_cpu and details.get("speculative_config") and not extension:
-        return f"drafts tokens on the CPU, where that needs {EXTENSION}"
-    return ""
-
-
-async def _lacks_sync(client: VLLMClient, needs: ServerNeeds) -> str:
-    version = await _version_of(client)
+async def _lack(client: VLLMClient, model: str, needs: ServerNeeds) -> str:
+    """What the server does not do, as part of a sentence; empty if nothing."""
+    version = await _if_allowed(weight_version_of(client))
     if needs.rank is None and not needs.keeps_weights:
-        return "" if version else "is not in its development mode"
-    if version.startswith(LOADED):
+        if not version:
+            return "is not in its development mode"
+    elif version and version.startswith(LOADED):
         return f"has lost its base weights: another run has loaded its own ({version})"
-    if needs.keeps_weights:
-        return ""
-    nothing = {"lora_name": "policy", "lora_path": "/nonexistent"}
-    try:
-        await client.post("/v1/load_lora_adapter", nothing)
-    except ServerGoneError as gone:
-        return "takes no adapters" if "not enabled" in str(gone) else ""
-    except ServerRefusedError as refused:
-        return "does not load adapters while it runs" if "Not Found" in str(refused) else ""
+    elif not needs.keeps_weights:
+        try:
+            await client.post("/v1/load_lora_adapter", {"lora_name": "policy", "lora_path": "/nonexistent"})
+        except ServerGoneError as gone:
+            if "not enabled" in str(gone):
+                return "takes no adapters"
+        except ServerRefusedError as refused:
+            if "Not Found" in str(refused):
+                return "does not load adapters while it runs"
+    if needs.trains:  # with top_k 1, log-probabilities after truncation are 0
+        body = {"model": model, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
+        response = await client.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})
+        if any(choice["logprobs"]["token_logprobs"][0] < -1e-3 for choice in response["choices"]):
+            return "returns log-probabilities before temperature and top-p, which training cannot use"
     return ""
-
-
-async def _version_of(client: VLLMClient) -> str:
-    """The server's weight version; empty unless it is in its development mode."""
-    try:
-        return await weight_version_of(client)
-    except ServerRefusedError:
-        return ""
-
-
-async def _has_raw_logprobs(client: VLLMClient, base: ServerModel) -> bool:
-    """Whether log-probabilities are those before truncation: with top_k 1, processed ones are 0."""
-    body = {"model": base.name, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
-    response = await client.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})
-    return any(choice["logprobs"]["token_logprobs"][0] < -1e-3 for choice in response["choices"])

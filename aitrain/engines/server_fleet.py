@@ -2,49 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aitrain.engines.live_servers import LiveServers
-from aitrain.engines.server_weights import ServerWeights
+from aitrain import activity
 from aitrain.engines.weight_sync import WeightSync, WeightVersion
-from aitrain.errors import RunFailed, ServerGoneError, ServerTimeoutError
+from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.episode import run_all
-from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.client import HEALTH_SECONDS, VLLMClient
 
 T = TypeVar("T")
 
+POLL_SECONDS = 1.0
+"""Seconds between two checks whether a server is back."""
+SETTLE_SECONDS = 0.05
+"""Seconds between two checks whether a server is still being loaded with weights."""
 QUICK_SECONDS = 1.0
 """For the check of a server that was gone, before weights are loaded on the others."""
-
 ATTEMPTS = 3
 """Attempts of a request if its server dies during it, and one more for each further server."""
 
 
-@dataclass
-class ServerFleet(LiveServers):
-    """Sends requests to servers that have the policy's weights. A request of a server that dies moves to another one;
-    if none lives, it waits for one."""
+@dataclass(eq=False)
+class FleetServer:
+    """One server of a fleet."""
 
-    _homes: dict[int, ServerWeights] | None = field(default=None, init=False)
-    """The server of each episode, by its index; None outside of a batch of episodes."""
+    client: VLLMClient
+    is_live: bool = True
+    """Whether requests are sent to it."""
+    returns: int = 0
+    """Number of times that it was gone and came back."""
+    revival: asyncio.Task[None] | None = None
+    """Waits for the return of a server that is gone."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its weights are checked or loaded."""
+    has_policy: bool = False
+    """Whether it had a version of the policy when it was last seen."""
+    restarts: int = 0
+    """Number of times that it had lost the policy's weights."""
+    last_check: float = -math.inf
+    """Time at which the last check that found the weights began."""
+
+
+@dataclass
+class ServerFleet:
+    """Sends requests to servers that have the policy's weights. A request of a server that dies, or that has lost the
+    weights, is repeated; if no server lives, it waits for one."""
+
+    servers: list[FleetServer]
+    sync: WeightSync
+    """How the weights get to the servers."""
+    version: WeightVersion | None = None
+    """The weights that the servers should have; None: those that they were started with."""
+    restart_timeout: float = 600.0
+    """Seconds to wait for a server if none lives."""
+    give_up_reason: Callable[[], str] = lambda: ""
+    """Called while waiting for a server: the reason to give up, empty to continue."""
+    notify: Callable[[str], None] = lambda text: None
+    """Gets a note when one of several servers is gone or back."""
+    on_change: Callable[[dict[str, str]], None] = lambda states: None
+    """Called when a server is gone or back, with the state of each: live or gone."""
+    cause: str = field(default="", init=False)
+    """Why the last request failed."""
+    _refusal: RunFailed | None = field(default=None, init=False)
+    """Why a server that is back cannot be used."""
 
     @classmethod
     def of(cls, clients: Iterable[VLLMClient], sync: WeightSync) -> ServerFleet:
         """Servers that get the same weights."""
-        return cls([ServerWeights(client, sync) for client in clients])
+        return cls([FleetServer(client) for client in clients], sync)
 
     @property
-    def sync(self) -> WeightSync:
-        """How the weights get to the servers."""
-        return self.servers[0].sync
+    def live(self) -> list[FleetServer]:
+        """The servers that requests are sent to."""
+        return [server for server in self.servers if server.is_live]
 
     @property
-    def version(self) -> WeightVersion | None:
-        """The weights that the servers should have; None: those that they were started with."""
-        return self.servers[0].version
+    def urls(self) -> str:
+        """The addresses, with commas."""
+        return ", ".join(server.client.url for server in self.servers)
 
     @property
     def loads(self) -> int:
@@ -63,17 +103,9 @@ class ServerFleet(LiveServers):
 
     def note_loaded(self, version: WeightVersion) -> None:
         """Note that another process has loaded weights."""
+        self.version = version
         for server in self.servers:
-            server.note_loaded(version)
-
-    @contextmanager
-    def episodes(self) -> Iterator[None]:
-        """Context in which the requests of an episode stay on one server, for its prefix cache."""
-        self._homes = {}
-        try:
-            yield
-        finally:
-            self._homes = None
+            server.has_policy, server.last_check = True, -math.inf
 
     async def load(self, version: WeightVersion) -> None:
         """Load weights that were written on all servers that live, while no other request is sent; the others get them
@@ -82,40 +114,69 @@ class ServerFleet(LiveServers):
         Raises:
             RunFailed: no server comes back, or one refuses them.
         """
-        for server in self.servers:
-            server.version = version
-        await run_all(self._load_on(server, version) for server in self.servers)
-        if not self.live:
-            await self.wait_for_one()
+        self.version = version
 
-    async def request(
-        self,
-        attempt: Callable[[ServerWeights], Awaitable[T]],
-        tokens: int = 0,
-        max_age: float = 0.0,
-        episode: int | None = None,
-    ) -> T:
-        """The result of `attempt`, which sends requests to a server. Before each attempt the server is checked for the
-        weights, unless that was done in the last `max_age` seconds.
+        async def load_on(server: FleetServer) -> None:
+            server.last_check = -math.inf
+            if not server.is_live:
+                await self._try_again(server, QUICK_SECONDS)
+                return
+            try:
+                async with server.lock:
+                    was_loaded = await self.sync.unload(server.client)
+                    server.restarts += server.has_policy and not was_loaded
+                    server.has_policy = was_loaded
+                    await self.sync.load(server.client, version)
+                    server.has_policy = True
+            except (ServerGoneError, ServerTimeoutError) as error:
+                await self._lose(server, server.returns, error)
+
+        await run_all(map(load_on, self.servers))
+        if not self.live:
+            await self._wait_for_one()
+
+    async def request(self, attempt: Callable[[FleetServer], Awaitable[T]], place: int = 0) -> T:
+        """The result of `attempt`, which sends requests to a server that has the weights. Requests of one `place`, such
+        as those of an episode, go to the same server while it lives, for its prefix cache.
 
         Raises:
             RunFailed: no server comes back, or they fail in each attempt.
         """
         attempts = ATTEMPTS + len(self.servers) - 1
-        for number in range(attempts):
-            server = await self._choose(episode)
-            returns = server.returns
-            server.tokens += tokens
+        for _ in range(attempts):
+            self._look_for_lost()
+            if not self.live:
+                await self._wait_for_one()
+            server = self.live[place % len(self.live)]
+            returns, restarts = server.returns, server.restarts
+            refusal: ServerRefusedError | None = None
             try:
-                await server.ensure_loaded(max_age if number == 0 else 0.0)
-                return await attempt(server)
-            except (ServerGoneError, ServerTimeoutError) as gone:
-                if not await self.is_gone(server, gone):
-                    raise
-                self.lose(server, returns, gone)
-            finally:
-                server.tokens -= tokens
-        raise RunFailed(f"{self.name} failed {attempts} times at the same request: {self.cause}")
+                try:
+                    result = await attempt(server)
+                except ServerRefusedError as refused:  # as of an adapter that a server lost when it was restarted
+                    refusal = refused
+                if refusal is not None or self.policy is None:  # else the request has named the weights
+                    await self._ensure_loaded(server, time.monotonic())
+            except (ServerGoneError, ServerTimeoutError) as error:
+                await self._lose(server, returns, error)
+                continue
+            if server.restarts > restarts:
+                self.cause = "it was restarted, and had lost the weights of the policy"
+            elif refusal is not None:
+                raise refusal
+            else:
+                return result
+        raise RunFailed(f"{self._name} failed {attempts} times at the same request: {self.cause}")
+
+    async def settle(self) -> None:
+        """Stop waiting for servers that are gone, and wait for those that are getting the weights. Called before other
+        weights are written."""
+        for server in self.servers:
+            while (task := server.revival) is not None and not task.done():
+                if not server.lock.locked():
+                    task.cancel()
+                await asyncio.wait([task], timeout=SETTLE_SECONDS)  # after a refused load it would be tried again
+            server.revival = None
 
     async def close(self) -> None:
         """Remove files of weights, and close connections."""
@@ -124,27 +185,98 @@ class ServerFleet(LiveServers):
         for server in self.servers:
             await server.client.close()
 
-    # -- servers that live
+    def report_lost(self, server: FleetServer, cause: str) -> None:
+        """Tell that a server is gone, and why."""
+        self.cause = cause
+        left = f"{len(self.live)} of {len(self.servers)} servers left"
+        self._tell(f"The vLLM server at {server.client.url} is gone, {left}: {cause}")
 
-    async def _choose(self, episode: int | None) -> ServerWeights:
-        """The episode's server if it lives, else that with the fewest tokens in flight."""
-        self.look_for_lost()
-        if not self.live:
-            await self.wait_for_one()
-        home = None if self._homes is None or episode is None else self._homes.get(episode)
-        if home is None or not home.is_live:
-            home = min(self.live, key=lambda server: server.tokens)
-            if self._homes is not None and episode is not None:
-                self._homes[episode] = home
-        return home
+    @property
+    def _name(self) -> str:
+        return f"The vLLM server{'s' if len(self.servers) > 1 else ''} at {self.urls}"
 
-    async def _load_on(self, server: ServerWeights, version: WeightVersion) -> None:
-        if not server.is_live:
-            await self.try_again(server, QUICK_SECONDS)
+    def _tell(self, text: str) -> None:
+        if len(self.servers) > 1:
+            self.notify(text)
+            self.on_change({server.client.url: "live" if server.is_live else "gone" for server in self.servers})
+
+    async def _ensure_loaded(self, server: FleetServer, since: float = math.inf) -> None:
+        """Load the weights on a server that does not have them, unless a check that began after `since` found them.
+
+        Raises:
+            ServerGoneError: it is gone.
+            RunFailed: it refuses them, or has those of another run.
+        """
+        async with server.lock:
+            if self.version is None or server.last_check >= since:
+                return
+            start = time.monotonic()
+            if not await self.sync.has_version(server.client, self.version):
+                server.restarts += server.has_policy
+                server.has_policy = False
+                await self.sync.load(server.client, self.version)
+            server.has_policy, server.last_check = True, start
+
+    async def _lose(self, server: FleetServer, returns: int, error: ServerGoneError | ServerTimeoutError) -> None:
+        """Send no more requests to a server, unless it has come back since the request that failed. One that exceeded
+        the deadline is gone if it answers nothing at all and another one lives; else the error is raised."""
+        if isinstance(error, ServerTimeoutError):
+            has_other = any(other.is_live for other in self.servers if other is not server)
+            if not has_other or await server.client.is_up():
+                raise error
+        self.cause = str(error)
+        if server.is_live and server.returns == returns:
+            server.is_live = False
+            self.report_lost(server, self.cause)
+
+    def _look_for_lost(self) -> None:
+        """Wait for the return of each server that is gone, beside the requests to the others."""
+        for server in self.servers:
+            if not server.is_live and (server.revival is None or server.revival.done()):
+                server.revival = asyncio.create_task(self._revive(server))
+
+    async def _revive(self, server: FleetServer) -> None:
+        while not server.is_live:
+            await asyncio.sleep(POLL_SECONDS)  # a server that dies may answer for a moment longer
+            await self._try_again(server, HEALTH_SECONDS)
+
+    async def _try_again(self, server: FleetServer, seconds: float) -> None:
+        """Use a server again if it answers within these seconds, and takes the weights."""
+        if not await server.client.is_up(seconds):
             return
         try:
-            await server.load(version)
-        except (ServerGoneError, ServerTimeoutError) as gone:
-            if not await self.is_gone(server, gone):
-                raise
-            self.lose(server, server.returns, gone)
+            await self._ensure_loaded(server)
+        except ServerGoneError:
+            return
+        except RunFailed as refused:
+            if str(refused) != str(self._refusal):
+                self._tell(str(refused))
+            self._refusal = refused
+            return
+        server.is_live = True
+        server.returns += 1
+        self._tell(f"The vLLM server at {server.client.url} is back, and has the weights of the policy.")
+        activity.tick()
+
+    async def _wait_for_one(self) -> None:
+        """Wait until a server lives.
+
+        Raises:
+            RunFailed: none comes back, or one that does refuses the weights.
+        """
+        start = time.monotonic()
+        are, none_was = ("are", "none was") if len(self.servers) > 1 else ("is", "was not")
+        self._refusal = None
+        while not self.live:
+            self._look_for_lost()
+            if self._refusal is not None:
+                raise self._refusal
+            if reason := self.give_up_reason():
+                raise RunFailed(f"{self._name} {are} gone: {self.cause}\n{reason}")
+            if time.monotonic() > start + self.restart_timeout:
+                raise RunFailed(
+                    f"{self._name} {are} gone, and {none_was} back within {self.restart_timeout:.0f} seconds:"
+                    f" {self.cause}\nSee vLLM's log for the reason."
+                )
+            revivals = [server.revival for server in self.servers if server.revival is not None]
+            await asyncio.wait(revivals, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)

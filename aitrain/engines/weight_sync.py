@@ -5,14 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -26,22 +26,13 @@ from aitrain.engines.sharded_tensors import gathered, is_sharded, reshard
 from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
 
-TRIES = 3
-"""Attempts to lock the folder of the weights."""
-
-PAUSE_SECONDS = 1.0
-"""Seconds between these attempts."""
-
 IN_MEMORY = "aitrain-weights-"
 """Prefix of the names of folders of weights in memory."""
 
-ADAPTER = "policy-"
-"""Prefix of the names of adapters, followed by the weight version."""
-
 LOADED = "aitrain-"
-"""Prefix of the server's weight version if a run has loaded all weights."""
+"""Prefix of the names that the servers have for the weights of runs."""
 PARTIAL = "-partial"
-"""End of the server's weight version while it loads them."""
+"""End of the server's weight version while it loads all weights."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +47,73 @@ class WeightVersion:
         return f"step-{self.step}-load-{self.load}"
 
 
-class WeightSync(Protocol):
-    """How weights get to the server."""
+class WeightSync(ABC):
+    """How weights get to the servers: by files in the run's folder, which is removed when the process ends."""
+
+    def __init__(self, model: Any, folder: Path, writes: bool = True, dtype: torch.dtype | None = None) -> None:
+        self.model, self.dtype = model, dtype
+        self.folder = folder.absolute()
+        self.writes = writes
+        """Whether this process writes the files."""
+        self._prefix = f"{LOADED}{_name_of(self.folder)}-"
+        """Beginning of the servers' names for the weights of this run."""
+        self._removal: Callable[[], object] | None = None
 
     def write(self, version: WeightVersion) -> int:
-        """Write the policy's weights to files, from one process; returns their size in bytes. Every process must call
-        this, as the parts of sharded weights are gathered."""
+        """Write the policy's weights, in the data type `dtype` if there is one, to a new folder, which gets its name
+        when it is complete; the one before is removed first, to save space. Returns the size of the files.
 
+        One process writes, but every process must call this, as the parts of sharded weights are gathered.
+
+        Raises:
+            RunFailed: they cannot be written, so that all ranks end together.
+        """
+        if not (self.writes or is_sharded(self.model)):
+            return 0
+        weights = gathered(self.tensors(), self.writes, self.dtype)
+        if not self.writes:
+            return 0
+        partial_folder = self.folder / "partial"
+        try:
+            if self._removal is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(os.open(self.folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends
+                self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+            for before in self.folder.iterdir():
+                shutil.rmtree(before, ignore_errors=True)
+            partial_folder.mkdir(parents=True)
+            self.save(partial_folder, weights)
+            partial_folder.rename(self.path(version))
+        except (OSError, SafetensorError) as error:
+            raise RunFailed(
+                f"The weights for the vLLM server could not be written to {self.folder}: {error}"
+            ) from error
+        return sum(file.stat().st_size for file in self.path(version).iterdir())
+
+    @abstractmethod
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights that are synced."""
+
+    @abstractmethod
+    def save(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Write the files that the server reads."""
+
+    @abstractmethod
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
-        """Make the server use the weights that were written. Several processes may call this at the same time."""
+        """Make the server use the weights that were written. Several processes may call this at the same time.
+
+        Raises:
+            ServerGoneError: it is gone, or was restarted meanwhile and has its own weights again.
+        """
+
+    @abstractmethod
+    async def loaded(self, client: VLLMClient) -> list[str]:
+        """The server's names for the weights of runs that it has."""
 
     async def unload(self, client: VLLMClient) -> bool:
         """Remove the server's policy where it can be removed, while no request is sent; returns False if there is none,
         as in a server that was just started."""
+        return bool(await self.loaded(client))
 
     async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
         """Whether the server uses these weights.
@@ -76,201 +121,114 @@ class WeightSync(Protocol):
         Raises:
             RunFailed: it has those of another run.
         """
+        names = await self.loaded(client)
+        if not all(name.startswith(self._prefix) for name in names):
+            raise RunFailed(
+                f"Another run syncs its weights to the vLLM server at {client.url}, which has one policy at a time.\n"
+                "Give each run its own server; without --vllm-server-url aitrain starts one."
+            )
+        return self.name(version) in names
+
+    def name(self, version: WeightVersion) -> str:
+        """The server's name for these weights."""
+        return f"{self._prefix}{version}"
 
     def model_name(self, version: WeightVersion) -> str | None:
         """The policy's model name in requests; None for that of the model that the server was started with."""
+        return None
 
-    def close(self) -> None:
-        """Remove the files."""
-
-
-class _Files:
-    """The run's folder with the last weights that were written; removed when the process ends."""
-
-    def __init__(self, model: Any, folder: Path, writes: bool = True) -> None:
-        self.model = model
-        self.folder = folder.absolute()
-        self.writes = writes
-        """Whether this process writes the files."""
-        self._removal: Callable[[], object] | None = None
-
-    @property
-    def _takes_part(self) -> bool:
-        """Whether this process writes the weights, or has a part of them."""
-        return self.writes or is_sharded(self.model)
+    def path(self, version: WeightVersion) -> Path:
+        """Directory of these weights."""
+        return self.folder / str(version)
 
     def close(self) -> None:
         """Remove the folder, in the process that wrote it."""
         if self._removal is not None:
             self._removal()
 
-    def _lock_folder(self) -> None:
-        """Make the folder, and lock it until this process ends."""
-        for _ in range(TRIES):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if (lock := _locked(self.folder)) is not None:
-                self._removal = weakref.finalize(self, _remove, self.folder, lock)
-                return
-            time.sleep(PAUSE_SECONDS)  # another run may hold the lock to check whether the folder is an orphan
-        raise RunFailed(f"Another process writes weights to {self.folder}: is the run started twice?")
 
-    def path(self, version: WeightVersion) -> Path:
-        """Directory of these weights."""
-        return self.folder / str(version)
-
-    @contextmanager
-    def _writing(self, version: WeightVersion) -> Iterator[Path]:
-        """A new folder, which gets its name when it is complete; the one before is removed first, to save space.
-
-        Raises:
-            RunFailed: it cannot be written, so that all ranks end together.
-        """
-        if self._removal is None:
-            self._lock_folder()
-        for before in self.folder.iterdir():
-            shutil.rmtree(before, ignore_errors=True)
-        partial_folder = self.folder / "partial"
-        try:
-            partial_folder.mkdir()
-            yield partial_folder
-            partial_folder.rename(self.path(version))
-        except (OSError, SafetensorError) as error:
-            raise RunFailed(
-                f"The weights for the vLLM server could not be written to {self.folder}: {error}"
-            ) from error
-
-    def _size(self, version: WeightVersion) -> int:
-        return sum(file.stat().st_size for file in self.path(version).iterdir())
-
-
-class AdapterSync(_Files):
+class AdapterSync(WeightSync):
     """Syncs the adapter alone, with a new name each time, to a server that has the base model.
 
     The adapter before is unloaded; with `load_inplace`, vLLM would read it from disk at every step of its engine.
     """
 
-    def write(self, version: WeightVersion) -> int:
-        """Write adapter_model.safetensors and adapter_config.json; returns their size in bytes."""
-        if not self._takes_part:
-            return 0
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The adapter's weights."""
         reshard(self.model)
-        weights = gathered(get_peft_model_state_dict(self.model, save_embedding_layers=False).items(), self.writes)
-        if not self.writes:
-            return 0
-        with self._writing(version) as folder:
-            tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
-            save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-            self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
-        return self._size(version)
+        state: dict[str, torch.Tensor] = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return state.items()
+
+    def save(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Write adapter_model.safetensors and adapter_config.json."""
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+        self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
         """Load the adapter, if no other process has done so."""
-        body = {"lora_name": self.model_name(version), "lora_path": str(self.path(version))}
+        body = {"lora_name": self.name(version), "lora_path": str(self.path(version))}
         try:
             await client.post("/v1/load_lora_adapter", body)
         except ServerRefusedError:
             if not await self.has_version(client, version):
                 raise
 
+    async def loaded(self, client: VLLMClient) -> list[str]:
+        """Names of the adapters of runs."""
+        cards = (await client.get("/v1/models"))["data"]
+        return [card["id"] for card in cards if card.get("parent") and card["id"].startswith(LOADED)]
+
     async def unload(self, client: VLLMClient) -> bool:
         """Unload all adapters of runs."""
-        adapters = await self._loaded(client)
-        for name in adapters:
+        names = await self.loaded(client)
+        for name in names:
             await client.post("/v1/unload_lora_adapter", {"lora_name": name})
-        return bool(adapters)
-
-    async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
-        """Whether the adapter is loaded."""
-        adapters = await self._loaded(client)
-        if any(folder.parent != self.folder for folder in adapters.values()):
-            raise _shared(client)
-        return adapters.get(self.model_name(version)) == self.path(version)
+        return bool(names)
 
     def model_name(self, version: WeightVersion) -> str:
         """The adapter's name."""
-        return f"{ADAPTER}{version}"
-
-    async def _loaded(self, client: VLLMClient) -> dict[str, Path]:
-        """Names and folders of the adapters of runs."""
-        cards = (await client.get("/v1/models"))["data"]
-        return {
-            card["id"]: Path(card["root"]) for card in cards if card.get("parent") and card["id"].startswith(ADAPTER)
-        }
+        return self.name(version)
 
 
-class DiskSync(_Files):
+class DiskSync(WeightSync):
     """Syncs all weights, to a server in its development mode, which replaces its own."""
 
-    def __init__(
-        self, model: Any, folder: Path, dtype: torch.dtype | None = None, renews: bool = False, writes: bool = True
-    ) -> None:
-        super().__init__(model, folder, writes)
-        self._renews = renews
-        """Whether the server is on the CPU and its output layer must be repacked: see tied_head.py."""
-        self._dtype = dtype
-        """Data type of the files; None: that of the model."""
+    renews = False
+    """Whether the server is on the CPU and its output layer must be repacked: see tied_head.py."""
 
-    def write(self, version: WeightVersion) -> int:
-        """Write the files of `save_pretrained`, with a merged adapter; returns their size in bytes."""
-        if not self._takes_part:
-            return 0
-        weights = gathered(merged_weights(self.model), self.writes, self._dtype)
-        if not self.writes:
-            return 0
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """All weights, with a merged adapter."""
+        return merged_weights(self.model)
+
+    def save(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Write the files of `save_pretrained`."""
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        with self._writing(version) as folder, _no_progress_bar(), savable_generation_config(base):
-            base.save_pretrained(folder, state_dict=weights)
-        return self._size(version)
+        was_on = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # it would appear at every step
+        try:
+            with savable_generation_config(base):
+                base.save_pretrained(folder, state_dict=weights)
+        finally:
+            if was_on:
+                logging.enable_progress_bar()
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
-        """Have the server read the files and set its weight version.
-
-        Raises:
-            ServerGoneError: it was restarted meanwhile, and has its own weights again.
-        """
-        name, where = self._name(version), {"weights_path": str(self.path(version))}
+        """Have the server read the files and set its weight version."""
+        name, where = self.name(version), {"weights_path": str(self.path(version))}
         partial = f"{name}{PARTIAL}"  # a server that was restarted does not have it, and reading may end half-way
         await client.post("/update_weight_version", {"new_version": partial})
         await client.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
-        if self._renews:
+        if self.renews:
             await client.post("/collective_rpc", {"method": "renew_tied_head"})
         if await weight_version_of(client) not in (partial, name):
             raise ServerGoneError("it was restarted while it loaded the weights")
         await client.post("/update_weight_version", {"new_version": name})
 
-    async def unload(self, client: VLLMClient) -> bool:
-        """Returns whether a run has loaded weights; the server's own cannot be removed."""
-        return (await weight_version_of(client)).startswith(LOADED)
-
-    async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
-        """Whether these weights were the last that were loaded."""
-        loaded = await weight_version_of(client)
-        if loaded.startswith(LOADED) and not loaded.startswith(self._run_name):
-            raise _shared(client)
-        return loaded == self._name(version)
-
-    def model_name(self, version: WeightVersion) -> None:
-        """None: the weights are those of the server's own model."""
-
-    def _name(self, version: WeightVersion) -> str:
-        """The server's weight version: the run and the version."""
-        return f"{self._run_name}{version}"
-
-    @property
-    def _run_name(self) -> str:
-        return f"{LOADED}{uuid.uuid5(uuid.NAMESPACE_URL, str(self.folder)).hex[:12]}-"
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Context without transformers' progress bar, which would appear at every step."""
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()
+    async def loaded(self, client: VLLMClient) -> list[str]:
+        """The server's weight version, if it is a run's."""
+        version = await weight_version_of(client)
+        return [version] if version.startswith(LOADED) else []
 
 
 async def weight_version_of(client: VLLMClient) -> str:
@@ -278,46 +236,20 @@ async def weight_version_of(client: VLLMClient) -> str:
     return str((await client.get("/weight_info"))["weight_version"])
 
 
-def _shared(client: VLLMClient) -> RunFailed:
-    return RunFailed(
-        f"Another run syncs its weights to the vLLM server at {client.url}, which has one policy at a time.\n"
-        "Give each run its own server; without --vllm-server-url aitrain starts one."
-    )
-
-
 def roomy_folder(run_folder: Path, needed: int, memory: Path = Path("/dev/shm")) -> Path:
-    """Folder for `needed` bytes of weights: in memory if half of the free memory is left, else in the run folder."""
-    remove_orphans(memory)
-    has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * needed
-    name = uuid.uuid5(uuid.NAMESPACE_URL, str(run_folder.absolute())).hex[:12]
-    return memory / f"{IN_MEMORY}{name}" if has_room else run_folder / "sync"
-
-
-def remove_orphans(memory: Path) -> None:
-    """Remove folders of weights that no process holds the lock of, as their process was killed."""
+    """Folder for `needed` bytes of weights: in memory if half of the free memory is left, else in the run folder.
+    Folders in memory that no process holds the lock of, as theirs was killed, are removed."""
     for folder in memory.glob(f"{IN_MEMORY}*"):
-        with suppress(PermissionError):  # another user's
-            lock = _locked(folder)
-            if lock is not None:
-                _remove(folder, lock)
+        with suppress(OSError):  # it is another user's, or its process lives
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * needed
+    return memory / f"{IN_MEMORY}{_name_of(run_folder.absolute())}" if has_room else run_folder / "sync"
 
 
-def _locked(folder: Path) -> int | None:
-    """A lock on the folder, which ends with the process; None when another process has it, or has removed it."""
-    try:
-        lock = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), folder.stat()):
-            return lock
-    except OSError:
-        pass
-    os.close(lock)
-    return None
-
-
-def _remove(folder: Path, lock: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
+def _name_of(folder: Path) -> str:
+    return uuid.uuid5(uuid.NAMESPACE_URL, str(folder)).hex[:12]

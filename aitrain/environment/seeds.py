@@ -23,8 +23,7 @@ class SampleSeed:
 
     @property
     def request_seed(self) -> int:
-        """Seed for an engine that takes one per completion. At position 0 it is the seed itself: consecutive seeds of a
-        prompt become a single request for several completions (see engines/completion_request.py)."""
+        """Seed for an engine that takes one per completion; at position 0 it is the seed itself."""
         return self.seed if self.position == 0 else derived_seed(self.seed, self.position)
 
     def token_seed(self, step: int) -> int:

@@ -8,14 +8,6 @@ from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_fields import WITHOUT_EFFECT
 
-OF_GENERATE = (
-    "cache_implementation",
-    "use_transformers_continuous_batching",
-    "use_transformers_paged",
-    "transformers_continuous_batching_config",
-)
-"""Fields about generation by transformers."""
-
 OF_NCCL = ("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port")
 """Fields of TRL's own client of a vLLM server."""
 
@@ -46,7 +38,7 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield name, "add --use-vllm, or leave it out"
         if name == "fsdp_config" and config.distributed_backend != "fsdp2":
             yield name, "add --distributed-backend fsdp2, or leave it out"
-        if name in OF_GENERATE and config.use_vllm:
+        if name == "cache_implementation" and config.use_vllm:
             yield name, "it is for transformers, and here vLLM generates: leave it out"
         if name in OF_NCCL and config.weight_sync != "nccl":
             yield name, "it is for --vllm-sync nccl: use --vllm-server-url, or leave it out"
@@ -58,7 +50,3 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for key in given:
         if key in OPTION_FOR_LOADING:
             yield f"model_init_kwargs: {key}", f"use {OPTION_FOR_LOADING[key]}"
-    name = "use_transformers_continuous_batching"
-    flags = [*config.history_sampling, *(["--rl-min-p"] if config.rl_min_p else [])]
-    if config.trl.get(name) and flags:
-        yield name, f"continuous batching does not support {', '.join(flags)}: leave one of them out"

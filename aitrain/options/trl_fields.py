@@ -63,6 +63,9 @@ _COMMON_ADVICE = {
         "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
         "per_device_eval_batch_size", "prediction_loss_only",
     ),
+    "aitrain generates one batch at a time with transformers: use --use-vllm": (
+        "use_transformers_continuous_batching", "use_transformers_paged", "transformers_continuous_batching_config",
+    ),
     "GRPO does not use it: leave it out": (
         "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
         "train_sampling_strategy",

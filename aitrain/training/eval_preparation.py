@@ -13,10 +13,11 @@ from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
 
 from aitrain.batch import plan_batch
+from aitrain.engines.batching import Completer
 from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.proxy_batcher import offer_model
-from aitrain.engines.sampling import Completer, Sampling
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
@@ -124,7 +125,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         accelerator.prepare_model(policy.model, evaluation_mode=True)  # the autocast of a training
     engine, clock = make_engine(context, config, reference, policy, longest), RolloutClock()
     engine.clock = clock
-    completer: Completer | None = engine if config.use_vllm else None  # type: ignore[assignment]
+    completer: Completer | None = engine if config.use_vllm else None
     scoring = offer_model(context.runner, policy.model, tokenizer, completer)
     limits = limits_of(context.runner, policy.context)
     rollout = Rollout(context.runner, engine, shown.chat, limits, policy.end, scoring, clock)

@@ -5,7 +5,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     trl.models.utils.unwrap_model_for_generation(model, accelerator, gather_deepspeed3_params=,
                                                  gradient_checkpointing_kwargs=)    called around each generation
     GRPOTrainer._dist.summon_full_params(model, recurse=False)      likewise
-    GRPOTrainer.eos_token_ids, .continuous_batching_config          read
+    GRPOTrainer.eos_token_ids                                       read
     GRPOTrainer.vllm_generation             given to the engine; replaced: the engine syncs weights itself
     GRPOTrainer.use_vllm, ._last_loaded_step    set, for a server that TRL does not know: _generate() calls
                                             vllm_generation.sync_weights() where global_step is not the last one
@@ -22,11 +22,10 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from trl.models.utils import unwrap_model_for_generation
 
+from aitrain.engines.batching import Completer, largest_over_ranks
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.proxy_batcher import offer_model
-from aitrain.engines.ranks import largest_over_ranks
-from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.failure_count import FailureCount
@@ -129,7 +128,5 @@ def _hf_model(trainer: EpisodeTrainer) -> HFModel:
         trainer.processing_class,
         unwrapped,
         arguments.device,
-        trainer.pad_to_multiple_of,
         arguments.cache_implementation,
-        trainer.continuous_batching_config,
     )

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list
 
-from aitrain.engines.logprob_check import LogprobCheck
+from aitrain.engines.logprob_check import LogprobCheck, SharedForward
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.sharded_tensors import is_sharded
-from aitrain.engines.shared_forward import SharedForward
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.limits import EndOfTurn
@@ -64,9 +63,10 @@ def _make_engine(run: RunContext, base: ServerModel, trainer: EpisodeTrainer, en
     writes = accelerator.is_main_process
     place = [roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"]
     (folder,) = broadcast_object_list(place)  # of rank 0, which writes there; other machines would choose another one
-    sync: WeightSync = DiskSync(model, folder, base.dtype, base.is_on_cpu, writes)
-    if run.config.weight_sync == "adapter":
-        sync = AdapterSync(model, folder, writes)
+    sync: WeightSync = AdapterSync(model, folder, writes)
+    if run.config.weight_sync == "disk":
+        sync = DiskSync(model, folder, writes, base.dtype)
+        sync.renews = base.is_on_cpu
     forward = SharedForward(model, writes, is_sharded(model))
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     fleet = ServerFleet.of(map(VLLMClient, urls[first:] + urls[:first]), sync)

@@ -132,8 +132,8 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     """TRL's configuration, with the fields of `--trl`.
 
     Raises:
-        ConfigError: a `--trl` field is unknown, is set by an option, has a value that TRL refuses, or would round
-            the trained weights or keep the run from resuming.
+        ConfigError: a `--trl` field is unknown, is set by an option, has a value that TRL refuses, or would keep
+            the run from resuming.
     """
     given = {name: value for name, value in config.trl.items() if name not in JOINED or name not in arguments}
     for name in given:
@@ -142,11 +142,6 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
         made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **given})
     except Exception as error:
         raise _refused(error) from error
-    if made.use_transformers_continuous_batching and (made.bf16 or made.fp16):
-        raise ConfigError(
-            "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
-            "Omit it, or add --mixed-precision no; --use-vllm generates faster."
-        )
     if made.sync_ref_model and made.fsdp:
         raise ConfigError(
             "--trl sync_ref_model: with FSDP2 checkpoints lack the reference model, so no run could resume exactly\n"

@@ -1,6 +1,5 @@
-"""Arguments of vLLM's server that a user gives (`--vllm-args`): which there are, which aitrain sets, and as words.
-
-vLLM's parser is read from its source, because importing vLLM takes ten seconds.
+"""Arguments of vLLM's server that a user gives (`--vllm-args`): those that aitrain sets are refused, vLLM checks the
+others when it starts.
 
 What this uses of vLLM 0.31: the fields of EngineArgs, AsyncEngineArgs, BaseFrontendArgs and FrontendArgs are the
 arguments of its server, with dashes; a boolean field is `--name` or `--no-name`, a list has its items as words.
@@ -8,14 +7,10 @@ arguments of its server, with dashes; a boolean field is `--name` or `--no-name`
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 
-from aitrain.errors import ConfigError, did_you_mean
-from aitrain.options.trl_fields import classes_in, has_type
+from aitrain.errors import ConfigError
 
 OPTION_OF = {
     "data_parallel_size": "--vllm-data-parallel-size",
@@ -60,18 +55,14 @@ AS_JSON = ("allowed_headers", "allowed_methods", "allowed_origins")
 REPEATED = ("middleware",)
 """Lists whose argument is given once for each item."""
 
-_SOURCES = ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py")
-_CLASSES = ("EngineArgs", "AsyncEngineArgs", "BaseFrontendArgs", "FrontendArgs")
-
 
 def check_server_arguments(given: Mapping[str, object]) -> None:
-    """Refuse an argument that vLLM's server does not have, that aitrain sets, or whose value has the wrong type.
+    """Refuse an argument that aitrain sets, that is a secret, or that is of a server that aitrain does not start.
 
     Raises:
         ConfigError: for the first of them.
     """
-    known = server_arguments() if given else {}
-    for key, value in given.items():
+    for key in given:
         name = key.replace("-", "_")
         if name in OPTION_OF:
             raise ConfigError(f"--vllm-args {key}: aitrain has an option for it: {OPTION_OF[name]}")
@@ -84,11 +75,6 @@ def check_server_arguments(given: Mapping[str, object]) -> None:
                 f"--vllm-args {key}: aitrain does not start such servers\n"
                 "Leave it out, or start the server yourself and give its address: --vllm-server-url."
             )
-        if known and name not in known:
-            raise ConfigError(f"--vllm-args {key}: vLLM's server has no such argument.{did_you_mean(name, known)}")
-        if not _fits(known.get(name, ""), value):
-            kind = known[name].replace(" | ", " or ")
-            raise ConfigError(f"--vllm-args {key}: must be {kind}, not {json.dumps(value)}")
 
 
 def argument_words(given: Mapping[str, object]) -> list[str]:
@@ -110,27 +96,3 @@ def _words(name: str, value: object) -> Iterator[str]:
 
 def _text(value: object) -> str:
     return str(value) if value is None or isinstance(value, (str, int, float)) else json.dumps(value)
-
-
-@cache
-def server_arguments() -> dict[str, str]:
-    """The arguments of the installed vLLM's server with their types, as vLLM writes them; empty if it is not installed,
-    or is one whose source has another form."""
-    found: dict[str, str] = {}
-    for node in (node for file in _SOURCES for node in classes_in("vllm", file) if node.name in _CLASSES):
-        for field in node.body:
-            if isinstance(field, ast.AnnAssign):
-                found[ast.unparse(field.target)] = ast.unparse(field.annotation)
-    return found if "model" in found and "port" in found else {}
-
-
-def _fits(annotation: str, value: object) -> bool:
-    """Whether a value has the type. Numbers may have a suffix, as in 8k; a list of one item may be the item; None
-    stands for any default."""
-    if value is None or (isinstance(value, str) and re.fullmatch(r"[0-9.]+[kKmMgGtT]", value)):
-        return True
-    if annotation.startswith("list["):
-        return not isinstance(value, (bool, dict))
-    if isinstance(value, bool) and annotation:
-        return "bool" in annotation
-    return has_type(annotation, value)

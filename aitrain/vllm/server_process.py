@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
 import socket
 import subprocess
@@ -17,15 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
-from aitrain.errors import RunFailed
+from aitrain.errors import RunFailed, did_you_mean
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.redaction import RedactedLog
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header, new_key
 from aitrain.vllm.server_arguments import argument_words
-from aitrain.vllm.start_failure import PortTakenError, not_in_time, why_it_ended
 
 MODEL_NAME = "policy-base"
 """Served name of the base model; an adapter has the name with which it is loaded."""
@@ -41,13 +40,62 @@ QUANTIZATIONS = {"fp8": "fp8_per_channel"}
 """vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
 PORTS = range(20_000, 32_000)
 """Below the ephemeral ports, as about ten seconds pass between choosing a port and listening on it."""
-PORT_ATTEMPTS = 3
 STOP_SECONDS = 15.0
 """Seconds for the server to exit by itself."""
 KILL_SECONDS = 20.0
 """Additional seconds until what is left is killed."""
 POLL_SECONDS = 0.25
 HTTP_TIMEOUT = 5.0
+
+
+PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?")
+"""Prefix of vLLM's log lines: process, level, time, location."""
+NO_ERROR = re.compile(r"^(\([^)]*pid=\d+\)\s*)?(DEBUG|INFO|WARNING) ")
+"""Beginning of log lines that are no cause, such as a warning about a module that is not needed."""
+ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+")
+CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
+
+CAUSES = [
+    (r"(?i)address already in use", "Another process has taken the port since it was chosen: start again."),
+    (r"error: (ambiguous|argument |unrecognized arguments)", "Correct --vllm-args: vllm serve --help=all lists them."),
+    (
+        r"No available memory for the cache blocks",
+        "Give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}), or more GPUs.",
+    ),
+    (
+        r"KV cache is needed|larger than the maximum number of tokens",
+        "Lower --model-max-length, or give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}).",
+    ),
+    (r"greater than the derived max_model_len", "Lower --model-max-length: the model itself allows no more."),
+    (r"less than requested memory for kv", "Lower VLLM_CPU_KVCACHE_SPACE (GiB) in the environment."),
+    (
+        r"less than desired GPU memory utilization",
+        "Lower --vllm-gpu-memory-utilization (it is {memory}), or stop other processes on the GPU.",
+    ),
+    (
+        r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError",
+        "Lower --vllm-gpu-memory-utilization (it is {memory}) or --model-max-length, or use a smaller model.",
+    ),
+    (r"Cannot access gated repo|Access to model .* is restricted", "Ask for access on the Hub, then: hf auth login"),
+    (
+        r"is not a valid model identifier|Repository Not Found|Can't load the configuration|couldn't connect to"
+        r"|LocalEntryNotFound|OfflineModeIsEnabled|outgoing traffic has been disabled|Invalid repository ID"
+        r"|Repo id must be in the form",
+        "Give --model a folder, or a Hub name that this machine can reach; for a private one: hf auth login",
+    ),
+    (
+        r"not supported for now|has no vLLM implementation|[Hh]ead.?(size|dim).*support|support.*[Hh]ead.?(size|dim)"
+        r"|No valid attention backend|Unsupported (model|quantization)",
+        "vLLM cannot run this model here. Omit --use-vllm to generate with transformers.",
+    ),
+    (r"must be divisible by tensor parallel", "Choose another number of GPUs for vLLM."),
+    (
+        r"No module named|ImportError|cannot open shared object|undefined symbol|driver version is insufficient"
+        r"|no kernel image|Failed to infer device type|NVIDIA driver on your system is too old",
+        'vLLM does not fit this machine. Reinstall it: pip install "aitrain[vllm]"',
+    ),
+]
+"""Patterns in the log, the likelier cause first, and advice."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +125,6 @@ class ServerConfig:
     """vLLM's speculative_config."""
     more: Mapping[str, object] = field(default_factory=dict)
     """Other arguments by name, checked by server_arguments.py."""
-    sequences: int | None = None
-    """Maximum concurrent completions; None for vLLM's default."""
     trust_remote_code: bool = False
     seed: int = 0
     """Seed of requests without a seed."""
@@ -97,7 +143,23 @@ class ServerConfig:
 
     def arguments(self, port: int, *names: str) -> list[str]:
         """Command-line arguments of vLLM; sampling defaults are vLLM's neutral ones, not the model's."""
-        lora = [] if self.lora_rank is None else ["--enable-lora", f"--max-lora-rank={needed_rank(self.lora_rank)}"]
+        return [
+            *self.common_arguments(port, *names),
+            f"--seed={self.seed}",
+            "--generation-config=vllm",
+            "--logprobs-mode=processed_logprobs",
+            "--max-logprobs=-1",
+            "--disable-uvicorn-access-log",
+            *([] if self.gpus else [EXTENSION]),
+            *([] if self.context is None else [f"--max-model-len={self.context}"]),
+            *([f"--data-parallel-size={self.data_parallel}"] if self.data_parallel > 1 else []),
+            *([] if self.quantization is None else [f"--quantization={QUANTIZATIONS[self.quantization]}"]),
+            *([] if self.speculative is None else [f"--speculative-config={json.dumps(self.speculative)}"]),
+            *argument_words(self.more),
+        ]
+
+    def common_arguments(self, port: int, *names: str) -> list[str]:
+        """Those of a server that does not train, too."""
         return [
             f"--model={self.model}",
             "--served-model-name",
@@ -105,21 +167,10 @@ class ServerConfig:
             f"--host={bound_address(self.host)}",
             f"--port={port}",
             f"--dtype={self.dtype}",
-            f"--seed={self.seed}",
             f"--tensor-parallel-size={self.tensor_parallel}",
-            "--generation-config=vllm",
-            "--logprobs-mode=processed_logprobs",
-            "--max-logprobs=-1",
-            "--disable-uvicorn-access-log",
+            *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", UNCHUNKED]),
             *(["--trust-remote-code"] if self.trust_remote_code else []),
-            *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", UNCHUNKED, EXTENSION]),
-            *([] if self.context is None else [f"--max-model-len={self.context}"]),
-            *([] if self.sequences is None else [f"--max-num-seqs={self.sequences}"]),
-            *lora,
-            *([f"--data-parallel-size={self.data_parallel}"] if self.data_parallel > 1 else []),
-            *([] if self.quantization is None else [f"--quantization={QUANTIZATIONS[self.quantization]}"]),
-            *([] if self.speculative is None else [f"--speculative-config={json.dumps(self.speculative)}"]),
-            *argument_words(self.more),
+            *([] if self.lora_rank is None else ["--enable-lora", f"--max-lora-rank={needed_rank(self.lora_rank)}"]),
             GUARD,
         ]
 
@@ -153,7 +204,7 @@ class VLLMServer:
 
     _launched: float = field(default=0.0, init=False)
     """Time of the last start."""
-    _log: RedactedLog | None = field(default=None, init=False)
+    _log: RedactedLog = field(init=False)
     _log_start: int = field(default=0, init=False)
     """Where the output of the last start begins in the log."""
 
@@ -187,7 +238,7 @@ class VLLMServer:
             for server in servers:
                 server._launch()
             for server in servers:
-                server._finish_start(1 if port else PORT_ATTEMPTS)
+                server._wait_until_healthy()
         except BaseException:
             stop_all(servers)
             raise
@@ -224,14 +275,12 @@ class VLLMServer:
             with suppress(subprocess.TimeoutExpired):
                 tree.wait(STOP_SECONDS + KILL_SECONDS)
             tree.close()
-            self._close_log()
+            self._log.close()
 
     def __enter__(self) -> VLLMServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # -- starting
@@ -244,24 +293,6 @@ class VLLMServer:
         self._log = RedactedLog(self.plan.log, variables)
         self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
 
-    def _close_log(self) -> None:
-        if self._log is not None:
-            self._log.close()
-
-    def _finish_start(self, attempts: int) -> None:
-        """Wait until it is healthy; if another process took its port, start it on another one."""
-        for attempt in range(attempts):
-            try:
-                self._wait_until_healthy()
-            except PortTakenError:
-                if attempt == attempts - 1:
-                    raise
-                self.stop()
-                self.port = _free_port(self.plan.host)
-                self._launch()
-            else:
-                return
-
     def _wait_until_healthy(self) -> None:
         notified = -1
         while not self._is_healthy():
@@ -271,8 +302,8 @@ class VLLMServer:
                 self.notify(f"starting vLLM, {seconds} s")
             code = self.poll()
             if code is not None:
-                self._close_log()
-                raise why_it_ended(self.plan, self.port, code, self._log_start)
+                self._log.close()
+                raise why_it_ended(self.plan, code, self._log_start)
             if time.monotonic() - self._launched > self.plan.timeout:
                 raise not_in_time(self.plan, self._log_start)
             time.sleep(POLL_SECONDS)
@@ -286,10 +317,9 @@ class VLLMServer:
             with httpx.Client(
                 base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
-                if not client.get("/health").is_success:
-                    return False
-                return self.plan.names(self._name)[-1] in [
-                    model["id"] for model in client.get("/v1/models").json()["data"]
+                models = client.get("/v1/models").json()["data"]
+                return client.get("/health").is_success and self.plan.names(self._name)[-1] in [
+                    model["id"] for model in models
                 ]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
@@ -313,3 +343,44 @@ def _free_port(host: str) -> int:
                 continue
             return port
     raise RunFailed(f"No port between {PORTS[0]} and {PORTS[-1]} is free for vLLM's server.")
+
+
+# -- why it did not start
+
+
+def why_it_ended(plan: ServerConfig, code: int, log_start: int) -> RunFailed:
+    """The error for a server that has exited with this code, with the cause from its log."""
+    lines = _meaningful_lines(plan.log, log_start, only_errors=True)
+    for pattern, advice in CAUSES:
+        found = [line for line in lines if re.search(pattern, line)]
+        if found:
+            cause = next((line for line in found if ERROR.match(line)), found[0])
+            unknown = re.search(r"unrecognized arguments: --([\w-]+)", cause)
+            known = re.findall(r"\[--([\w-]+)", "\n".join(lines))  # argparse shows its usage before the error
+            near = did_you_mean(unknown[1], known) if unknown else ""
+            what_to_do = advice.format(memory=plan.memory) + near
+            return RunFailed(f"vLLM did not start: {_short(cause)}\n{what_to_do}\nSee {plan.log}")
+    how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
+    errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
+    last = errors[-1:] or lines[-3:]
+    return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, last), f"See {plan.log}"]))
+
+
+def not_in_time(plan: ServerConfig, log_start: int) -> RunFailed:
+    """The error for a server that was not healthy in time, with the last lines of its log."""
+    last = [_short(line) for line in _meaningful_lines(plan.log, log_start)[-2:]]
+    first = f"vLLM was not ready after {plan.timeout:.0f} s.{' It was at:' if last else ''}"
+    return RunFailed("\n".join([first, *last, f"See {plan.log}"]))
+
+
+def _meaningful_lines(log: Path, start: int, only_errors: bool = False) -> list[str]:
+    """Log lines of this start without prefixes, from the last megabyte."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - 1_000_000))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    kept = [line for line in lines if not (only_errors and NO_ERROR.match(line))]
+    return [text for line in kept if len(text := PREFIX.sub("", line).strip()) > 3]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 200 else line[:197] + "..."

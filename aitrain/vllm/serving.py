@@ -11,9 +11,8 @@ from aitrain.errors import ConfigError
 from aitrain.runs.json_values import as_int, as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import read_object
-from aitrain.vllm.adapter_ranks import needed_rank
-from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK
-from aitrain.vllm.server_process import GUARD, PROGRAM, UNCHUNKED, ServerConfig
+from aitrain.vllm.addresses import KEY_VARIABLE
+from aitrain.vllm.server_process import GUARD, PROGRAM, ServerConfig
 
 CHAT_TEMPLATE = "chat_template.jinja"
 
@@ -37,27 +36,13 @@ class ServedModel(ServerConfig):
 
     def arguments(self, port: int, *names: str) -> list[str]:
         """Command-line arguments of vLLM; sampling defaults are those of the model's generation config."""
-        template = None if self.adapter is None else self.adapter / CHAT_TEMPLATE
-        return [
-            f"--model={self.model}",
-            f"--served-model-name={names[0]}",
-            f"--host={LOOPBACK}",
-            f"--port={port}",
-            f"--dtype={self.dtype}",
-            f"--max-model-len={self.context or 'auto'}",
-            *([f"--tensor-parallel-size={self.tensor_parallel}"] if self.tensor_parallel > 1 else []),
-            *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", UNCHUNKED]),
-            *(["--trust-remote-code"] if self.trust_remote_code else []),
-            *([] if template is None or not template.is_file() else [f"--chat-template={template.resolve()}"]),
-            *self._adapter_arguments(),
-            GUARD,
-        ]
-
-    def _adapter_arguments(self) -> list[str]:
-        if self.adapter is None or self.lora_rank is None:
-            return []
-        rank = f"--max-lora-rank={needed_rank(self.lora_rank)}"
-        return ["--enable-lora", rank, "--lora-modules", f"{self.name}={self.adapter.resolve()}"]
+        words = [*self.common_arguments(port, *names), f"--max-model-len={self.context or 'auto'}"]
+        if self.adapter is not None:
+            words += ["--lora-modules", f"{self.name}={self.adapter.resolve()}"]
+            template = self.adapter / CHAT_TEMPLATE
+            if template.is_file():
+                words.append(f"--chat-template={template.resolve()}")
+        return words
 
     def variables(self) -> dict[str, str]:
         """The environment variables that this machine needs for vLLM; the user's own values win."""

@@ -24,16 +24,15 @@ time.sleep(600)
 ASKS = """
 import asyncio, sys
 from aitrain.errors import ServerGoneError
-from aitrain.vllm import connections
-from aitrain.vllm.client import VLLMClient
+from aitrain.vllm import client
 
-seconds = {connections.socket.TCP_KEEPIDLE: 1, connections.socket.TCP_KEEPINTVL: 1}
-shorter = {**seconds, connections.socket.TCP_KEEPCNT: 2, connections.socket.TCP_USER_TIMEOUT: 3000}
-connections.KEEPALIVE = [(level, name, shorter.get(name, value)) for level, name, value in connections.KEEPALIVE]
+seconds = {client.socket.TCP_KEEPIDLE: 1, client.socket.TCP_KEEPINTVL: 1}
+shorter = {**seconds, client.socket.TCP_KEEPCNT: 2, client.socket.TCP_USER_TIMEOUT: 3000}
+client.KEEPALIVE = [(level, name, shorter.get(name, value)) for level, name, value in client.KEEPALIVE]
 
 async def ask():
     try:
-        await VLLMClient("http://10.77.0.2:8000").post("/v1/completions", {})
+        await client.VLLMClient("http://10.77.0.2:8000").post("/v1/completions", {})
     except ServerGoneError as gone:
         return f"gone: {gone}"
 

@@ -24,8 +24,8 @@ import torch  # noqa: E402
 
 from aitrain.engines import scopes  # noqa: E402
 from aitrain.engines.hf import HFEngine  # noqa: E402
+from aitrain.engines.logprob_check import SharedForward  # noqa: E402
 from aitrain.engines.sharded_tensors import own_part  # noqa: E402
-from aitrain.engines.shared_forward import SharedForward  # noqa: E402
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion  # noqa: E402
 from aitrain.environment.runner import start_runner  # noqa: E402
 from aitrain.errors import AitrainError  # noqa: E402
@@ -151,7 +151,7 @@ def sync(trainer: EpisodeTrainer, folder: Path) -> None:
             logits = forward.logits([[1, 2, 3], [4, 5]])
             torch.save(logits.float(), folder / "logits.pt")
     is_adapter = hasattr(trainer.model, "peft_config")
-    whole = DiskSync(trainer.model, folder / "disk", torch.bfloat16 if is_adapter else None, writes=RANK == 0)
+    whole = DiskSync(trainer.model, folder / "disk", RANK == 0, torch.bfloat16 if is_adapter else None)
     for written in (whole, *([AdapterSync(trainer.model, folder / "adapter", RANK == 0)] if is_adapter else [])):
         size = written.write(version)
         assert (size > 0) == (RANK == 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aitrain.batch import CaseSchedule
-from aitrain.engines.completion_gate import CompletionGate
+from aitrain.engines.server import CompletionGate
 from aitrain.errors import ServerFailed
 from aitrain.events import SERVER_VARIABLE
 from aitrain.rollout.clock import RolloutClock
@@ -95,15 +95,13 @@ class Source(AheadSource):
         return batch
 
     async def turn(self, server: Engine, may_end: threading.Event | None) -> int:
-        async def complete() -> int:
+        async with server.gate:
             version = server.weight_version
             if may_end is not None:
                 self.is_held.set()
                 await asyncio.to_thread(may_end.wait, 60)
             assert server.weight_version == version  # within a completion weights do not change
             return version
-
-        return await server.gate.run(complete())
 
 
 @pytest.fixture

@@ -63,8 +63,8 @@ def sampled(config: TrainConfig) -> object:
     """The distribution that a token is drawn from, and what else vLLM is told."""
     sampling = Sampling.of(config)
     logits = torch.tensor([[3.0, 2.0, 1.0, -1.0]])
-    counts = torch.tensor([[2.0, 0.0, 1.0, 0.0]])
-    ended = sampling.without_ends(sampling.penalized(logits, counts > 0, counts), torch.tensor([1]), [3])
+    ids, is_answer = torch.tensor([[0, 0, 2]]), torch.tensor([[False, False, True]])
+    ended = sampling.penalized(logits, ids, torch.ones_like(is_answer), is_answer, [3])
     said = [sampling.logprobs(ended, torch.tensor([token])).item() for token in range(3)]
     return said, ended.tolist(), sampling.vllm_extras([3], 10)
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aitrain.engines import live_servers
+from aitrain.engines import server_fleet
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
@@ -55,7 +55,7 @@ class Slow(Fake):
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
-    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
     return [Slow() for _ in range(3)]
 
 

@@ -16,13 +16,15 @@ from transformers import LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.engines import proxy_batcher
+from aitrain.engines.batching import BatchRow
 from aitrain.engines.proxy_batcher import ProxyBatcher
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.errors import RunFailed
 from aitrain.execution import task
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
+from aitrain.rollout.engine import Completion
 from tests.training.proxy_calls import peaked_model, run_with
 
 PAD, END = 256, 258
@@ -34,7 +36,7 @@ class Watched:
 
     def __init__(self, model: Any, **options: Any) -> None:
         self.model = model
-        self.batcher = ProxyBatcher(model, PAD, **options)
+        self.batcher = ProxyBatcher(model, SimpleNamespace(pad_token_id=PAD), **options)
         self.policy = self.batcher.policy
         self.alone = type(model).generate.__get__(model)
         self.rows: list[int] = []
@@ -94,7 +96,8 @@ def test_answers_that_end_early_are_cut_to_the_longest_of_the_same_caller(watche
     calls = [masked(*widths, max_new_tokens=20) for widths in [(4, 6), (9,), (2, 30), (16, 3, 3)]]
     tokens = torch.cat([watched.alone(**call)[:, call["input_ids"].shape[1] + 1 : -1].flatten() for call in calls])
     end = int(tokens.mode().values)  # ends some of these calls early
-    calls = [call | {"eos_token_id": [END, end]} for call in calls]
+    watched.model.generation_config.eos_token_id = [END, end]
+    watched = Watched(watched.model)
     watched.assert_as_if_alone(calls, generations=1)
     expected = [watched.alone(**call) for call in calls]
     assert len({ids.shape[1] - call["input_ids"].shape[1] for ids, call in zip(expected, calls, strict=True)}) > 1
@@ -206,7 +209,7 @@ def test_what_an_episode_samples_depends_on_its_seed_and_on_no_other_episode(wat
     together = [outcome.value for outcome in watched.outcomes(jobs)]
     assert together == [outcome.value for outcome in watched.outcomes(jobs[::-1])][::-1]
     assert together == [watched.outcomes([job])[0].value for job in jobs]
-    assert watched.rows == [3] * 4 + [2, 2, 1, 1]
+    assert watched.rows == [6] * 4 + [4, 4, 2, 2]
     assert len({tuple(row) for rows in together[0] for row in rows}) == 8
 
 
@@ -217,11 +220,11 @@ class Parrot:
     """An engine that answers with the prompt backwards, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[CompletionBatch] = []
+        self.asked: list[tuple[list[BatchRow], Sampling, int]] = []
 
-    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-        self.asked.append(batch)
-        return [prompt[::-1][: batch.max_tokens] for prompt in batch.prompts]
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        self.asked.append((rows, sampling, max_tokens))
+        return [Completion(row.prompt_ids[::-1][:max_tokens]) for row in rows]
 
 
 @pytest.fixture
@@ -237,7 +240,7 @@ def test_an_engine_gets_prompts_without_padding_and_its_answers_are_padded(parro
     assert watched.rows == []
     first, second = calls[0]["input_ids"].tolist()
     asked = [first[2:], second, calls[1]["input_ids"][0].tolist()]
-    assert sorted(engine.asked[0].prompts) == sorted(asked)
+    assert sorted(row.prompt_ids for row in engine.asked[0][0]) == sorted(asked)
     assert two.tolist() == [first + first[2:][::-1] + [PAD] * 2, second + second[::-1]]
     assert one.tolist() == [asked[2] + asked[2][::-1][:8]]
 
@@ -245,12 +248,12 @@ def test_an_engine_gets_prompts_without_padding_and_its_answers_are_padded(parro
 def test_an_engine_is_told_how_to_sample(parrot: tuple[Parrot, Watched]) -> None:
     engine, watched = parrot
     watched.together([masked(3, max_new_tokens=4, do_sample=False, temperature=0.7)])
-    watched.together([masked(3, max_length=9, do_sample=True, temperature=0.7, top_k=0, num_return_sequences=2)])
+    watched.together([masked(3, max_new_tokens=6, do_sample=True, temperature=0.7, top_k=0, num_return_sequences=2)])
     watched.together([masked(3, max_new_tokens=4, do_sample=True, top_p=0.9, min_p=0.1, repetition_penalty=1.2)])
-    assert [(len(batch.prompts), batch.max_tokens, batch.seeds, batch.sampling) for batch in engine.asked] == [
-        (1, 4, None, Sampling(temperature=0.0)),
-        (2, 6, None, Sampling(temperature=0.7)),
-        (1, 4, None, Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.1, repetition_penalty=1.2)),
+    assert [(len(rows), limit, {row.seed for row in rows}, sampling) for rows, sampling, limit in engine.asked] == [
+        (1, 4, {None}, Sampling(temperature=0.0)),
+        (2, 6, {None}, Sampling(temperature=0.7)),
+        (1, 4, {None}, Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.1, repetition_penalty=1.2)),
     ]
 
 
@@ -262,11 +265,11 @@ def test_what_an_engine_cannot_do_the_model_does(parrot: tuple[Parrot, Watched],
 
 
 def test_an_engine_that_is_gone_is_waited_for_once_and_fails_all_calls(watched: Watched) -> None:
-    tries: list[CompletionBatch] = []
+    tries: list[list[BatchRow]] = []
 
     class Gone:
-        async def complete(self, batch: CompletionBatch) -> list[list[int]]:
-            tries.append(batch)
+        async def complete(self, rows: list[BatchRow], *_: object) -> list[Completion]:
+            tries.append(rows)
             raise RunFailed("the server is gone")
 
     watched = Watched(watched.model, engine=Gone())

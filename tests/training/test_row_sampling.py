@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from aitrain.engines.row_sampling import RowSampler, seeded_rows
+from aitrain.engines.hf import RowSampler, seeded_rows
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
 
 LENGTH = 12
@@ -21,19 +21,19 @@ def model(small_model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(small_model).eval()
 
 
-def sampled(model: Any, prompts: list[list[int]], draws: list[SampleSeed | None], **settings: Any) -> list[list[int]]:
+def sampled(model: Any, prompts: list[list[int]], draws: list[SampleSeed], **settings: Any) -> list[list[int]]:
     """What each prompt gets, in one batch that is padded on the left."""
     width = max(map(len, prompts))
     ids = torch.tensor([[256] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     asked = {"do_sample": True, "top_k": 0, "max_new_tokens": LENGTH, "eos_token_id": None, "pad_token_id": 256}
-    with seeded_rows(model, lambda rows: draws):
+    with seeded_rows(model, draws.__getitem__):
         generated = model.generate(input_ids=ids, attention_mask=mask, **{**asked, **settings})
     return [row.tolist() for row in generated[:, width:]]
 
 
 PROMPTS = [[10, 20, 30], [40] * 9, [50, 60], [10, 20, 30]]
-DRAWS: list[SampleSeed | None] = [SampleSeed(1), SampleSeed(2), SampleSeed(3), SampleSeed(4)]
+DRAWS = [SampleSeed(1), SampleSeed(2), SampleSeed(3), SampleSeed(4)]
 
 
 def test_a_row_is_the_same_alone_and_beside_any_others(model: Any) -> None:
@@ -70,9 +70,9 @@ def test_tokens_come_with_their_probabilities_whatever_the_seeds_are() -> None:
     def tokens(sampler: RowSampler) -> torch.Tensor:
         return sampler(torch.empty(0), logits.expand(count, -1)).argmax(-1)
 
-    by_seed = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])
+    by_seed = RowSampler(SampleSeed)
     first, following = tokens(by_seed), tokens(by_seed)
-    by_position = tokens(RowSampler(lambda rows: [SampleSeed(7, position) for position in range(rows)]))
+    by_position = tokens(RowSampler(lambda position: SampleSeed(7, position)))
     errors = (expected * (1 - expected) / count).sqrt()
     for drawn in (first, following, by_position):
         shares = torch.bincount(drawn, minlength=len(logits)) / count
@@ -81,7 +81,7 @@ def test_tokens_come_with_their_probabilities_whatever_the_seeds_are() -> None:
 
 def test_tokens_of_a_seed_are_those_of_every_version() -> None:
     """Evals are resumed and compared with the tokens that earlier versions sampled."""
-    sampler = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])
+    sampler = RowSampler(SampleSeed)
     steps = [sampler(torch.empty(0), torch.zeros(4, 100)).argmax(-1).tolist() for _ in range(3)]
     assert steps == [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]
 

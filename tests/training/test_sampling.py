@@ -181,7 +181,8 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
                 continue
             logits = 30 * torch.tanh(1.5 * (head @ hidden[number, len(row.prompt) - 1 + place]) / 30)
             p = (logits / sampling.temperature).softmax(-1)
-            context, answer = row.context(place)
+            context = row.prompt + row.ids[:place]
+            answer = row.ids[max(start for start in row.answers if start <= place) : place]
             if len(answer) < sampling.min_new_tokens:
                 logits = logits.index_fill(0, torch.tensor([0]), -1e9)
             q = by_hand(logits.tolist(), sampling, context, answer)[row.ids[place]]

@@ -17,10 +17,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from aitrain.engines import completion_request, live_servers, weight_sync
 from aitrain.engines import server as server_engine
+from aitrain.engines import server_fleet
+from aitrain.engines.batching import BatchRow
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
 from aitrain.engines.server_fleet import ServerFleet
@@ -200,7 +201,7 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.05)
     server = Fake()
     yield server
     server.stop()
@@ -217,7 +218,8 @@ def by(server: Fake, sync: Any = None, is_main_process: bool = True, **settings:
 def answers(
     engine: VLLMServerEngine, prompts: list[list[int]], max_tokens: int = 16, seeds: list[int] | None = None
 ) -> list[Completion]:
-    return run(engine.generate_batch(CompletionBatch(prompts, engine.sampling, max_tokens, seeds)))
+    rows = [BatchRow(prompt, seed=SampleSeed(seeds[place]) if seeds else None) for place, prompt in enumerate(prompts)]
+    return run(engine.complete(rows, engine.sampling, max_tokens))
 
 
 def ids_of(completions: list[Completion]) -> list[list[int]]:
@@ -230,7 +232,7 @@ def load(engine: VLLMServerEngine, step: int) -> None:
 
 def is_current(engine: VLLMServerEngine) -> bool:
     (server,) = engine.fleet.servers
-    return server.version is not None and run(server.are_loaded())
+    return run(engine.fleet.sync.has_version(server.client, engine.fleet.version))
 
 
 @pytest.fixture(params=[AdapterSync, DiskSync])
@@ -245,7 +247,6 @@ def test_answers_come_in_the_order_of_the_prompts_and_no_more_is_asked_at_a_time
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_engine, "allow_open_files", lambda: 8)
-    monkeypatch.setattr(completion_request, "CHUNK_PROMPTS", 3)
     waiting: list[int] = [0, 0]
 
     class Counting(Fake):
@@ -258,7 +259,6 @@ def test_answers_come_in_the_order_of_the_prompts_and_no_more_is_asked_at_a_time
 
     fake, prompts = Counting(), [[n] * (1 + 7 * n % 5) for n in range(1, 20)]
     assert answers(by(fake), prompts) == [Completion([sum(prompt), END], [0.0, -0.5]) for prompt in prompts]
-    assert [len(body["prompt"]) for body in fake.bodies("/v1/completions")].count(3) == 6
     assert waiting == [0, 4]
     fake.stop()
 
@@ -285,13 +285,13 @@ def test_a_request_says_every_sampling_option_and_no_more_tokens_at_least_than_a
     }.items()  # fmt: skip
 
 
-def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(fake: Fake) -> None:
+def test_each_answer_is_asked_for_with_its_own_seed(fake: Fake) -> None:
     engine = by(fake)
     prompts = [[1, 2], [1, 2], [1, 2], [3], [4, 5], [4, 5]]
     sampled = answers(engine, prompts, seeds=[7, 8, 9, 20, 21, 30])
     assert ids_of(sampled) == [[sum(prompt), END] for prompt in prompts]
-    asked = {(str(body["prompt"]), body["n"], body["seed"]) for body in fake.bodies("/v1/completions")}
-    assert asked == {("[[1, 2]]", 3, 7), ("[[3]]", 1, 20), ("[[4, 5]]", 1, 21), ("[[4, 5]]", 1, 30)}
+    asked = [(body["prompt"], body["seed"]) for body in fake.bodies("/v1/completions")]
+    assert asked == [([prompt], seed) for prompt, seed in zip(prompts, [7, 8, 9, 20, 21, 30], strict=True)]
     request = GenerationRequest([6], 5, SampleSeed(40))
     assert run(engine.generate(request)) == Completion([6, END], [0.0, -0.5])
     assert fake.bodies("/v1/completions")[-1]["seed"] == 40
@@ -316,7 +316,7 @@ def said(prompt: list[int], ids: list[int], reason: str = "stop") -> tuple[int, 
     [
         (take_too_long, "within 600 seconds"),
         (lambda _: (400, {"error": {"message": "the prompt is too long"}}), "the prompt is too long"),
-        (lambda _: said([7, 1], [2]), "other prompts"),
+        (lambda _: said([7, 1], [2]), "another prompt"),
         (lambda _: said([1], [5] * 3, "length"), r"at 3 tokens instead of 16(.|\n)*--generation-config vllm"),
     ],
     ids=["slow", "refuses", "answers to something else", "has a token limit of its own"],
@@ -336,7 +336,6 @@ def test_an_answer_as_long_as_was_asked_for_is_an_answer(fake: Fake) -> None:
 def test_a_server_that_dies_in_a_batch_or_was_started_anew_since_gets_the_weights_again_and_is_asked_again(
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completion_request, "CHUNK_PROMPTS", 2)
     engine = by(fake, sync)
     fake.dies()  # while it takes the weights
     load(engine, 1)
@@ -377,10 +376,12 @@ def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_count
         load(engine, step)  # is loaded already
     answers(engine, [[1]])
     bodies = fake.bodies("/v1/completions")
-    assert [body["model"] for body in bodies] == ["base", "policy-step-0-load-1", "policy-step-5-load-2"]
+    names = [engine.fleet.sync.name(WeightVersion(*numbers)) for numbers in ((0, 1), (5, 2))]
+    assert [name[-13:] for name in names] == ["step-0-load-1", "step-5-load-2"]
+    assert [body["model"] for body in bodies] == ["base", *names]
     assert len({body["cache_salt"] for body in bodies}) == 3
     folder = tmp_path / "sync" / "step-5-load-2"
-    assert fake.adapters == {"policy-step-5-load-2": str(folder)}
+    assert fake.adapters == {names[1]: str(folder)}
     assert list((tmp_path / "sync").iterdir()) == [folder]
     assert engine.last_bytes == sum(file.stat().st_size for file in folder.iterdir())
     engine.weight_version = None  # the policy's have changed within the step
@@ -406,22 +407,13 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
         load(engine, 2)
 
 
-def test_two_runs_share_neither_a_server_nor_a_folder(
-    fake: Fake, sync: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:
     engine, other = by(fake, sync), by(fake, type(sync)(sync.model, tmp_path / "other"))
     for each in (engine, other):
         load(each, 1)
         answers(each, [[1]])
     with pytest.raises(RunFailed, match="Another run"):
         answers(engine, [[1]])
-
-    monkeypatch.setattr(weight_sync, "PAUSE_SECONDS", 0.0)
-    same = type(sync)(sync.model, sync.folder)
-    with pytest.raises(RunFailed, match="started twice"):
-        same.write(FIRST)
-    sync.close()
-    assert same.write(FIRST) > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)

@@ -25,10 +25,9 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, Trainer, TrainerCallback
+from transformers import GenerationConfig, GenerationMixin, Trainer, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
-from transformers.generation.streamers import BaseStreamer
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
@@ -350,11 +349,9 @@ def test_the_trainers_members_are_there(trained: GRPOTrainer) -> None:
              "loss_type", "num_generations", "num_iterations", "mask_truncated_completions")  # fmt: skip
     assert {name: getattr(trained, name) for name in names} == {name: getattr(trained.args, name) for name in names}
     assert (trained.shuffle_dataset, trained.use_adaptive_entropy) == (True, False)
-    assert trained.use_transformers_continuous_batching is False
     assert trained.ref_model is None
     assert trained.current_gradient_accumulation_steps == 1
     assert trained.eos_token_ids == [trained.processing_class.eos_token_id]
-    assert (trained.pad_to_multiple_of, trained.continuous_batching_config) == (None, None)
     with trained._dist.summon_full_params(trained.model_wrapped, recurse=False):
         pass
 
@@ -495,22 +492,6 @@ def test_typer_completes_through_the_classes_and_functions_that_we_extend() -> N
 
 def test_typers_commands_parse_their_arguments_in_a_method() -> None:
     assert list(inspect.signature(TyperCommand.parse_args).parameters) == ["self", "ctx", "args"]
-
-
-def test_generate_gives_a_streamer_the_prompts_and_then_each_new_token(small_model: Path) -> None:
-    class Stream(BaseStreamer):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.got: list[Any] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.got.append(tuple(value.shape))
-
-        def end(self) -> None:
-            self.got.append("end")
-
-    stream, model = Stream(), AutoModelForCausalLM.from_pretrained(small_model)
-    model.generate(torch.tensor([[5, 6, 7]]), min_new_tokens=2, max_new_tokens=2, streamer=stream)
-    assert stream.got == [(1, 3), (1,), (1,), "end"]
 
 
 def test_typers_groups_look_commands_up_in_a_method_and_its_errors_say_which_option() -> None:
