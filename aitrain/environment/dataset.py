@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeAlias, cast, overload
 
-from aitrain.environment.contract import Case, call_with_tokenizer, env_kind
-from aitrain.environment.row_copies import copy_rows
+from aitrain.environment.contract import Case, call_with_tokenizer, copy_rows, env_kind
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 

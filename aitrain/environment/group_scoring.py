@@ -8,14 +8,12 @@ from functools import partial
 from typing import Any
 
 from aitrain import activity
-from aitrain.environment.contract import arguments_for
-from aitrain.environment.episode_group import Group
+from aitrain.environment.contract import arguments_for, copy_arguments
 from aitrain.environment.mixed_runner import Runner
-from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.runner import REPEATABLE, EnvRunner
 from aitrain.environment.score_parsing import Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.environment.session import within
+from aitrain.environment.session import Group, within
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_thread import GRACE
 from aitrain.execution.failure import CallFailed, Failure

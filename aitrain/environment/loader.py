@@ -2,19 +2,351 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from aitrain.environment.adapters import SERVED
-from aitrain.environment.adapters.random_stream import RandomStream
-from aitrain.environment.locator import EnvSource, check_signature, no_such_class, several_classes
-from aitrain.environment.user_modules import add_to_path, import_file, import_module
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_named
+from aitrain.environment.adapters.settings import RandomStream
+from aitrain.environment.user_modules import (
+    add_to_path,
+    import_file,
+    import_module,
+    module_specs,
+    names_in,
+    parse,
+    top_level,
+)
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
+from aitrain.missing_file import no_file
+from aitrain.options.train import TrainConfig
+from aitrain.packages import BUNDLED, PACKAGE, in_working_directory
+from aitrain.redaction import redact
+
+FOLDER = re.compile(r"[^,]*/(?=[^/,]+\.(?:py|jsonl?|parquet)(?:[@:,]|$))")
+"""The folder of a file in an adapter's id."""
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """Location of an environment."""
+
+    module: str
+    file: Path | None
+    class_name: str | None
+    is_module: bool
+    """Whether it was given as a module instead of a file."""
+    adapter: Adapter | None = None
+    id: str = ""
+    """What follows the adapter's name; the first argument of its class."""
+
+    @property
+    def shown_name(self) -> str:
+        """An adapter's environment as the user names it, without the folders of files."""
+        assert self.adapter is not None
+        return f"{self.adapter.name}:{FOLDER.sub('', redact(self.id))}"
+
+
+def find_env(config: TrainConfig) -> EnvSource:
+    """Locate the environment without running the user's code.
+
+    Raises:
+        ConfigError: none is given, or the module or file does not exist.
+    """
+    if isinstance(config.rl_env, list):
+        raise ConfigError(f"rl_env: this takes one environment, not {len(config.rl_env)}: name one with --rl-env")
+    if config.rl_env_module is not None:
+        return _find_module("rl_env_module", config.rl_env_module, config.rl_env_class)
+    place, _, class_name = config.env_place.partition(":")
+    if not place:
+        raise ConfigError(
+            "rl_env: no environment is given. Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module"
+            f" and --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
+        )
+    if place in ("http", "https") and class_name.startswith("/"):
+        return _adapter_source(SERVED, config.env_place)
+    adapter = adapter_named(place)
+    if adapter is not None and not _is_own_module(place, class_name):
+        return _adapter_source(adapter, class_name)
+    wanted = class_name or config.rl_env_class
+    if place.endswith(".py"):
+        return _find_file(place, wanted)
+    _refuse_path(place)
+    return _find_module("rl_env", place, wanted)
+
+
+def find_environments(config: TrainConfig) -> dict[str, EnvSource]:
+    """Locate each environment of the options by its name, and check it by reading its file.
+
+    Raises:
+        ConfigError: none is given, or one does not exist or does not take its keywords.
+        EnvironmentFailed: a file is not valid Python.
+    """
+    sources = locate_environments(config)
+    for name, own in config.environments.items():
+        with errors_of(name):
+            check_by_reading(sources[name], own.rl_env_config or {})
+    return sources
+
+
+def locate_environments(config: TrainConfig) -> dict[str, EnvSource]:
+    """Locate each environment of the options by its name. Each file becomes a module of its own, as several may have
+    the same name.
+
+    Raises:
+        ConfigError: none is given, or one does not exist.
+    """
+    sources = dict[str, EnvSource]()
+    for number, (name, own) in enumerate(config.environments.items()):
+        with errors_of(name):
+            source = find_env(own)
+        is_first = source.is_module or not number
+        sources[name] = source if is_first else replace(source, module=f"{source.module}_{number}")
+    return sources
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Context whose errors name the environment, if it has a name."""
+    try:
+        yield
+    except AitrainError as error:
+        if name:
+            first, *rest = str(error).split("\n")
+            end = "." if first.endswith(".") else ""
+            first = f"{first.removesuffix('.')} (environment {name}){end}"
+            error.args = ("\n".join([first, *rest]), *error.args[1:])
+        raise
+
+
+def _is_own_module(name: str, class_name: str) -> bool:
+    """Whether the working directory has a module of an adapter's name, and in it what is named: that wins."""
+    spec = in_working_directory(name)
+    if spec is None or spec.origin is None:
+        return False
+    return not class_name or (class_name.isidentifier() and class_name in names_in(parse(Path(spec.origin))))
+
+
+def _adapter_source(adapter: Adapter, id: str) -> EnvSource:
+    if not id:
+        raise ConfigError(f"rl_env: {adapter.name} needs what it is to load, as in {adapter.usage}")
+    file = PACKAGE.parent.joinpath(*adapter.module.split(".")).with_suffix(".py")
+    return EnvSource(adapter.module, file, adapter.class_name, True, adapter, id)
+
+
+def bundled_modules() -> list[str]:
+    """Names of the example environments that come with aitrain."""
+    return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
+
+
+def _find_file(place: str, class_name: str | None) -> EnvSource:
+    file = Path(os.path.expanduser(place))
+    if os.path.isdir(file):
+        raise ConfigError(f"rl_env: {place} is a folder, not a file")
+    if not os.path.isfile(file):
+        raise ConfigError(f"rl_env: {no_file(place)}")
+    return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
+
+
+def _refuse_path(place: str) -> None:
+    """Refuse a path that is not a Python file."""
+    path = Path(os.path.expanduser(place))
+    if os.path.isdir(path) and ("/" in place or place.startswith(".")):
+        raise ConfigError(f"rl_env: {place} is a folder\n{_folder_advice(path, '--rl-env {file}:Class')}")
+    if path.suffix == ".ipynb":
+        raise ConfigError(
+            f"rl_env: {place} is a notebook\nIn it, call aitrain.train(config, environment=...); or put the class into"
+            " a .py file."
+        )
+    if os.path.isfile(path) or "/" in place or place.startswith((".", "~")):
+        raise ConfigError(f"rl_env: {place} does not end in .py\nName a Python file: --rl-env path/to/file.py:Class")
+
+
+def _folder_advice(folder: Path, example: str) -> str:
+    """Advice on what to give instead of a folder."""
+    file = next((file for file in sorted(folder.glob("*.py")) if file.stem.isidentifier()), None)
+    return f"Name a file in it: {example.format(file=file, name=file.stem)}" if file else "It holds no Python file."
+
+
+def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+        raise ConfigError(
+            f"{option}: {module} is not the name of a module, like package.module.{did_you_mean(module, ADAPTERS)}\n"
+            "A file is named with --rl-env path/to/file.py:Class"
+        )
+    chain = module_specs(module)
+    if chain:
+        _refuse_library_name(option, module, chain[0])
+        if chain[-1].origin is None:
+            folder = Path(next(iter(chain[-1].submodule_search_locations or [module])))
+            advice = _folder_advice(folder, module + ".{name}")
+            raise ConfigError(f"{option}: {module} is a folder, not a module\n{advice}")
+        readable = (chain[-1].origin or "").endswith(".py")
+        return EnvSource(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
+    if module in bundled_modules():
+        file = BUNDLED / f"{module.removeprefix('envs.')}.py"
+        return EnvSource(f"aitrain.{module}", file, class_name, is_module=False)
+    here, bundled = Path.cwd(), bundled_modules()
+    files = [*here.glob("*.py"), *here.glob("*/*.py")]
+    modules = [".".join(file.relative_to(here).with_suffix("").parts) for file in files]
+    raise ConfigError(
+        f"{option}: there is no module {module} (looked in {here} and among the installed packages)."
+        f"{did_you_mean(module, [*modules, *bundled, *ADAPTERS])}\nBundled ones: {', '.join(bundled)}"
+    )
+
+
+_NEEDED = {
+    "accelerate", "aitrain", "annotated_types", "datasets", "huggingface_hub", "numpy", "peft", "pydantic", "rich",
+    "safetensors", "tokenizers", "torch", "transformers", "trl", "typer", "vllm", "yaml",
+}  # fmt: skip
+"""Libraries that a training process imports."""
+
+
+def _refuse_library_name(option: str, module: str, top: ModuleSpec) -> None:
+    """Refuse a module that would hide a library of the same name, such as `datasets`."""
+    own = in_working_directory(top.name)
+    is_own = own is not None and own.origin == top.origin
+    if is_own and (top.name in sys.stdlib_module_names or top.name in _NEEDED):
+        file = f"{module.replace('.', '/')}.py"
+        raise ConfigError(
+            f"{option}: {module} begins with the name of the library {top.name}, which training needs\n"
+            f"Rename {top.name}, or name the file: --rl-env {file}"
+        )
+
+
+# -- parsing the file
+
+
+def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
+    """Check class and constructor keywords against the source.
+
+    Raises:
+        ConfigError: the class is missing or ambiguous, or the constructor does not take a keyword.
+        ConfigError: an adapter's package is missing or has another version, or the adapter refuses the id.
+        EnvironmentFailed: the file is not valid Python.
+    """
+    if source.adapter is not None:
+        _check_adapter(source.adapter, source.id, keywords)
+        return
+    if source.file is None:
+        return
+    tree = parse(source.file)
+    classes = {node.name: node for node in top_level(tree) if isinstance(node, ast.ClassDef)}
+    name = source.class_name or _only_candidate(source, classes)
+    if name is None:
+        return
+    if name in classes:
+        _check_keywords(classes[name], keywords)
+    elif {name, "*"}.isdisjoint(names_in(tree)):
+        raise ConfigError(no_such_class(source, name, list(classes)))
+
+
+def _check_adapter(adapter: Adapter, id: str, keywords: Mapping[str, object]) -> None:
+    """Check package, keywords and id without importing the framework."""
+    adapter.require_package()
+    module = import_module(adapter.module)
+    kind = getattr(module, adapter.class_name)
+    check_signature(partial(kind, id), f"the adapter {adapter.name}", keywords)
+    check_id = getattr(kind, "check_id", None) or getattr(module, "check_id", None)
+    if check_id is not None:
+        check_id(id, keywords)
+
+
+def _only_candidate(source: EnvSource, classes: Mapping[str, ast.ClassDef]) -> str | None:
+    """The only environment class of the file; None if that depends on running it."""
+    public = {name: node for name, node in classes.items() if not name.startswith("_")}
+    candidates = [name for name, node in public.items() if _has_method(node, "build_dataset", classes)]
+    if len(candidates) > 1:
+        raise ConfigError(several_classes(str(source.file), candidates))
+    if candidates:
+        return candidates[0]
+    bases = [base for node in public.values() for base in node.bases]
+    if any(not isinstance(base, ast.Name) or base.id not in {*classes, "object"} for base in bases):
+        return None  # build_dataset may be inherited
+    raise ConfigError(
+        f"rl_env_class: no class in {source.file} has build_dataset (classes there: {', '.join(classes) or 'none'}).\n"
+        "Write one, or name a class that is imported there with --rl-env-class."
+    )
+
+
+def several_classes(place: str, names: list[str]) -> str:
+    """Error message for several environment classes."""
+    return (
+        f"rl_env_class: {place} has {len(names)} environments: {', '.join(names)}\n"
+        f"Choose one, such as --rl-env-class {names[-1]}"
+    )
+
+
+def _has_method(node: ast.ClassDef, method: str, classes: Mapping[str, ast.ClassDef]) -> bool:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    if any(isinstance(item, functions) and item.name == method for item in node.body):
+        return True
+    others = {name: other for name, other in classes.items() if name != node.name}
+    bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+    return any(_has_method(others[base], method, others) for base in bases if base in others)
+
+
+def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, object]) -> None:
+    init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
+    if init is None or node.decorator_list or init.args.kwarg or init.args.vararg or init.args.posonlyargs[1:]:
+        return  # inherited, changed by a decorator, or with *args or **kwargs: checked by the training process
+    positional = [argument.arg for argument in init.args.posonlyargs + init.args.args][1:]
+    taken = positional + [argument.arg for argument in init.args.kwonlyargs]
+    needed = positional[: len(positional) - len(init.args.defaults)]
+    needed += [a.arg for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if default is None]
+    refuse_keywords(node.name, keywords, (taken, needed))
+
+
+def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
+    """Check keywords against the signature of a class or function, if it has one that names its parameters.
+
+    Raises:
+        ConfigError: a keyword is not accepted, or a required one is missing.
+    """
+    with suppress(TypeError, ValueError):  # no signature available: the call itself will show
+        parameters = list(inspect.signature(factory).parameters.values())
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+            refuse_keywords(name, keywords, ([p.name for p in named], [p.name for p in named if p.default is p.empty]))
+
+
+def refuse_keywords(name: str, keywords: Mapping[str, object], signature: tuple[list[str], list[str]]) -> None:
+    """Check keywords against a signature: (accepted parameters, required parameters).
+
+    Raises:
+        ConfigError: a keyword is not accepted, or a required one is missing.
+    """
+    taken, needed = signature
+    for keyword in keywords:
+        if keyword not in taken:
+            raise ConfigError(
+                f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
+                f"It takes: {', '.join(taken) or 'nothing'}"
+            )
+    missing = [keyword for keyword in needed if keyword not in keywords]
+    if missing:
+        raise ConfigError(
+            f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
+            f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
+        )
+
+
+def no_such_class(source: EnvSource, name: str, classes: list[str]) -> str:
+    """Error message for a missing class."""
+    return (
+        f"rl_env_class: there is no class {name} in {source.file}.{did_you_mean(name, classes)}\n"
+        f"Classes there: {', '.join(classes) or 'none'}"
+    )
 
 
 def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:

@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.object_walk import UnknownStateError
+from aitrain.environment.rollout_session import session_for
 from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, SessionLike
-from aitrain.environment.session_kinds import session_for
-from aitrain.environment.state_snapshot import StateSnapshot
+from aitrain.environment.state_watch import StateSnapshot, UnknownStateError
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.processes import ProcessPool, WorkerLease

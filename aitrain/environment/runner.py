@@ -16,11 +16,11 @@ from aitrain.environment.closing import close_environment
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.env_traits import EnvTraits
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
+from aitrain.environment.rollout_session import session_for
 from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, SessionLike
-from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import DeadlinePool

@@ -2,29 +2,359 @@
 
 from __future__ import annotations
 
+import http.client
 import inspect
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
+from traceback import StackSummary
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
+from aitrain import activity
 from aitrain.environment.contract import ENV_KINDS, Case
-from aitrain.environment.env_connection import UNAUTHORIZED, EnvConnection, RefusedCallError, checked_urls
-from aitrain.environment.episode_group import Group
 from aitrain.environment.score_parsing import Bounds, ScoreResult
-from aitrain.environment.served_session import ServedSession, ServerPool
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult
 from aitrain.environment.tools import Tools
 from aitrain.environment.wire_format import (
+    CLIENT_HEADER,
+    CLIENT_SECONDS,
     PROTOCOL,
     TOKEN_VARIABLE,
+    EnvAnswer,
     EnvCall,
     EnvDescription,
     JsonObject,
     decode,
     encode,
+    env_token,
     finite,
 )
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.task import current_task, is_abandoned, on_cancel, paused
+
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 15.0
+"""Seconds without a byte after which a server is lost: it sends a space every two seconds while a call runs."""
+BEHIND_PROXY = (502, 503, 504)
+"""Statuses with which a proxy says that it does not reach the server."""
+UNAUTHORIZED, GONE = 401, 410
+"""Statuses for a wrong token, and for a session that the server does not have."""
+
+
+class RefusedCallError(AitrainError):
+    """A server of an environment refused a request; `status` is the one of HTTP."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def checked_urls(given: str) -> list[str]:
+    """The URLs of a list with commas.
+
+    Raises:
+        ConfigError: one is not a URL, or holds credentials; or the token cannot be sent.
+    """
+    env_token()
+    urls = [url.strip().rstrip("/") for url in given.split(",")]
+    for url in urls:
+        parts = urlsplit(url)
+        is_address = bool(parts.hostname) and _port(parts) is not None and not parts.query and not parts.fragment
+        if parts.scheme not in ("http", "https") or not is_address:
+            raise ConfigError(f"rl_env: {url or given} is not a URL\nGive one such as http://10.0.0.5:8000.")
+        if "@" in parts.netloc:
+            raise ConfigError(
+                f"rl_env: the URL of {parts.hostname} holds credentials\n"
+                f"Put the server's token into the environment variable {TOKEN_VARIABLE}."
+            )
+    return urls
+
+
+def _port(parts: SplitResult) -> int | None:
+    try:
+        return parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+
+
+@dataclass
+class _Cancellation:
+    """Closes the connection that a call waits for, when the call is cancelled."""
+
+    connection: http.client.HTTPConnection | None = None
+    failure: Failure | None = None
+
+    def cancel(self, failure: Failure) -> None:
+        self.failure = failure
+        if self.connection is not None and self.connection.sock is not None:
+            with suppress(OSError):
+                self.connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(eq=False)
+class EnvConnection:
+    """The connections of this process to one server."""
+
+    url: str
+    client: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Name of this process, which the sessions belong to."""
+    _idle: list[http.client.HTTPConnection] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _pid: int = field(default_factory=os.getpid)
+
+    def get(self, path: str) -> JsonObject:
+        """The JSON object of a path.
+
+        Raises:
+            ConnectionError: the server cannot be reached, or does not answer.
+            RefusedCallError: it refuses the request.
+        """
+        return self._request("GET", path, None)
+
+    def post(self, path: str, body: bytes) -> JsonObject:
+        """The JSON object that a call returns.
+
+        Raises:
+            ConnectionError: the server cannot be reached, or was lost during the call.
+            RefusedCallError: it refuses the call.
+        """
+        return self._request("POST", path, body)
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _request(self, method: str, path: str, body: bytes | None) -> JsonObject:
+        cancellation = _Cancellation()
+        with on_cancel(cancellation.cancel, StackSummary):
+            while True:
+                connection, is_kept = self._connection()
+                cancellation.connection = connection
+                try:
+                    return self._exchange(connection, method, path, body)
+                except (OSError, http.client.HTTPException) as error:
+                    connection.close()
+                    # the server may have closed a kept connection; calls have numbers, so that none is made twice
+                    if is_kept and cancellation.failure is None and not isinstance(error, TimeoutError):
+                        continue
+                    what = f"did not answer for {SILENCE_SECONDS:g} s" if isinstance(error, TimeoutError) else error
+                    raise ConnectionError(f"the environment's server at {self.url}: {what}") from error
+                except BaseException:
+                    connection.close()
+                    raise
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> JsonObject:
+        headers = {"Content-Type": "application/json", CLIENT_HEADER: self.client}
+        if token := env_token(self.url):
+            headers["Authorization"] = f"Bearer {token}"
+        connection.request(method, urlsplit(self.url).path + path, body, headers)
+        response, parts = connection.getresponse(), list[bytes]()
+        while part := response.read1(1 << 16):
+            parts.append(part)
+            activity.own.tick()  # the server is alive, and has deadlines of its own
+        response.close()  # else the connection takes no further request
+        try:
+            found = json.loads(b"".join(parts))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) and response.status in BEHIND_PROXY:
+            raise ConnectionError(f"a proxy answers with status {response.status}")
+        with self._lock:
+            self._idle.append(connection)
+        if not isinstance(found, dict):
+            raise RefusedCallError(f"{self.url}{path} does not answer in JSON: is it `aitrain env serve`?", 0)
+        if response.status != http.client.OK or "error" in found:
+            # a call that is refused while the server sends spaces has the status in its object only
+            raise RefusedCallError(
+                f"{self.url}{path}: {str(found.get('error'))[:500]}", found.get("status", response.status)
+            )
+        return found
+
+    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+        """A connection, and whether it was used before."""
+        with self._lock:
+            if self._pid != os.getpid():  # a forked process must not write to its parent's connections
+                self._pid, self._idle, self.client = os.getpid(), [], uuid.uuid4().hex
+            if self._idle:
+                return self._idle.pop(), True
+        return self._connect(), False
+
+    def _connect(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        host, port = parts.hostname or "", _port(parts)
+        connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=CONNECT_SECONDS, context=ssl.create_default_context()
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {error}") from error
+        connection.sock.settimeout(SILENCE_SECONDS)
+        return connection
+
+
+RETRY_SECONDS = 0.5
+"""Seconds between attempts to reach a server."""
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class ServerPool:
+    """The servers of one environment: each episode is played on the one that plays the fewest."""
+
+    connections: Sequence[EnvConnection]
+    id: str = ""
+    _playing: Counter[EnvConnection] = field(default_factory=Counter)
+    _lost: dict[EnvConnection, float] = field(default_factory=dict)  # the time at which it is tried again
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _pulse: threading.Thread | None = None
+
+    def take(self) -> EnvConnection:
+        """A server for an episode; those that were lost only if there is no other."""
+        with self._lock:
+            now = time.monotonic()
+            chosen = min(self.connections, key=lambda one: (self._lost.get(one, 0.0) > now, self._playing[one]))
+            self._playing[chosen] += 1
+            if self._pulse is None or not self._pulse.is_alive():  # also in a forked process
+                self._pulse = threading.Thread(target=self._keep_alive, name="served-environment", daemon=True)
+                self._pulse.start()
+        return chosen
+
+    def give_back(self, server: EnvConnection, is_lost: bool = False) -> None:
+        """An episode has left the server."""
+        with self._lock:
+            self._playing[server] -= 1
+            if is_lost:
+                self._lost[server] = time.monotonic() + 10 * RETRY_SECONDS
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._closed.set()
+        for connection in self.connections:
+            connection.close()
+
+    def _keep_alive(self) -> None:
+        """Tell the servers that this process lives, while their sessions wait for the model."""
+        while not self._closed.wait(CLIENT_SECONDS / 6):
+            for server in self.connections:
+                if self._playing[server]:
+                    try:
+                        server.post("/v1/alive", b"{}")
+                    except (ConnectionError, RefusedCallError):
+                        continue  # the next call says what is wrong
+
+
+@dataclass(eq=False)
+class ServedSession:
+    """One episode on a server. Calls are numbered, so that one whose connection was lost can be sent again."""
+
+    servers: ServerPool
+    first: EnvCall
+    """What is sent with each call."""
+    only: EnvConnection | None = None
+    """The only server that can answer; None: any of them."""
+    _server: EnvConnection | None = None
+    _name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _number: int = 0
+
+    def open(self, arguments: Mapping[str, Any]) -> ResetResult:
+        """Begin the episode."""
+        return self.call("/v1/open", ResetResult, seed=arguments["seed"])
+
+    def respond(self, turn: AssistantTurn) -> EnvResponse:
+        """The environment's response."""
+        return self.call("/v1/respond", EnvResponse, turn=turn)
+
+    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
+        """The score of the episode; one that was not opened has no other calls."""
+        is_only_call = self._number == 0
+        try:
+            return self.call("/v1/score", ScoreResult, completion=arguments.get("completion", ""))
+        finally:
+            if is_only_call:
+                self._leave()
+
+    def close(self) -> None:
+        """End the session."""
+        server = self._leave()
+        if server is not None:
+            with suppress(ConnectionError, RefusedCallError):  # the server ends sessions of clients that it lost
+                server.post("/v1/close", encode({"session": self._name}))
+
+    def call(self, path: str, kind: type[T], **arguments: Any) -> T:
+        """The value of a call; the clock of this process stands still, as that of the server counts.
+
+        Raises:
+            CallFailed: the environment failed, or its server cannot be reached.
+        """
+        task = current_task.get()
+        timeout = None if task is None else task.timeout
+        with paused():
+            received = self._send(path, replace(self.first, session=self._name, timeout=timeout, **arguments))
+        try:
+            answer = decode(EnvAnswer, received)
+            value = None if answer.failure is not None else decode(kind, answer.value)
+        except ValueError as error:
+            raise CallFailed(Failure("server", f"was answered in another form: {error}"[:500])) from error
+        if task is not None:
+            task.add_seconds(answer.seconds)
+        if answer.failure is not None:
+            raise CallFailed(answer.failure)
+        return value  # type: ignore[return-value]
+
+    def _send(self, path: str, call: EnvCall) -> JsonObject:
+        """Send a call until it is answered, or a server was out of reach for as long as the call's deadline. An episode
+        that a server refuses begins on another one."""
+        call, patience, until = replace(call, number=self._number), call.timeout or CLIENT_SECONDS, 0.0
+        refusals, is_free = 0, call.number == 0 and self.only is None
+        self._number += 1
+        while True:
+            server = self.only or self._server or self.servers.take()
+            self._server = None if self.only else server
+            try:
+                return server.post(path, encode(call))
+            except RefusedCallError as error:
+                refusals += 1
+                if is_free and refusals < len(self.servers.connections):
+                    self._leave(is_lost=True)
+                    continue
+                why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
+                raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
+            except ConnectionError as error:
+                until = until or time.monotonic() + patience
+                if time.monotonic() > until or is_abandoned():
+                    raise CallFailed(Failure("server", f"was not answered: {error}")) from error
+                if is_free:
+                    self._leave(is_lost=True)
+                time.sleep(RETRY_SECONDS)
+
+    def _leave(self, is_lost: bool = False) -> EnvConnection | None:
+        server, self._server = self._server, None
+        if server is not None:
+            self.servers.give_back(server, is_lost)
+        return server
+
 
 CONCURRENT_CALLS = 256
 """Calls at the same time, unless --rl-env-workers says how many: they only wait."""

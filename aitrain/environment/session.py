@@ -7,19 +7,61 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from aitrain.environment.contract import MODEL_ARGUMENTS, Prompt, ToolResult, arguments_for, named_by, with_opening
-from aitrain.environment.row_copies import copy_arguments
+from aitrain.environment.contract import (
+    MODEL_ARGUMENTS,
+    Case,
+    Prompt,
+    ToolResult,
+    arguments_for,
+    copy_arguments,
+    named_by,
+    with_opening,
+)
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed, Failure, as_failure
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """One episode of a group, and its own score, None if it failed."""
+
+    completion: str | list[Message]
+    text: str
+    messages: list[Message]
+    result: ScoreResult
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one case that are compared."""
+
+    case: Case
+    members: Sequence[GroupMember]
+
+    def arguments(self) -> dict[str, Any]:
+        """All arguments for `score_group`; a column with one of our names is not passed."""
+        results = [member.result for member in self.members]
+        return {
+            **self.case.row,
+            "completions": [member.completion for member in self.members],
+            "texts": [member.text for member in self.members],
+            "messages": [member.messages for member in self.members],
+            "scores": [result.score for result in results],
+            "metrics": [result.metrics for result in results],
+            "case_idx": self.case.case_idx,
+            "prompt": self.case.prompt,
+            "case": dict(self.case.row),
+        }
+
 
 Message = dict[str, Any]
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from aitrain.environment.episode_group import GroupMember
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.score_parsing import Bounds
-from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.session import AssistantTurn, GroupMember, Message
 from aitrain.environment.tools import ToolOffer
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import Failure

@@ -18,8 +18,7 @@ import numpy
 
 from aitrain.environment.contract import env_kind, named_by, scores_groups
 from aitrain.environment.dataset import fingerprint
-from aitrain.environment.env_http import EnvHttpServer
-from aitrain.environment.env_service import EnvService
+from aitrain.environment.env_service import EnvHttpServer, EnvService
 from aitrain.environment.remote_session import NoModel
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.runner import start_runner

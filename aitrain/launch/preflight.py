@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
-from aitrain.environment.locator import EnvSource, find_environments
+from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
 from aitrain.launch.model_shape import read_model_shape

@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from aitrain.environment.adapters.installed_source import check_registered, keywords_of
-from aitrain.environment.adapters.random_stream import RandomStream
-from aitrain.environment.adapters.settings import game_rows, read_score_range
+from aitrain.environment.adapters.settings import RandomStream, game_rows, read_score_range
 from aitrain.environment.adapters.user_objects import source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements

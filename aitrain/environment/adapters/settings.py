@@ -12,12 +12,46 @@ A score is passed on in the framework's own range, which the adapter declares, a
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.contract import Score
 from aitrain.errors import ConfigError
 from aitrain.options.value_types import score_bounds
+
+_LOCK = threading.RLock()
+"""Held while a game draws: the global state is one for all threads of the process."""
+
+
+class RandomStream:
+    """The random numbers of one game."""
+
+    def __init__(self, seed: int) -> None:
+        self.python, self.numpy_seed = random.Random(seed).getstate(), seed % 2**32
+        self.numpy: object = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside the block the global functions of `random` and `numpy.random` draw from this stream."""
+        numpy = sys.modules.get("numpy.random")
+        with _LOCK:
+            python_before, numpy_before = random.getstate(), numpy and numpy.get_state()
+            random.setstate(self.python)
+            if numpy and self.numpy is None:
+                numpy.seed(self.numpy_seed)
+            elif numpy:
+                numpy.set_state(self.numpy)
+            try:
+                yield
+            finally:
+                self.python, self.numpy = random.getstate(), numpy and numpy.get_state()
+                random.setstate(python_before)
+                if numpy:
+                    numpy.set_state(numpy_before)
+
 
 Row = TypeVar("Row")
 ChatMessage = dict[str, object]

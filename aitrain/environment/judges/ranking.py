@@ -10,9 +10,7 @@ from functools import partial
 from typing import Any
 
 from aitrain.environment.contract import Prompt
-from aitrain.environment.judges.asking import is_offline
-from aitrain.environment.judges.model_judge import ModelJudge, Question
-from aitrain.environment.judges.quoting import DATA_RULE, as_text, quoted
+from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, Question, as_text, is_offline, quoted
 from aitrain.errors import ConfigError
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.judges.asking import is_offline
-from aitrain.environment.judges.judge_http import JudgeServer
+from aitrain.environment.judges.model_judge import JudgeServer, is_offline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.judges.asking import is_offline
-from aitrain.environment.judges.model_judge import ModelJudge, Question, number_in
-from aitrain.environment.judges.quoting import DATA_RULE, as_text, quoted
+from aitrain.environment.judges.model_judge import (
+    DATA_RULE,
+    ModelJudge,
+    Question,
+    as_text,
+    is_offline,
+    number_in,
+    quoted,
+)
 from aitrain.errors import ConfigError
 
 
