@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import json
 import os
 import queue
-import re
 import secrets
-import socketserver
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,16 +22,19 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
+from aitrain.environment.http_server import RefusedRequestError, has_token, http_server, json_body
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
 from aitrain.environment.tool_call_parser import ToolJson, clean, short
 from aitrain.environment.tools import InvalidToolError, function_part, shown_tool
 from aitrain.errors import AitrainError, EpisodeTruncated
 from aitrain.execution.async_calls import is_on_shared_loop
 from aitrain.execution.user_code import describe_error
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -254,310 +255,6 @@ def _names(tools: Sequence[ToolJson]) -> str:
     return ", ".join(str(function_part(tool).get("name")) for tool in tools) or "none"
 
 
-JsonObject: TypeAlias = "dict[str, Any]"
-
-MODELS = ("policy", "policy-untrained")
-MAX_BODY = 32 << 20
-"""Maximum bytes of a request."""
-IDLE = 120.0
-"""Seconds after which a connection without a request is closed."""
-BLOCKED = 2.0
-"""Seconds without progress after which a rollout is taken to block the event loop."""
-
-_USED = {"model", "messages", "tools", "stream", "stream_options", "n"}
-_HARMLESS = {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}
-_BLOCKS_LOOP = (
-    "the rollout is `async def` and waits for the policy with a client that is not async, which blocks every other"
-    " episode: use AsyncOpenAI or httpx.AsyncClient, or write `def rollout`"
-)
-
-
-class ServedEpisode(Protocol):
-    """The episode behind a path: its requests, see endpoint.py: RequestQueue."""
-
-    blocks_loop: Callable[[float], bool]
-
-    def ask(self, request: ChatRequest) -> Future[ChatAnswer]: ...
-
-
-class _HttpError(Exception):
-    """A request that is refused, with the fields of OpenAI's errors."""
-
-    def __init__(self, status: HTTPStatus, message: str, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-
-
-class EndpointServer(ThreadingHTTPServer):
-    """The server of one process; `key` is what clients send as API key."""
-
-    daemon_threads = True
-    request_queue_size = 1024  # all episodes of a batch may connect at once
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.key = secrets.token_urlsafe(24)
-        self.episodes: dict[str, ServedEpisode] = {}
-        threading.Thread(target=self.serve_forever, name="environment-endpoint", daemon=True).start()
-
-    def server_bind(self) -> None:
-        """Bind the socket, without the look-up of a host name that HTTPServer makes."""
-        socketserver.TCPServer.server_bind(self)
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def add(self, episode: ServedEpisode) -> str:
-        """Serve an episode; returns its path."""
-        path = secrets.token_hex(8)
-        self.episodes[path] = episode
-        return path
-
-    def remove(self, path: str) -> None:
-        """Serve an episode no longer."""
-        self.episodes.pop(path, None)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Do nothing: a client that has gone away is no error of ours."""
-
-
-@functools.cache
-def _server() -> EndpointServer:
-    return EndpointServer()
-
-
-_lock = threading.Lock()
-
-
-def endpoint_server() -> EndpointServer:
-    """The server of this process, started when it is first needed."""
-    with _lock:
-        _bypass_proxies()
-        return _server()
-
-
-def _bypass_proxies() -> None:
-    """Let clients ask 127.0.0.1 itself where the machine has an HTTP proxy, which would also get the key."""
-    kept_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ) and "127.0.0.1" not in kept_out:
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
-
-
-def running_address() -> object:
-    """Host and port of the server of this process; None if there is none."""
-    return _server().server_address if _server.cache_info().currsize else None
-
-
-def _forget_server() -> None:
-    """Reset the server in a forked process, which has none of its threads."""
-    global _lock
-    _lock = threading.Lock()
-    _server.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_server)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers the requests of one connection."""
-
-    server: EndpointServer
-    protocol_version = "HTTP/1.1"
-    timeout = IDLE
-    wbufsize = -1  # headers and body in one packet
-    disable_nagle_algorithm = True
-
-    def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
-    def log_message(self, *_: object) -> None:
-        """Do nothing: a line for each request would fill the log."""
-
-    def _answer(self, answer: Callable[[ServedEpisode, str], tuple[str, bytes]]) -> None:
-        try:
-            episode, path = self._episode()
-        except _HttpError as error:
-            self._skip_body()
-            self._send_problem(error)
-            return
-        try:
-            kind, body = answer(episode, path)
-        except _HttpError as error:
-            self._send_problem(error)
-        except Exception as error:  # a client that is not answered asks again
-            what = f"the request cannot be read: {describe_error(error)}"
-            self._send_problem(_HttpError(HTTPStatus.BAD_REQUEST, what))
-        else:
-            self._send(HTTPStatus.OK, kind, body)
-
-    def _episode(self) -> tuple[ServedEpisode, str]:
-        """The episode of the path, and the rest of the path.
-
-        Raises:
-            _HttpError: the key is wrong, or there is no such episode.
-        """
-        key = (self.headers.get("Authorization") or "").removeprefix("Bearer ").encode()
-        if not hmac.compare_digest(key, self.server.key.encode()):
-            raise _HttpError(HTTPStatus.UNAUTHORIZED, "wrong API key: use endpoint.api_key", "invalid_api_key")
-        name, _, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
-        episode = self.server.episodes.get(name)
-        if episode is None:
-            raise _HttpError(
-                HTTPStatus.NOT_FOUND, "no such episode, or it is over: use endpoint.base_url", "episode_over"
-            )
-        return episode, rest
-
-    def _get(self, _: ServedEpisode, path: str) -> tuple[str, bytes]:
-        models = [{"id": model, "object": "model", "created": 0, "owned_by": "aitrain"} for model in MODELS]
-        if path == "v1/models":
-            return _json({"object": "list", "data": models})
-        for model in models:
-            if path == f"v1/models/{model['id']}":
-                return _json(model)
-        raise self._no_such_path()
-
-    def _post(self, episode: ServedEpisode, path: str) -> tuple[str, bytes]:
-        body = self._body()  # also of a wrong path, as the next request follows it
-        if path != "v1/chat/completions":
-            raise self._no_such_path()
-        request = _chat_request(body)
-        try:
-            answer = _wait_for(episode, episode.ask(request))
-        except EpisodeTruncated as error:
-            raise _HttpError(HTTPStatus.BAD_REQUEST, str(error), "context_length_exceeded", "messages") from None
-        except EpisodeFailedError as error:
-            status = HTTPStatus.GONE if error.code == "episode_over" else HTTPStatus.BAD_REQUEST
-            raise _HttpError(status, str(error), error.code) from None
-        except AitrainError as error:
-            raise _HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
-        if body.get("stream"):
-            return "text/event-stream", _streamed(body, answer)
-        message = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
-        return _json({**_head(body, "chat.completion"), "choices": [message], **_usage(answer)})
-
-    def _body(self) -> JsonObject:
-        length = self._length()
-        if length is None:
-            self.close_connection = True  # where the body ends is not known
-            raise _HttpError(HTTPStatus.LENGTH_REQUIRED, "a request needs a Content-Length")
-        if length > MAX_BODY:
-            self._skip_body()
-            raise _HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MAX_BODY} bytes")
-        try:
-            body = json.loads(self.rfile.read(length))
-        except (ValueError, RecursionError) as error:
-            raise _HttpError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise _HttpError(HTTPStatus.BAD_REQUEST, "the body is not a JSON object")
-        return body
-
-    def _length(self) -> int | None:
-        """Bytes of the body; None if that is not known."""
-        given = self.headers.get("Content-Length", "")
-        return int(given) if re.fullmatch("[0-9]{1,18}", given) else None
-
-    def _skip_body(self) -> None:
-        """Read the body of a request that is refused, as the next request follows it."""
-        length = self._length()
-        self.close_connection |= length is None and self.command != "GET"
-        while length and (part := self.rfile.read(min(length, 1 << 20))):
-            length -= len(part)
-
-    def _no_such_path(self) -> _HttpError:
-        what = f"there is no {self.command} {self.path}: only /v1/chat/completions and /v1/models"
-        return _HttpError(HTTPStatus.NOT_FOUND, what)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that http.server itself refuses, such as one with an unknown method."""
-        self.close_connection = True
-        self._send_problem(_HttpError(HTTPStatus(code), message or HTTPStatus(code).phrase))
-
-    def _send_problem(self, error: _HttpError) -> None:
-        kind = "authentication_error" if error.status == HTTPStatus.UNAUTHORIZED else "invalid_request_error"
-        problem = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-        self._send(error.status, *_json({"error": problem}))
-
-    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        try:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            if self.close_connection:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
-            self.wfile.flush()
-        except OSError:  # the client has gone away
-            self.close_connection = True
-
-
-def _chat_request(body: JsonObject) -> ChatRequest:
-    """The request in a body.
-
-    Raises:
-        _HttpError: it is not in OpenAI's format, or asks for what cannot be had.
-    """
-    model = body.get("model")
-    if model not in MODELS:
-        what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
-        raise _HttpError(HTTPStatus.NOT_FOUND, what, "model_not_found", "model")
-    if body.get("n") not in (None, 1):
-        raise _HttpError(HTTPStatus.BAD_REQUEST, "n must be 1: an episode has one answer to each request", None, "n")
-    try:
-        request = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
-    except InvalidChatRequestError as error:
-        raise _HttpError(HTTPStatus.BAD_REQUEST, str(error), None, error.param) from None
-    rest = {name: value for name, value in body.items() if name not in _USED | _HARMLESS}
-    asks = (name for name, value in rest.items() if value is not None and value != "auto" and value is not False)
-    return replace(request, ignored=tuple(sorted(asks)))
-
-
-def _wait_for(episode: ServedEpisode, answer: Future[ChatAnswer]) -> ChatAnswer:
-    """Wait for the policy's answer; other episodes may have to wait for the event loop, which must be free."""
-    try:
-        return answer.result(BLOCKED)
-    except TimeoutError:
-        if not answer.done() and episode.blocks_loop(BLOCKED):
-            raise EpisodeFailedError(_BLOCKS_LOOP, "blocks_event_loop") from None
-    return answer.result()
-
-
-def _json(value: object) -> tuple[str, bytes]:
-    return "application/json", json.dumps(value).encode()
-
-
-def _head(body: JsonObject, kind: str) -> JsonObject:
-    name = f"chatcmpl-{secrets.token_hex(8)}"
-    return {"id": name, "object": kind, "created": int(time.time()), "model": body["model"]}
-
-
-def _usage(answer: ChatAnswer) -> JsonObject:
-    if answer.usage is None:
-        return {}
-    prompt, completion = answer.usage.prompt, answer.usage.completion
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {"usage": usage}
-
-
-def _streamed(body: JsonObject, answer: ChatAnswer) -> bytes:
-    """The answer as server-sent events: it is complete before the first one, so there are few."""
-    message = dict(answer.message)
-    if message.get("tool_calls"):
-        message["tool_calls"] = [{**call, "index": place} for place, call in enumerate(message["tool_calls"])]
-    head = _head(body, "chat.completion.chunk")
-    parts: list[tuple[JsonObject, str | None]] = [(message, None), ({}, answer.finish_reason)]
-    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in parts]
-    if (body.get("stream_options") or {}).get("include_usage"):
-        chunks.append({**head, "choices": [], **_usage(answer)})
-    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
-
-
 MAX_REFUSALS = 100
 """Requests after the end of an episode that are refused; later ones wait for ever, so that a loop that catches
 everything does not spin."""
@@ -624,12 +321,171 @@ def _over() -> EpisodeFailedError:
     return EpisodeFailedError("the episode is over: the policy does not answer any more", "episode_over")
 
 
+MODELS = ("policy", "policy-untrained")
+MAX_BODY = 32 << 20
+"""Maximum bytes of a request."""
+BLOCKED = 2.0
+"""Seconds without progress after which a rollout is taken to block the event loop."""
+
+_USED = {"model", "messages", "tools", "stream", "stream_options", "n"}
+_HARMLESS = {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}
+_BLOCKS_LOOP = (
+    "the rollout is `async def` and waits for the policy with a client that is not async, which blocks every other"
+    " episode: use AsyncOpenAI or httpx.AsyncClient, or write `def rollout`"
+)
+
+
+class EndpointServer:
+    """An OpenAI-compatible server on 127.0.0.1 whose model is the policy: one for each process, with a path for each
+    episode. `key` is what clients send as API key."""
+
+    def __init__(self) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self.episodes: dict[str, RequestQueue] = {}
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all episodes of a batch may connect at once
+        self.address = listener.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        run = http_server(self._answer).run
+        threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
+
+    async def _answer(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse, Response
+
+        try:
+            answer = await self._answered(request)
+        except Exception as error:  # a client that is not answered asks again
+            status, problem = _problem(error)
+            return JSONResponse({"error": problem}, status)
+        return JSONResponse(answer) if isinstance(answer, dict) else Response(answer, media_type="text/event-stream")
+
+    async def _answered(self, request: Request) -> Message | bytes:
+        """The body of an answer: JSON, or server-sent events."""
+        if not has_token(request, self.key):
+            raise RefusedRequestError(401, "wrong API key: use endpoint.api_key", "invalid_api_key")
+        name, _, path = request.path_params["path"].partition("/")
+        episode = self.episodes.get(name)
+        if episode is None:
+            raise RefusedRequestError(404, "no such episode, or it is over: use endpoint.base_url", "episode_over")
+        models = {name: {"id": name, "object": "model", "created": 0, "owned_by": "aitrain"} for name in MODELS}
+        if request.method == "GET" and path == "v1/models":
+            return {"object": "list", "data": list(models.values())}
+        if request.method == "GET" and (model := models.get(path.removeprefix("v1/models/"))):
+            return model
+        if request.method == "GET" or path != "v1/chat/completions":
+            what = f"there is no {request.method} /{path}: only /v1/chat/completions and /v1/models"
+            raise RefusedRequestError(404, what)
+        body = await json_body(request, MAX_BODY)
+        future = asyncio.wrap_future(episode.ask(_chat_request(body)))
+        # other episodes may have to wait for the event loop, which must be free
+        if not (await asyncio.wait([future], timeout=BLOCKED))[0]:
+            blocks = await asyncio.to_thread(episode.blocks_loop, BLOCKED)
+            if blocks and not future.done():
+                raise EpisodeFailedError(_BLOCKS_LOOP, "blocks_event_loop")
+        answer = await future
+        if body.get("stream"):
+            return _streamed(body, answer)
+        choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
+        return {**_head(body, "chat.completion"), "choices": [choice], **_usage(answer)}
+
+
+def _problem(error: Exception) -> tuple[int, Message]:
+    """The status of a request that is refused, and the error in OpenAI's format."""
+    status, code, param, what = 400, None, None, str(error)
+    if isinstance(error, RefusedRequestError):
+        status, code, param = error.status, error.code, error.param
+    elif isinstance(error, EpisodeTruncated):
+        code, param = "context_length_exceeded", "messages"
+    elif isinstance(error, EpisodeFailedError):
+        status, code = 410 if error.code == "episode_over" else 400, error.code
+    elif isinstance(error, InvalidChatRequestError):
+        param = error.param
+    elif not isinstance(error, AitrainError):
+        what = f"the request cannot be read: {describe_error(error)}"
+    kind = "authentication_error" if status == 401 else "invalid_request_error"
+    return status, {"message": what, "type": kind, "param": param, "code": code}
+
+
+def _chat_request(body: Message) -> ChatRequest:
+    """The request in a body.
+
+    Raises:
+        RefusedRequestError: it asks for what cannot be had.
+        InvalidChatRequestError: it is not in OpenAI's format.
+    """
+    model = body.get("model")
+    if model not in MODELS:
+        what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
+        raise RefusedRequestError(404, what, "model_not_found", "model")
+    if body.get("n") not in (None, 1):
+        raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request", None, "n")
+    request = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
+    rest = {name: value for name, value in body.items() if name not in _USED | _HARMLESS}
+    asks = (name for name, value in rest.items() if value is not None and value != "auto" and value is not False)
+    return replace(request, ignored=tuple(sorted(asks)))
+
+
+def _head(body: Message, kind: str) -> Message:
+    name = f"chatcmpl-{secrets.token_hex(8)}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": body["model"]}
+
+
+def _usage(answer: ChatAnswer) -> Message:
+    if answer.usage is None:
+        return {}
+    prompt, completion = answer.usage.prompt, answer.usage.completion
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {"usage": usage}
+
+
+def _streamed(body: Message, answer: ChatAnswer) -> bytes:
+    """The answer as server-sent events: it is complete before the first one, so there are few."""
+    message = dict(answer.message)
+    if message.get("tool_calls"):
+        message["tool_calls"] = [{**call, "index": place} for place, call in enumerate(message["tool_calls"])]
+    head = _head(body, "chat.completion.chunk")
+    parts: list[tuple[Message, str | None]] = [(message, None), ({}, answer.finish_reason)]
+    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in parts]
+    if (body.get("stream_options") or {}).get("include_usage"):
+        chunks.append({**head, "choices": [], **_usage(answer)})
+    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+_lock = threading.Lock()
+_server = functools.cache(EndpointServer)
+
+
+def endpoint_server() -> EndpointServer:
+    """The server of this process, started when it is first needed."""
+    with _lock:
+        # clients ask 127.0.0.1 itself where the machine has an HTTP proxy, which would also get the key
+        kept_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+        if any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ) and "127.0.0.1" not in kept_out:
+            os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
+        return _server()
+
+
+def running_address() -> object:
+    """Host and port of the server of this process; None if there is none."""
+    return _server().address if _server.cache_info().currsize else None
+
+
+def _forget_server() -> None:
+    """Reset the server in a forked process, which has none of its threads."""
+    global _lock
+    _lock = threading.Lock()
+    _server.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_server)
+
+
 class _Address:
     """The part that both kinds of endpoints share: an address for clients of OpenAI's API."""
 
-    model = "policy"
+    model = MODELS[0]
     """Name of the policy, whose answers are trained."""
-    untrained_model = "policy-untrained"
+    untrained_model = MODELS[1]
     """Name of the policy for other conversations, which are not trained."""
 
     def __init__(self, requests: RequestQueue) -> None:
@@ -641,7 +497,9 @@ class _Address:
 
     @cached_property
     def _path(self) -> str:
-        return self._server.add(self._requests)
+        path = secrets.token_hex(8)
+        self._server.episodes[path] = self._requests
+        return path
 
     @property
     def base_url(self) -> str:
@@ -656,7 +514,7 @@ class _Address:
     def close(self) -> None:
         """Forget the address of this episode."""
         if "_path" in self.__dict__:
-            self._server.remove(self._path)
+            self._server.episodes.pop(self._path, None)
 
     def _ask(self, messages: Iterable[object], tools: Iterable[object] | None, trained: bool) -> Future[ChatAnswer]:
         return self._requests.ask(read_request(messages, tools, trained))

@@ -1,63 +1,61 @@
-"""The calls of `aitrain env serve`: one environment, and the episodes that clients play on it."""
+"""The server of `aitrain env serve`: one environment, and the episodes that clients play on it."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
-from http import HTTPStatus
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aitrain.environment.call_policy import CallPolicy
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
 from aitrain.environment.group_scoring import group_job
+from aitrain.environment.http_server import JsonObject, RefusedRequestError, has_token, http_server, json_body
 from aitrain.environment.runner import EnvRunner
-from aitrain.environment.session import Group, ResetResult, SessionLike
+from aitrain.environment.session import Group, SessionLike
 from aitrain.environment.wire_format import (
-    ALIVE_SECONDS,
     CLIENT_HEADER,
     CLIENT_SECONDS,
     TOKEN_VARIABLE,
     EnvAnswer,
     EnvCall,
     EnvDescription,
-    JsonObject,
     decode,
     encode,
     env_token,
     to_wire,
     token_file,
 )
-from aitrain.errors import AitrainError, ConfigError
+from aitrain.errors import ConfigError
 from aitrain.execution.failure import Failure
 from aitrain.execution.task import Outcome
 from aitrain.execution.user_code import describe_error
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 PAGE_ROWS, PAGE_BYTES = 1000, 4 << 20
 """Rows of one page of the dataset, and about their bytes."""
 IDLE_SECONDS = 3600.0
 """Seconds without a call after which a session is ended, also if its client lives."""
+ANSWER_SECONDS = 5.0
+"""Seconds after which a call that waits or runs is answered as running, so that its client sees that this server lives
+and asks again."""
+END_SECONDS = 5.0
+"""Seconds between two looks for clients that are gone."""
+MAX_BODY = 64 << 20
+"""Maximum bytes of a request."""
 
 T = TypeVar("T")
-
-
-class RefusedRequestError(AitrainError):
-    """A request that the service does not answer; `status` is that of HTTP."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(eq=False)
@@ -79,30 +77,6 @@ class ClientEpisode:
 
 
 @dataclass(eq=False)
-class EpisodesAlone:
-    """Lets one episode play while no other does."""
-
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def enter(self, episode: ClientEpisode, is_needed: Callable[[], bool], seconds: float) -> bool:
-        """Wait for the episode before; returns whether this one may begin within these seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._lock.acquire()
-                episode.is_alone = True
-        if episode.is_alone and not is_needed():
-            self.leave(episode)
-            return True
-        return episode.is_alone
-
-    def leave(self, episode: ClientEpisode) -> None:
-        """Let the next episode begin; no-op for one that was not alone."""
-        if episode.is_alone:
-            episode.is_alone = False
-            self._lock.release()
-
-
-@dataclass(eq=False)
 class EnvService:
     """Plays the episodes of all clients; `runner` has the environment, its threads and its processes."""
 
@@ -118,11 +92,11 @@ class EnvService:
     _heard: dict[str, float] = field(default_factory=dict)
     _failures: FailureCount = field(default_factory=FailureCount)
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _alone: EpisodesAlone = field(default_factory=lambda: EpisodesAlone())
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # -- what clients read
 
-    def read(self, path: str, query: dict[str, str]) -> JsonObject:
+    def read(self, path: str, query: Mapping[str, str]) -> JsonObject:
         """The answer to a GET request.
 
         Raises:
@@ -132,11 +106,9 @@ class EnvService:
             return asdict(replace(self.description, is_serial=self.runner.policy.is_serial))
         if path == "/v1/source":
             return {"files": list(self.source)}
-        if path == "/v1/rows":
-            return self._page(query.get("dataset", "train"), int(query.get("start", "0")))
-        raise RefusedRequestError(404, f"there is no {path}")
-
-    def _page(self, dataset: str, start: int) -> JsonObject:
+        if path != "/v1/rows":
+            raise RefusedRequestError(404, f"there is no {path}")
+        dataset, start = query.get("dataset", "train"), int(query.get("start", "0"))
         first, end = (0, self.description.train) if dataset == "train" else (self.description.train, len(self.cases))
         if dataset not in ("train", "held_out") or not 0 <= start <= end - first:
             raise RefusedRequestError(404, f"there are no rows {dataset} from {start}")
@@ -148,15 +120,6 @@ class EnvService:
         return {"environment": self.description.id, "rows": rows, "next": number - first if number < end else None}
 
     # -- calls
-
-    @cached_property
-    def _calls(self) -> dict[str, Callable[[ClientEpisode, EnvCall], Awaitable[EnvAnswer]]]:
-        return {
-            "/v1/open": self._open,
-            "/v1/respond": self._respond,
-            "/v1/score": self._score,
-            "/v1/score_group": self._score_group,
-        }
 
     def hear(self, client: str) -> None:
         """Note that a client lives."""
@@ -177,8 +140,6 @@ class EnvService:
             return b"{}"
         if path == "/v1/reference":
             return encode({"value": await self._reference(body.get("case_idx"), body.get("case"))})
-        if path not in self._calls:
-            raise RefusedRequestError(404, f"there is no {path}")
         try:
             call = decode(EnvCall, body)
         except ValueError as error:
@@ -194,6 +155,8 @@ class EnvService:
         if call.environment != self.description.id:
             what = f"({self.description.name}, {self.description.train} rows)"
             raise RefusedRequestError(409, f"this server now serves another environment {what}")
+        if not 0 <= call.case < len(self.cases):
+            raise RefusedRequestError(400, f"there is no case {call.case}")
         episode = self._episodes.get(call.session)
         if episode is None:
             if call.number or path == "/v1/respond":
@@ -204,39 +167,45 @@ class EnvService:
             episode = self._episodes[call.session] = ClientEpisode(client)
         if call.number > episode.number:
             episode.number, episode.last_call = call.number, time.monotonic()
-            episode.call = asyncio.ensure_future(self._calls[path](episode, call))
+            episode.call = asyncio.ensure_future(self._made(path, episode, call))
         elif call.number < episode.number or episode.call is None:
             raise RefusedRequestError(409, f"call {call.number} of this episode was answered before")
-        return await asyncio.shield(episode.call)
+        done, _ = await asyncio.wait([episode.call], timeout=ANSWER_SECONDS)
+        return episode.call.result() if done else EnvAnswer(is_running=True)
 
-    async def _open(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        episode.case = self._case(call)
-        seconds = call.timeout or self.runner.pool.timeout
-        if self.runner.plays_alone and not await self._alone.enter(episode, lambda: self.runner.plays_alone, seconds):
-            return EnvAnswer(failure=Failure("raised", "meets that of another client: train with one process"))
-        job = partial(self.runner.open_session, episode.case, call.seed, call.score_bounds)
-        outcome: Outcome[tuple[SessionLike, ResetResult]] = await self._run(episode, job, call)
-        episode.session, reset = outcome.value or (None, None)
-        return _answered(outcome, reset)
-
-    async def _respond(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        if episode.session is None or call.turn is None:
-            raise RefusedRequestError(400, "respond needs an open session and a turn")
-        outcome = await self._run(episode, partial(episode.session.respond, call.turn), call)
-        return _answered(outcome, outcome.value)
-
-    async def _score(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        transcript = Transcript(episode.case or self._case(call), call.completion)
-        job = partial(self.runner.score_session, episode.session, transcript, call.score_bounds)
-        async with self._in_order if self.runner.policy.is_serial and episode.session is None else nullcontext():
-            outcome = await self._run(episode, job, call)
-        return _answered(outcome, outcome.value)
-
-    async def _score_group(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        group = Group(self._case(call), call.members)
-        async with self._in_order:  # they may compare with what earlier groups left on the environment
-            outcome = await self._run(episode, group_job(self.runner, group, call.score_bounds), call)
-        return _answered(outcome, outcome.value)
+    async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
+        case = episode.case = episode.case or self.cases[call.case]
+        runner, value = self.runner, None
+        if path == "/v1/open":
+            if runner.plays_alone:
+                try:
+                    await asyncio.wait_for(self._alone.acquire(), call.timeout or runner.pool.timeout)
+                except TimeoutError:
+                    return EnvAnswer(failure=Failure("raised", "meets that of another client: train with one process"))
+                episode.is_alone = True
+                if not runner.plays_alone:  # any more
+                    self._leave(episode)
+            opened = await self._run(episode, partial(runner.open_session, case, call.seed, call.score_bounds), call)
+            episode.session, value = opened.value or (None, None)
+            return _answered(opened, value)
+        if path == "/v1/respond":
+            if episode.session is None or call.turn is None:
+                raise RefusedRequestError(400, "respond needs an open session and a turn")
+            responded = await self._run(episode, partial(episode.session.respond, call.turn), call)
+            return _answered(responded, responded.value)
+        job: Callable[[], Any]
+        if path == "/v1/score":
+            transcript = Transcript(case, call.completion)
+            job = partial(runner.score_session, episode.session, transcript, call.score_bounds)
+            is_ordered = runner.policy.is_serial and episode.session is None
+        elif path == "/v1/score_group":
+            job = group_job(runner, Group(case, call.members), call.score_bounds)
+            is_ordered = True  # groups may be compared with what earlier ones left on the environment
+        else:
+            raise RefusedRequestError(404, f"there is no {path}")
+        async with self._in_order if is_ordered else nullcontext():
+            scored = await self._run(episode, job, call)
+        return _answered(scored, scored.value)
 
     async def _reference(self, case_idx: object, row: object) -> object:
         named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
@@ -252,20 +221,18 @@ class EnvService:
         """Make a call within its deadline; the first failure of each kind is shown."""
         outcome = await self.runner.call(job, call.timeout)
         if self.runner.may_play_alone:
-            _spoil(self._episodes.values(), self.runner.policy)
+            failure = self.runner.policy.end_batch()  # of an episode that has changed something that others see
+            self.runner.policy.begin_batch()
+            for other in self._episodes.values():
+                other.spoiled = failure or other.spoiled
         if episode.spoiled is not None:
             outcome = replace(outcome, value=None, failure=episode.spoiled)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
-        failure: Failure | None = outcome.failure or getattr(outcome.value, "failure", None)
+        failure = outcome.failure or getattr(outcome.value, "failure", None)
         if failure is not None:
             for message in self._failures.first_of_each([(failure.kind, failure.message)]):
                 self.notify(f"A call of case {call.case} failed, it {message}")
         return outcome
-
-    def _case(self, call: EnvCall) -> Case:
-        if not 0 <= call.case < len(self.cases):
-            raise RefusedRequestError(400, f"there is no case {call.case}")
-        return self.cases[call.case]
 
     # -- ends
 
@@ -280,9 +247,7 @@ class EnvService:
             if not is_running and (is_silent or now - episode.last_call > allowed):
                 del self._episodes[name]
                 lost += [episode] if episode.session is not None else []
-        for client, heard in list(self._heard.items()):
-            if now - heard > IDLE_SECONDS:
-                del self._heard[client]
+        self._heard = {client: heard for client, heard in self._heard.items() if now - heard <= IDLE_SECONDS}
         if lost:
             self.notify(f"Ended {len(lost)} episodes of clients that are gone.")
         await self._end(lost)
@@ -300,39 +265,19 @@ class EnvService:
         left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
         await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))
         for episode in episodes:
-            self._alone.leave(episode)
+            self._leave(episode)
         if any(episode.session is not None for episode in episodes):
             self.runner.policy.end_episodes()
 
-
-def _spoil(episodes: Iterable[ClientEpisode], policy: CallPolicy) -> None:
-    """Let all further calls of these episodes fail if one of them has changed something that others see."""
-    failure = policy.end_batch()
-    policy.begin_batch()
-    for episode in episodes:
-        episode.spoiled = failure or episode.spoiled
+    def _leave(self, episode: ClientEpisode) -> None:
+        """Let the next episode begin, if this one was alone."""
+        if episode.is_alone:
+            episode.is_alone = False
+            self._alone.release()
 
 
 def _answered(outcome: Outcome[Any], value: object) -> EnvAnswer:
     return EnvAnswer(None if outcome.failure else value, outcome.failure, outcome.seconds)
-
-
-MAX_BODY, MAX_REFUSED_BODY = 64 << 20, 1 << 16
-"""Maximum bytes of a request, and of one that is refused, whose body is read only to keep the connection."""
-END_SECONDS = 5.0
-"""Seconds between two looks for clients that are gone."""
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The head of a request."""
-
-    method: str
-    path: str
-    query: dict[str, str]
-    headers: dict[str, str]
-    length: int
-    """Bytes of the body, which follows."""
 
 
 class EnvHttpServer:
@@ -343,7 +288,6 @@ class EnvHttpServer:
         self.stop = asyncio.Event()
         self._has_file = not env_token()
         self._token = env_token() or secrets.token_urlsafe(32)
-        self._connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, on_ready: Callable[[str], object]) -> None:
         """Serve until `stop` is set; `on_ready` is called with the URL.
@@ -352,105 +296,44 @@ class EnvHttpServer:
             OSError: the port is taken, or the address is none of this machine.
             ConfigError: the token cannot be written.
         """
-        server = await asyncio.start_server(self._accept, self.host, self.port, limit=1 << 16, backlog=1024)
-        port = server.sockets[0].getsockname()[1]
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
+        port = listener.getsockname()[1]
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        if self._has_file:
+            _write_token(token_file(port), self._token)
+        server = http_server(self._answer)
+        serving = asyncio.ensure_future(server.serve([listener]))
         try:
-            if self._has_file:
-                _write_token(token_file(port), self._token)
             on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             while not self.stop.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.stop.wait(), END_SECONDS)
                 await self.service.end_lost()
         finally:
-            server.close()
             if self._has_file:
                 token_file(port).unlink(missing_ok=True)
             await self.service.end_all()
-            for connection in self._connections:
-                connection.cancel()
+            server.should_exit = True
+            await serving
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            while (request := await _read_head(reader)) is not None:
-                if not await self._answer(request, reader, writer):
-                    break
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError, ValueError):
-            pass  # the client has gone, or does not speak HTTP
-        finally:
-            self._connections.discard(task)
-            writer.close()
+    async def _answer(self, request: Request) -> Response:
+        from starlette.responses import Response
 
-    async def _answer(self, request: _Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer a request; returns whether the connection takes another one. A request without the token is refused
-        before its body is read."""
+        status = 200
         try:
-            self._check(request)
-        except RefusedRequestError as error:
-            is_small = 0 <= request.length <= MAX_REFUSED_BODY and "transfer-encoding" not in request.headers
-            if is_small:
-                await reader.readexactly(request.length)
-            _send(writer, *_refusal(error))
-            await writer.drain()
-            return is_small
-        if request.headers.get("expect", "").lower() == "100-continue":
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = await reader.readexactly(request.length)
-        try:
+            if not has_token(request, self._token):  # before the body is read
+                raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
             if request.method == "GET":
-                _send(writer, HTTPStatus.OK, encode(self.service.read(request.path, request.query)))
+                answer = encode(self.service.read(request.url.path, request.query_params))
             else:
-                await self._answer_call(request, body, writer)
-        except OSError:
-            raise  # the client has gone
+                body, client = await json_body(request, MAX_BODY), request.headers.get(CLIENT_HEADER, "")
+                answer = await self.service.answer(client, request.url.path, body)
+        except RefusedRequestError as error:
+            status, answer = error.status, encode({"error": str(error)})
         except Exception as error:
-            _send(writer, *_refusal(error))
-        await writer.drain()
-        return request.headers.get("connection", "").lower() != "close"
-
-    async def _answer_call(self, request: _Request, received: bytes, writer: asyncio.StreamWriter) -> None:
-        """Answer a call; while it waits or runs, send a space now and then, which JSON may begin with: the client sees
-        that this server lives, and proxies keep the connection."""
-        body = json.loads(received)
-        if not isinstance(body, dict):
-            raise RefusedRequestError(400, "the body is not a JSON object")
-        client = request.headers.get(CLIENT_HEADER.lower(), "")
-        call = asyncio.ensure_future(self.service.answer(client, request.path, body))
-        done, _ = await asyncio.wait([call], timeout=ALIVE_SECONDS)
-        if done:
-            _send(writer, HTTPStatus.OK, call.result())
-            return
-        # proxies such as nginx must not hold the spaces back
-        writer.write(_head(HTTPStatus.OK, "X-Accel-Buffering: no\r\nTransfer-Encoding: chunked"))
-        while not done:
-            writer.write(b"1\r\n \r\n")
-            await writer.drain()
-            self.service.hear(client)
-            done, _ = await asyncio.wait([call], timeout=ALIVE_SECONDS)
-        error = call.exception()
-        result = call.result() if error is None else _refusal(error)[1]  # the status is sent already
-        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(result), result))
-
-    def _check(self, request: _Request) -> None:
-        """Refuse a request without the token, which other users of the machine and pages in a browser lack.
-
-        Raises:
-            RefusedRequestError: it is refused.
-        """
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if not hmac.compare_digest(given, self._token.encode()):
-            raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
-        if "transfer-encoding" in request.headers or not 0 <= request.length <= MAX_BODY:
-            raise RefusedRequestError(413, f"send at most {MAX_BODY} bytes at once, with Content-Length")
-        if request.method not in ("GET", "POST"):
-            raise RefusedRequestError(405, "use GET or POST")
-        if request.method == "POST" and not request.headers.get("content-type", "").startswith("application/json"):
-            raise RefusedRequestError(415, "Content-Type must be application/json")
+            status, answer = 500, encode({"error": describe_error(error)})
+        return Response(answer, status, media_type="application/json")
 
 
 def _write_token(file: Path, token: str) -> None:
@@ -469,37 +352,3 @@ def _write_token(file: Path, token: str) -> None:
             f"The server's token cannot be written to {file}: {error.strerror}\n"
             f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
         ) from None
-
-
-async def _read_head(reader: asyncio.StreamReader) -> _Request | None:
-    """The head of the next request of a connection; None if the client has closed it."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    first, *lines = head.decode("latin-1").split("\r\n")
-    method, target, _ = first.split(" ", 2)
-    pairs = (line.partition(":") for line in lines if ":" in line)
-    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    parts = urlsplit(target)
-    return _Request(method, parts.path, dict(parse_qsl(parts.query)), headers, int(headers.get("content-length", "0")))
-
-
-def _refusal(error: BaseException) -> tuple[int, bytes]:
-    """Status and body for a request that is refused, or cannot be read."""
-    if isinstance(error, RefusedRequestError):
-        status, message = error.status, str(error)
-    elif isinstance(error, (ValueError, RecursionError)):
-        status, message = 400, f"the request cannot be read: {describe_error(error)}"
-    else:
-        status, message = 500, describe_error(error)
-    return status, encode({"error": message, "status": status})
-
-
-def _send(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
-    writer.write(_head(status, f"Content-Length: {len(body)}") + body)
-
-
-def _head(status: int, framing: str) -> bytes:
-    reason = HTTPStatus(status).phrase
-    return f"HTTP/1.1 {int(status)} {reason}\r\nContent-Type: application/json\r\n{framing}\r\n\r\n".encode()

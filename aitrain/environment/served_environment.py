@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import inspect
-import json
 import os
-import socket
-import ssl
 import threading
 import time
 import uuid
@@ -16,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from traceback import StackSummary
 from typing import Any, TypeVar
-from urllib.parse import SplitResult, urlsplit
+
+import httpx
 
 from aitrain import activity
 from aitrain.environment.contract import ENV_KINDS, Case
@@ -41,15 +37,19 @@ from aitrain.environment.wire_format import (
 )
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.task import current_task, is_abandoned, on_cancel, paused
+from aitrain.execution.task import current_task, is_abandoned, paused
 
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 15.0
-"""Seconds without a byte after which a server is lost: it sends a space every two seconds while a call runs."""
+"""Seconds without an answer after which a server is lost: it answers a call that runs for longer as running."""
+RETRY_SECONDS = 0.5
+"""Seconds between attempts to reach a server."""
 BEHIND_PROXY = (502, 503, 504)
 """Statuses with which a proxy says that it does not reach the server."""
 UNAUTHORIZED, GONE = 401, 410
 """Statuses for a wrong token, and for a session that the server does not have."""
+
+T = TypeVar("T")
 
 
 class RefusedCallError(AitrainError):
@@ -69,37 +69,18 @@ def checked_urls(given: str) -> list[str]:
     env_token()
     urls = [url.strip().rstrip("/") for url in given.split(",")]
     for url in urls:
-        parts = urlsplit(url)
-        is_address = bool(parts.hostname) and _port(parts) is not None and not parts.query and not parts.fragment
-        if parts.scheme not in ("http", "https") or not is_address:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL:
+            parsed = httpx.URL("")
+        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
             raise ConfigError(f"rl_env: {url or given} is not a URL\nGive one such as http://10.0.0.5:8000.")
-        if "@" in parts.netloc:
+        if parsed.userinfo:
             raise ConfigError(
-                f"rl_env: the URL of {parts.hostname} holds credentials\n"
+                f"rl_env: the URL of {parsed.host} holds credentials\n"
                 f"Put the server's token into the environment variable {TOKEN_VARIABLE}."
             )
     return urls
-
-
-def _port(parts: SplitResult) -> int | None:
-    try:
-        return parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return None
-
-
-@dataclass
-class _Cancellation:
-    """Closes the connection that a call waits for, when the call is cancelled."""
-
-    connection: http.client.HTTPConnection | None = None
-    failure: Failure | None = None
-
-    def cancel(self, failure: Failure) -> None:
-        self.failure = failure
-        if self.connection is not None and self.connection.sock is not None:
-            with suppress(OSError):
-                self.connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(eq=False)
@@ -107,115 +88,57 @@ class EnvConnection:
     """The connections of this process to one server."""
 
     url: str
-    client: str = field(default_factory=lambda: uuid.uuid4().hex)
+    client: str = ""
     """Name of this process, which the sessions belong to."""
-    _idle: list[http.client.HTTPConnection] = field(default_factory=list)
+    _http: httpx.Client | None = None
+    _pid: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _pid: int = field(default_factory=os.getpid)
 
-    def get(self, path: str) -> JsonObject:
-        """The JSON object of a path.
+    def request(
+        self, method: str, path: str, body: bytes | None = None, seconds: float | None = SILENCE_SECONDS
+    ) -> JsonObject:
+        """The JSON object that the server answers.
 
         Raises:
             ConnectionError: the server cannot be reached, or does not answer.
             RefusedCallError: it refuses the request.
         """
-        return self._request("GET", path, None)
-
-    def post(self, path: str, body: bytes) -> JsonObject:
-        """The JSON object that a call returns.
-
-        Raises:
-            ConnectionError: the server cannot be reached, or was lost during the call.
-            RefusedCallError: it refuses the call.
-        """
-        return self._request("POST", path, body)
+        with self._lock:
+            if self._http is None or self._pid != os.getpid():  # a forked process has connections of its own
+                limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+                self._http = httpx.Client(trust_env=False, limits=limits, verify=self.url.startswith("https:"))
+                self._pid, self.client = os.getpid(), uuid.uuid4().hex
+            http = self._http
+        headers = {"Content-Type": "application/json", CLIENT_HEADER: self.client}
+        if token := env_token(self.url):
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+            response = http.request(method, self.url + path, content=body, headers=headers, timeout=timeout)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {error}") from error
+        except httpx.TransportError as error:
+            what = f"did not answer for {seconds:g} s" if isinstance(error, httpx.TimeoutException) else error
+            raise ConnectionError(f"the environment's server at {self.url}: {what}") from error
+        activity.own.tick()  # the server is alive, and has deadlines of its own
+        try:
+            found = response.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            if response.status_code in BEHIND_PROXY:
+                raise ConnectionError(f"a proxy answers with status {response.status_code}")
+            raise RefusedCallError(f"{self.url}{path} does not answer in JSON: is it `aitrain env serve`?", 0)
+        if response.is_error:
+            raise RefusedCallError(f"{self.url}{path}: {str(found.get('error'))[:500]}", response.status_code)
+        return found
 
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
-
-    def _request(self, method: str, path: str, body: bytes | None) -> JsonObject:
-        cancellation = _Cancellation()
-        with on_cancel(cancellation.cancel, StackSummary):
-            while True:
-                connection, is_kept = self._connection()
-                cancellation.connection = connection
-                try:
-                    return self._exchange(connection, method, path, body)
-                except (OSError, http.client.HTTPException) as error:
-                    connection.close()
-                    # the server may have closed a kept connection; calls have numbers, so that none is made twice
-                    if is_kept and cancellation.failure is None and not isinstance(error, TimeoutError):
-                        continue
-                    what = f"did not answer for {SILENCE_SECONDS:g} s" if isinstance(error, TimeoutError) else error
-                    raise ConnectionError(f"the environment's server at {self.url}: {what}") from error
-                except BaseException:
-                    connection.close()
-                    raise
-
-    def _exchange(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
-    ) -> JsonObject:
-        headers = {"Content-Type": "application/json", CLIENT_HEADER: self.client}
-        if token := env_token(self.url):
-            headers["Authorization"] = f"Bearer {token}"
-        connection.request(method, urlsplit(self.url).path + path, body, headers)
-        response, parts = connection.getresponse(), list[bytes]()
-        while part := response.read1(1 << 16):
-            parts.append(part)
-            activity.own.tick()  # the server is alive, and has deadlines of its own
-        response.close()  # else the connection takes no further request
-        try:
-            found = json.loads(b"".join(parts))
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) and response.status in BEHIND_PROXY:
-            raise ConnectionError(f"a proxy answers with status {response.status}")
-        with self._lock:
-            self._idle.append(connection)
-        if not isinstance(found, dict):
-            raise RefusedCallError(f"{self.url}{path} does not answer in JSON: is it `aitrain env serve`?", 0)
-        if response.status != http.client.OK or "error" in found:
-            # a call that is refused while the server sends spaces has the status in its object only
-            raise RefusedCallError(
-                f"{self.url}{path}: {str(found.get('error'))[:500]}", found.get("status", response.status)
-            )
-        return found
-
-    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
-        """A connection, and whether it was used before."""
-        with self._lock:
-            if self._pid != os.getpid():  # a forked process must not write to its parent's connections
-                self._pid, self._idle, self.client = os.getpid(), [], uuid.uuid4().hex
-            if self._idle:
-                return self._idle.pop(), True
-        return self._connect(), False
-
-    def _connect(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url)
-        host, port = parts.hostname or "", _port(parts)
-        connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            connection = http.client.HTTPSConnection(
-                host, port, timeout=CONNECT_SECONDS, context=ssl.create_default_context()
-            )
-        else:
-            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
-        try:
-            connection.connect()
-        except OSError as error:
-            raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {error}") from error
-        connection.sock.settimeout(SILENCE_SECONDS)
-        return connection
-
-
-RETRY_SECONDS = 0.5
-"""Seconds between attempts to reach a server."""
-T = TypeVar("T")
+            http, self._http = self._http, None
+        if http is not None:
+            http.close()
 
 
 @dataclass(eq=False)
@@ -258,11 +181,9 @@ class ServerPool:
         """Tell the servers that this process lives, while their sessions wait for the model."""
         while not self._closed.wait(CLIENT_SECONDS / 6):
             for server in self.connections:
-                if self._playing[server]:
-                    try:
-                        server.post("/v1/alive", b"{}")
-                    except (ConnectionError, RefusedCallError):
-                        continue  # the next call says what is wrong
+                with suppress(ConnectionError, RefusedCallError):  # the next call says what is wrong
+                    if self._playing[server]:
+                        server.request("POST", "/v1/alive", b"{}")
 
 
 @dataclass(eq=False)
@@ -300,7 +221,7 @@ class ServedSession:
         server = self._leave()
         if server is not None:
             with suppress(ConnectionError, RefusedCallError):  # the server ends sessions of clients that it lost
-                server.post("/v1/close", encode({"session": self._name}))
+                server.request("POST", "/v1/close", encode({"session": self._name}))
 
     def call(self, path: str, kind: type[T], **arguments: Any) -> T:
         """The value of a call; the clock of this process stands still, as that of the server counts.
@@ -310,8 +231,10 @@ class ServedSession:
         """
         task = current_task.get()
         timeout = None if task is None else task.timeout
+        call = replace(self.first, session=self._name, number=self._number, timeout=timeout, **arguments)
+        self._number += 1
         with paused():
-            received = self._send(path, replace(self.first, session=self._name, timeout=timeout, **arguments))
+            received = self._send(path, call)
         try:
             answer = decode(EnvAnswer, received)
             value = None if answer.failure is not None else decode(kind, answer.value)
@@ -324,16 +247,20 @@ class ServedSession:
         return value  # type: ignore[return-value]
 
     def _send(self, path: str, call: EnvCall) -> JsonObject:
-        """Send a call until it is answered, or a server was out of reach for as long as the call's deadline. An episode
+        """Send a call until it has ended, or a server was out of reach for as long as the call's deadline. An episode
         that a server refuses begins on another one."""
-        call, patience, until = replace(call, number=self._number), call.timeout or CLIENT_SECONDS, 0.0
-        refusals, is_free = 0, call.number == 0 and self.only is None
-        self._number += 1
+        patience, lost_at, refusals = call.timeout or CLIENT_SECONDS, 0.0, 0
+        is_free = call.number == 0 and self.only is None
         while True:
             server = self.only or self._server or self.servers.take()
             self._server = None if self.only else server
             try:
-                return server.post(path, encode(call))
+                received = server.request("POST", path, encode(call))
+                if not received.get("is_running"):
+                    return received
+                lost_at = 0.0
+                if is_abandoned():
+                    raise CallFailed(Failure("raised", "cancelled: the result is no longer needed"))
             except RefusedCallError as error:
                 refusals += 1
                 if is_free and refusals < len(self.servers.connections):
@@ -342,8 +269,8 @@ class ServedSession:
                 why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
                 raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
             except ConnectionError as error:
-                until = until or time.monotonic() + patience
-                if time.monotonic() > until or is_abandoned():
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() > lost_at + patience or is_abandoned():
                     raise CallFailed(Failure("server", f"was not answered: {error}")) from error
                 if is_free:
                     self._leave(is_lost=True)
@@ -392,7 +319,7 @@ class ServedEnvironment:
     def is_serial(self) -> bool:
         """Whether a server says now that calls, or episodes, are to be made one after another."""
         try:
-            return any(server.get("/v1/environment")["is_serial"] for server in self.servers.connections)
+            return any(server.request("GET", "/v1/environment")["is_serial"] for server in self.servers.connections)
         except (ConnectionError, RefusedCallError):
             return self.description.is_serial
 
@@ -414,14 +341,14 @@ class ServedEnvironment:
         """What the environment's `reference` returns, if it has one."""
         try:
             asked = encode({"case_idx": case_idx, "case": case})
-            return self.servers.connections[0].post("/v1/reference", asked)["value"]
+            return self.servers.connections[0].request("POST", "/v1/reference", asked, seconds=None)["value"]
         except (ConnectionError, RefusedCallError) as error:
             raise EnvironmentFailed(f"The environment's server did not answer for reference: {error}") from error
 
     def served_source(self) -> list[tuple[str, str]]:
         """Names and texts of the environment's files; only names inside of a folder."""
         try:
-            files = self.servers.connections[0].get("/v1/source")["files"]
+            files = self.servers.connections[0].request("GET", "/v1/source")["files"]
         except (ConnectionError, RefusedCallError):
             return []
         paths = [(PurePosixPath(str(file["name"])), str(file["text"])) for file in files]
@@ -435,7 +362,7 @@ class ServedEnvironment:
         rows, start = list[JsonObject](), 0
         while start is not None:
             try:
-                page = self.servers.connections[0].get(f"/v1/rows?dataset={dataset}&start={start}")
+                page = self.servers.connections[0].request("GET", f"/v1/rows?dataset={dataset}&start={start}")
             except (ConnectionError, RefusedCallError) as error:
                 raise EnvironmentFailed(f"The environment's rows cannot be read: {error}") from error
             if page["environment"] != self.servers.id:
@@ -488,7 +415,7 @@ def check_id(urls: str, keywords: Mapping[str, object]) -> None:
 
 def _described(connection: EnvConnection) -> EnvDescription:
     try:
-        given = connection.get("/v1/environment")
+        given = connection.request("GET", "/v1/environment")
         if given.get("protocol") != PROTOCOL:
             raise EnvironmentFailed(
                 f"The server at {connection.url} speaks version {given.get('protocol')} of the protocol, and this"

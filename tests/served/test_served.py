@@ -126,10 +126,10 @@ def test_a_failure_has_its_kind_and_the_line_of_the_servers_code_and_calls_that_
 def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = list[str]()
     with served(InOrder()) as client:
-        cases, exchange = list(build_cases(client, None)[0]), served_environment.EnvConnection._exchange
+        cases, exchange = list(build_cases(client, None)[0]), served_environment.EnvConnection.request
 
-        def lose_the_first(self: Any, connection: Any, method: str, path: str, body: Any) -> Any:
-            found = exchange(self, connection, method, path, body)
+        def lose_the_first(self: Any, method: str, path: str, body: Any = None) -> Any:
+            found = exchange(self, method, path, body)
             if path == "/v1/environment":
                 return found
             answers.append(path)
@@ -137,7 +137,7 @@ def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(mon
                 raise ConnectionResetError("lost")
             return found
 
-        monkeypatch.setattr(served_environment.EnvConnection, "_exchange", lose_the_first)
+        monkeypatch.setattr(served_environment.EnvConnection, "request", lose_the_first)
         played, _ = play(client, Scripted(answer), of=cases[:2])
     assert answers == ["/v1/score"] * 3
     assert [episode.result.score for episode in played] == [0.01, 0.02]
