@@ -26,7 +26,7 @@ from aitrain.engines.model_proxy import ModelProxy
 from aitrain.engines.row_sampling import seeded_rows
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
-from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused

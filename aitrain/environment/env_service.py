@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
-from aitrain.environment.group_scoring import group_job
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, has_token, http_server, json_body
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.runner import EnvRunner, group_job
 from aitrain.environment.session import Group, SessionLike
 from aitrain.environment.wire_format import (
     CLIENT_HEADER,

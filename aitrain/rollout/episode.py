@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.activity import PlayedEpisodes
 from aitrain.environment.contract import Case, Prompt, Transcript
-from aitrain.environment.mixed_runner import Runner
-from aitrain.environment.runner import EnvSession
+from aitrain.environment.runner import EnvSession, Runner
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.runner import Runner
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.stop_strings import StopStrings
 
