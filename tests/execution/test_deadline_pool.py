@@ -309,7 +309,7 @@ def test_calls_whose_awaiting_tasks_are_cancelled_are_abandoned(make_pool: Any, 
         while len(ran) < 2:
             await asyncio.sleep(0)
         calls.append(asyncio.ensure_future(pool.call(lambda: ran.append(3))))
-        asyncio.get_running_loop().call_soon(lambda: [call.cancel() for call in calls])
+        asyncio.get_running_loop().call_soon(lambda: [call.cancel() for call in reversed(calls)])
         await asyncio.gather(*calls, return_exceptions=True)
         assert all(call.cancelled() for call in calls)
         assert (await pool.call(lambda: 2)).value == 2
