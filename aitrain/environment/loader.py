@@ -23,6 +23,7 @@ from aitrain.environment.user_modules import (
     import_module,
     module_specs,
     names_in,
+    no_bytecode,
     parse,
     top_level,
 )
@@ -356,20 +357,17 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
         ConfigError: the class is missing, or its constructor does not take a keyword.
         EnvironmentFailed: the module or the constructor raised; the message has the line in the user's code.
     """
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # no `__pycache__` in the user's folder
-    try:
+    with no_bytecode():
         module = _import(source)
         name = source.class_name or _only_class(source, module)
         if not hasattr(module, name):
             classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
             raise ConfigError(no_such_class(source, name, classes))
-        if source.adapter is not None:
-            factory = partial(getattr(module, name), source.id)
-            with RandomStream(0).active():  # importing a framework may draw random numbers, or seed them
-                return _named(_construct(factory, f"the adapter {source.adapter.name}", keywords), source)
-        return _construct(getattr(module, name), name, keywords)
-    finally:
-        sys.dont_write_bytecode = before
+        if source.adapter is None:
+            return _construct(getattr(module, name), name, keywords)
+        factory = partial(getattr(module, name), source.id)
+        with RandomStream(0).active():  # importing a framework may draw random numbers, or seed them
+            return _named(_construct(factory, f"the adapter {source.adapter.name}", keywords), source)
 
 
 def _named(environment: object, source: EnvSource) -> object:

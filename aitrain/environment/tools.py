@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, NotRequired, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, NotRequired, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema

@@ -13,9 +13,9 @@ from typing import Any
 
 from aitrain.environment.adapters.installed_source import check_registered, keywords_of
 from aitrain.environment.adapters.settings import RandomStream, game_rows, read_score_range
-from aitrain.environment.adapters.user_objects import source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
 
 MOST_INVALID = 3  # answers without an action that end an episode

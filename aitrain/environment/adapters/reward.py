@@ -15,9 +15,9 @@ from aitrain.environment.adapters.answer_rules import EXAMPLES, Completion
 from aitrain.environment.adapters.reward_functions import Lists, Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import read_score_range
-from aitrain.environment.adapters.user_objects import parse_id, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.user_modules import parse_id, source_files
 
 TRIED_ANSWERS = (
     "No.",

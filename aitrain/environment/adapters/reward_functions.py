@@ -8,8 +8,8 @@ from typing import Any
 
 from aitrain.environment.adapters.answer_rules import RULES
 from aitrain.environment.adapters.settings import weighted
-from aitrain.environment.adapters.user_objects import Place, check_objects, load_object
 from aitrain.environment.contract import Score, arguments_for
+from aitrain.environment.user_modules import Place, check_objects, load_object
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.async_calls import run_if_async
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from aitrain.environment.adapters.installed_source import check_registered, keywords_of
 from aitrain.environment.adapters.settings import RandomStream, game_rows, read_score_range
-from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 Opponent = Callable[[str, random.Random], str]

@@ -35,12 +35,11 @@ from aitrain.environment.adapters.settings import (
     solved_cases,
     with_system,
 )
-from aitrain.environment.adapters.user_objects import package_files, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import Message
-from aitrain.environment.user_modules import module_specs
+from aitrain.environment.user_modules import module_specs, package_files, source_files
 from aitrain.errors import ConfigError, EpisodeTruncated
 
 Foreign: TypeAlias = Any
