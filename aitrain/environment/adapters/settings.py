@@ -16,10 +16,11 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.contract import Score
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.value_types import score_bounds
 
 _LOCK = threading.RLock()
@@ -123,3 +124,19 @@ def weighted(components: Mapping[str, tuple[float | None, float]]) -> Score:
     known = {name: (float(value), weight) for name, (value, weight) in components.items() if value is not None}
     metrics = {name: value for name, (value, _) in known.items()}
     return Score(sum(value * weight for value, weight in known.values()) if known else None, metrics)
+
+
+@contextmanager
+def naming_unknown(package: str, id: str, registry: str = "ENV_REGISTRY") -> Iterator[None]:
+    """Context that makes an environment of a package which registers its environments.
+
+    Raises:
+        ConfigError: there is none of this id.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = vars(import_module(f"{package}.envs.registration"))[registry]
+        if id in known:
+            raise
+        raise ConfigError(f"rl_env: {package} has no environment {id}.{did_you_mean(id, known)}") from error

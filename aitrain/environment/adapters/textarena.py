@@ -12,8 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.installed_source import check_registered, keywords_of
-from aitrain.environment.adapters.settings import RandomStream, game_rows, read_score_range
+from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, read_score_range
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
@@ -42,26 +41,6 @@ def moves_in(seen: str) -> list[str]:
     return moves
 
 
-def opponent_named(name: str) -> Opponent:
-    """One of OPPONENTS, or a function of the user's, named `file.py:function`."""
-    found: Opponent = OPPONENTS.get(name) or load_object(*parse_id(name)[0])
-    return found
-
-
-def check_opponent(name: str) -> None:
-    """Check an opponent without running anything.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if name in OPPONENTS:
-        return
-    if ":" not in name:
-        known = ", ".join(OPPONENTS)
-        raise ConfigError(f"rl_env_config: there is no opponent {name}: name {known}, or a function: file.py:name")
-    check_objects(parse_id(name), "function")
-
-
 MOST_PLAYERS = 15
 GAME = -1  # the sender of the game's own messages
 
@@ -88,9 +67,10 @@ class TextArena:
         self.id = id if is_named else f"{id}-raw"  # by default each observation is the whole game
         self.config = {**config, **(game or {})}
         self.size, self.seed, self.system, self.seat = size, seed, system, seat
-        self.opponent = opponent_named(opponent)
+        self.opponent: Opponent = OPPONENTS.get(opponent) or load_object(*parse_id(opponent)[0])
         self.source_files = source_files((), [self.opponent], "textarena")
-        self.players = players or self._fewest_players()
+        with naming_unknown("textarena", self.id):
+            self.players = players or self._fewest_players()
         if seat not in range(self.players):
             raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "textarena"))
@@ -173,11 +153,14 @@ class _Match:
 
 
 def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check game, settings and opponent against the installed source.
+    """Check the opponent without running anything.
 
     Raises:
-        ConfigError: there is no such game, opponent or setting.
+        ConfigError: there is none of that name.
     """
-    game, known = re.sub(r"-(raw|train)$", "", id), keywords_of(TextArena)
-    check_registered("textarena", game, [key for key in settings if key not in known], known)
-    check_opponent(str(settings.get("opponent", "any_legal")))
+    name = str(settings.get("opponent", "any_legal"))
+    if name not in OPPONENTS:
+        if ":" not in name:
+            known = ", ".join(OPPONENTS)
+            raise ConfigError(f"rl_env_config: there is no opponent {name}: name {known}, or a function: file.py:name")
+        check_objects(parse_id(name), "function")

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aitrain.environment.adapters.reward_functions import Rewards, check_functions
+from aitrain.environment.adapters.reward import Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import RandomStream, read_score_range, weighted
 from aitrain.environment.contract import Prompt, Score
