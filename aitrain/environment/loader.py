@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -229,83 +229,29 @@ def _refuse_library_name(option: str, module: str, top: ModuleSpec) -> None:
 
 
 def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
-    """Check class and constructor keywords against the source.
+    """Check the class against the source, without running it; of an adapter, check package, keywords and id, without
+    importing the framework.
 
     Raises:
-        ConfigError: the class is missing or ambiguous, or the constructor does not take a keyword.
-        ConfigError: an adapter's package is missing or has another version, or the adapter refuses the id.
+        ConfigError: the class is missing; or an adapter's package is missing or has another version, or the adapter
+            refuses the id or a keyword.
         EnvironmentFailed: the file is not valid Python.
     """
     if source.adapter is not None:
-        _check_adapter(source.adapter, source.id, keywords)
-        return
-    if source.file is None:
-        return
-    tree = parse(source.file)
-    classes = {node.name: node for node in top_level(tree) if isinstance(node, ast.ClassDef)}
-    name = source.class_name or _only_candidate(source, classes)
-    if name is None:
-        return
-    if name in classes:
-        _check_keywords(classes[name], keywords)
-    elif {name, "*"}.isdisjoint(names_in(tree)):
-        raise ConfigError(no_such_class(source, name, list(classes)))
-
-
-def _check_adapter(adapter: Adapter, id: str, keywords: Mapping[str, object]) -> None:
-    """Check package, keywords and id without importing the framework."""
-    adapter.require_package()
-    module = import_module(adapter.module)
-    kind = getattr(module, adapter.class_name)
-    check_signature(partial(kind, id), f"the adapter {adapter.name}", keywords)
-    check_id = getattr(kind, "check_id", None) or getattr(module, "check_id", None)
-    if check_id is not None:
-        check_id(id, keywords)
-
-
-def _only_candidate(source: EnvSource, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """The only environment class of the file; None if that depends on running it."""
-    public = {name: node for name, node in classes.items() if not name.startswith("_")}
-    candidates = [name for name, node in public.items() if _has_method(node, "build_dataset", classes)]
-    if len(candidates) > 1:
-        raise ConfigError(several_classes(str(source.file), candidates))
-    if candidates:
-        return candidates[0]
-    bases = [base for node in public.values() for base in node.bases]
-    if any(not isinstance(base, ast.Name) or base.id not in {*classes, "object"} for base in bases):
-        return None  # build_dataset may be inherited
-    raise ConfigError(
-        f"rl_env_class: no class in {source.file} has build_dataset (classes there: {', '.join(classes) or 'none'}).\n"
-        "Write one, or name a class that is imported there with --rl-env-class."
-    )
-
-
-def several_classes(place: str, names: list[str]) -> str:
-    """Error message for several environment classes."""
-    return (
-        f"rl_env_class: {place} has {len(names)} environments: {', '.join(names)}\n"
-        f"Choose one, such as --rl-env-class {names[-1]}"
-    )
-
-
-def _has_method(node: ast.ClassDef, method: str, classes: Mapping[str, ast.ClassDef]) -> bool:
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    if any(isinstance(item, functions) and item.name == method for item in node.body):
-        return True
-    others = {name: other for name, other in classes.items() if name != node.name}
-    bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-    return any(_has_method(others[base], method, others) for base in bases if base in others)
-
-
-def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, object]) -> None:
-    init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
-    if init is None or node.decorator_list or init.args.kwarg or init.args.vararg or init.args.posonlyargs[1:]:
-        return  # inherited, changed by a decorator, or with *args or **kwargs: checked by the training process
-    positional = [argument.arg for argument in init.args.posonlyargs + init.args.args][1:]
-    taken = positional + [argument.arg for argument in init.args.kwonlyargs]
-    needed = positional[: len(positional) - len(init.args.defaults)]
-    needed += [a.arg for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if default is None]
-    refuse_keywords(node.name, keywords, (taken, needed))
+        source.adapter.require_package()
+        module = import_module(source.adapter.module)
+        check_signature(
+            partial(getattr(module, source.adapter.class_name), source.id),
+            f"the adapter {source.adapter.name}",
+            keywords,
+        )
+        if hasattr(module, "check_id"):
+            module.check_id(source.id, keywords)
+    elif source.file is not None:
+        tree = parse(source.file)
+        if source.class_name is not None and {source.class_name, "*"}.isdisjoint(names_in(tree)):
+            classes = [node.name for node in top_level(tree) if isinstance(node, ast.ClassDef)]
+            raise ConfigError(no_such_class(source, source.class_name, classes))
 
 
 def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
@@ -314,27 +260,21 @@ def check_signature(factory: Callable[..., object], name: str, keywords: Mapping
     Raises:
         ConfigError: a keyword is not accepted, or a required one is missing.
     """
-    with suppress(TypeError, ValueError):  # no signature available: the call itself will show
-        parameters = list(inspect.signature(factory).parameters.values())
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
-            refuse_keywords(name, keywords, ([p.name for p in named], [p.name for p in named if p.default is p.empty]))
-
-
-def refuse_keywords(name: str, keywords: Mapping[str, object], signature: tuple[list[str], list[str]]) -> None:
-    """Check keywords against a signature: (accepted parameters, required parameters).
-
-    Raises:
-        ConfigError: a keyword is not accepted, or a required one is missing.
-    """
-    taken, needed = signature
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # the call itself will show
+        return
+    taken = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
     for keyword in keywords:
         if keyword not in taken:
             raise ConfigError(
                 f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
                 f"It takes: {', '.join(taken) or 'nothing'}"
             )
-    missing = [keyword for keyword in needed if keyword not in keywords]
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    missing = [name for name in needed if name in taken and name not in keywords]
     if missing:
         raise ConfigError(
             f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
@@ -394,13 +334,19 @@ def _import(source: EnvSource) -> ModuleType:
 
 def _only_class(source: EnvSource, module: ModuleType) -> str:
     public = {name: value for name, value in vars(module).items() if inspect.isclass(value) and name[0] != "_"}
-    own = (name for name, value in public.items() if value.__module__ == module.__name__)
+    own = [name for name, value in public.items() if value.__module__ == module.__name__]
     found = [name for name in own if hasattr(public[name], "build_dataset")]
     place = str(source.file or source.module)
     if len(found) > 1:
-        raise ConfigError(several_classes(place, found))
+        raise ConfigError(
+            f"rl_env_class: {place} has {len(found)} environments: {', '.join(found)}\n"
+            f"Choose one, such as --rl-env-class {found[-1]}"
+        )
     if not found:
-        raise ConfigError(f"rl_env_class: no class in {place} has build_dataset\nName one with --rl-env-class.")
+        raise ConfigError(
+            f"rl_env_class: no class in {place} has build_dataset (classes there: {', '.join(own) or 'none'}).\n"
+            "Write one, or name a class that is imported there with --rl-env-class."
+        )
     return found[0]
 
 
