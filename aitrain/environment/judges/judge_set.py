@@ -12,8 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from aitrain.environment.adapters.settings import weighted
 from aitrain.environment.contract import Score, arguments_for
 from aitrain.environment.judges import rules
@@ -220,7 +218,6 @@ JudgeDescription = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 MODEL_JUDGES = {"rubric": "Rubric", "ranking": "Ranking"}
 """Judges that ask a model, with their classes; each is in the module of its name."""
 REMOTE = ("http://", "https://")
-_ROOM = "aitrain.environment.judges"
 
 
 @dataclass(frozen=True)
@@ -299,26 +296,12 @@ class JudgeSpec:
         return Judge(self.name, function, self.weight, self.bounds, EXAMPLES.get(self.place))
 
     def _server_judge(self) -> Any:
-        module, kind = (self.place, MODEL_JUDGES[self.place]) if not self.is_remote else ("remote_judge", "RemoteJudge")
-        made = getattr(import_module(f"{_ROOM}.{module}"), kind)
-        settings = {"url": self.place, **self.settings} if self.is_remote else self.settings
-        takes = inspect.signature(made).parameters
-        for name in settings:
-            if name not in takes:
-                key = " A key belongs into an environment variable, which key_name names." if "key" in name else ""
-                raise ConfigError(
-                    f"judges: {self.place} does not take {name}.{did_you_mean(name, takes)}{key}\n"
-                    f"It takes: {', '.join(takes)}"
-                )
-        missing = [name for name, one in takes.items() if one.default is one.empty and name not in settings]
-        if missing:
-            raise ConfigError(f"judges: {self.place} also needs {', '.join(missing)}")
-        try:
-            return TypeAdapter(made).validate_python(settings)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"judges: {where} of {self.place}: {first['msg']}") from None
+        if self.is_remote:
+            from aitrain.environment.judges.remote_judge import RemoteJudge
+
+            return RemoteJudge(url=self.place, **self.settings)
+        kind = getattr(import_module(f"aitrain.environment.judges.{self.place}"), MODEL_JUDGES[self.place])
+        return kind(**self.settings)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.redaction import redact
 
@@ -46,42 +48,58 @@ BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeServer:
-    """Where a judge is, and how it is asked."""
+class JudgeServer(BaseModel, frozen=True, extra="forbid"):
+    """Where a judge is, and how it is asked.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
 
     url: str
     key_name: str = "OPENAI_API_KEY"
     """Environment variable that holds the server's key, which is sent if it is set."""
-    timeout: float = 30.0
+    timeout: float = Field(30.0, gt=0)
     """Seconds for one request."""
-    retries: int = 3
+    retries: int = Field(3, ge=0)
     """How often a request that fails is repeated."""
-    concurrency: int = 16
+    concurrency: int = Field(16, ge=1)
     """Requests that each process makes at the same time."""
 
-    def __post_init__(self) -> None:
-        self.check()
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise ConfigError(f"judges: {self._problem(error.errors())}") from None
         if is_offline():
             not_asked.add(self.url)
 
-    def check(self) -> None:
-        """Check the address and the numbers.
+    @classmethod
+    def _problem(cls, errors: Sequence[ErrorDetails]) -> str:
+        name, known = cls.__name__.lower(), list(cls.model_fields)
+        missing = [str(one["loc"][0]) for one in errors if one["type"] == "missing"]
+        for one in errors:
+            setting = ".".join(map(str, one["loc"]))
+            if one["type"] == "extra_forbidden":
+                key = " A key belongs into an environment variable, which key_name names." if "key" in setting else ""
+                return (
+                    f"{name} does not take {setting}.{did_you_mean(setting, known)}{key}\nIt takes: {', '.join(known)}"
+                )
+        if missing:
+            return f"{name} also needs {', '.join(missing)}"
+        return f"{setting} of {name}: {errors[0]['msg'].removeprefix('Value error, ')}"
 
-        Raises:
-            ConfigError: one is wrong.
-        """
-        parts = urlsplit(self.url)
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"judges: {self.url!r} is not a URL\nGive one such as http://127.0.0.1:8000/v1.")
-        if "@" in parts.netloc or redact(self.url) != self.url:
-            raise ConfigError(
-                f"judges: the URL of {parts.hostname} holds credentials\nPut the key into the environment variable"
-                f" {self.key_name}; key_name names another one."
+            raise ValueError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000/v1.")
+        if "@" in parts.netloc or redact(url) != url:
+            raise ValueError(
+                f"the URL of {parts.hostname} holds credentials\nPut the key into an environment variable, which"
+                " key_name names."
             )
-        for name, lowest in (("timeout", 0.001), ("retries", 0), ("concurrency", 1)):
-            if not getattr(self, name) >= lowest:
-                raise ConfigError(f"judges: {name} must be at least {lowest}, not {getattr(self, name)}")
+        return url
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server answers, as JSON.
@@ -320,33 +338,20 @@ class Question:
     """The verdict of a reply; raises ValueError if it is none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelJudge(JudgeServer):
+class ModelJudge(JudgeServer, frozen=True):
     """A model that judges. It has no state of its own, so calls of several threads and processes can share it."""
 
     model: str
-    max_reply_tokens: int = 512
+    max_reply_tokens: int = Field(512, ge=1)
     """Tokens of one reply."""
     structured: bool = True
     """Whether the server is given the JSON schema of the reply; some servers refuse it."""
     cache: str | bool = True
     """File of the verdicts and of what was spent; False: equal questions are asked again."""
-    max_calls: int | None = None
+    max_calls: int | None = Field(None, ge=1)
     """Calls that may be spent through the file of `cache`, in all runs together."""
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(None, ge=1)
     """Tokens of prompts and replies that may be spent likewise."""
-
-    def check(self) -> None:
-        """Check address and numbers.
-
-        Raises:
-            ConfigError: one is wrong.
-        """
-        super().check()
-        for name in ("max_reply_tokens", "max_calls", "max_tokens"):
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ConfigError(f"judges: {name} must be at least 1, not {value}")
 
     @property
     def store(self) -> VerdictStore:
