@@ -36,8 +36,8 @@ from aitrain.environment.session import (
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.async_calls import replace_if_blocked, run_if_async, running_loop
 from aitrain.execution.failure import CallFailed, Failure, as_failure
-from aitrain.execution.stacks import stack_of_awaitable, stack_of_thread
 from aitrain.execution.task import current_task, on_cancel
+from aitrain.execution.user_code import stack_of_awaitable, stack_of_thread
 
 MAX_AFTER_LIMIT = 20
 """Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""

@@ -20,9 +20,8 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import Failure, as_failure
-from aitrain.execution.stacks import stack_of_thread
 from aitrain.execution.task import Outcome, Task, current_task
-from aitrain.execution.user_code import users_line
+from aitrain.execution.user_code import stack_of_thread, users_line
 
 T = TypeVar("T")
 

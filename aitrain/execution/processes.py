@@ -30,8 +30,8 @@ from typing import Any
 
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed, Failure, as_failure
-from aitrain.execution.stacks import stack_of_dump
 from aitrain.execution.task import on_cancel, paused
+from aitrain.execution.user_code import stack_of_dump
 from aitrain.machine import allow_open_files
 
 

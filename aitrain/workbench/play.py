@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from aitrain.environment.contract import Case, Prompt
-from aitrain.environment.remote_session import NoModel
 from aitrain.environment.rollout_session import session_for
+from aitrain.environment.runner import NoModel
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed

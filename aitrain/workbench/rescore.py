@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from aitrain.environment.contract import Case, Transcript, env_kind, scores_groups
-from aitrain.environment.remote_session import NoModel
-from aitrain.environment.runner import EnvRunner, score_groups, start_runner
+from aitrain.environment.runner import EnvRunner, NoModel, score_groups, start_runner
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import Group, GroupMember
