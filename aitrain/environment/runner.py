@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
 import tempfile
@@ -310,7 +311,7 @@ class EnvRunner:
             self.policy.begin_batch()
         if self.has_sessions:
             jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
-            for one, result in zip(sessions, await self._repeat(sessions, jobs, self.kind), strict=True):
+            for one, result in zip(sessions, await self._make(sessions, jobs, self.kind), strict=True):
                 one.session, one.reset = result or (None, ResetResult())
                 self._said(one, one.reset)
         return sessions
@@ -359,7 +360,7 @@ class EnvRunner:
         place = "score" if self.kind == "start" else self.kind
         if not self.policy.by_episode:
             self.policy.begin_batch()
-        scored = await self._repeat([one for one, _ in alive], jobs, place)
+        scored = await self._make([one for one, _ in alive], jobs, place)
         results: dict[EnvSession, ScoreResult] = {}
         for (one, _), result in zip(alive, scored, strict=True):
             results[one] = result or ScoreResult(None)
@@ -389,36 +390,37 @@ class EnvRunner:
 
     # -- calls
 
-    async def _repeat(
+    async def _make(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
     ) -> list[T | None]:
-        """Make the calls, and retry those that failed, after a pause if a service failed.
+        """The values of calls, at the same time, or in their order while it is not known that they may run together."""
+        in_order = asyncio.Lock()
 
-        Calls are repeated as often as asked; else twice if the own code of a `score_episode` (which has a trace: judges
-        and served environments try again themselves) could not reach a service.
-        """
-        values: list[T | None] = [None] * len(jobs)
-        again, tries = list(range(len(jobs))), 0
-        while again:
-            left = again
-            while left and self.policy.is_serial:  # until it is known that they may run together
-                number, *left = left
-                values[number] = await self._call(sessions[number], jobs[number], place)
-                self.policy.refresh()
-            made = await asyncio.gather(*(self._call(sessions[number], jobs[number], place) for number in left))
-            for number, value in zip(left, made, strict=True):
-                values[number] = value
-            failures = {number: failure for number in again if (failure := sessions[number].failure) is not None}
-            again = []
-            for number, failure in failures.items():
-                is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
-                most = self.config.rl_env_retries if self.config.rl_env_retries is not None else is_own and len(PAUSES)
-                if failure.kind in REPEATABLE and tries < (most or 0):
-                    again.append(number)
-            if any(failures[number].kind == "server" for number in again):
-                await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-            tries += 1
-        return values
+        async def make(one: EnvSession, job: Callable[[], T]) -> T | None:
+            for tries in itertools.count():
+                async with in_order:
+                    is_serial = self.policy.is_serial
+                    if is_serial:
+                        value = await self._call(one, job, place)
+                        self.policy.refresh()
+                if not is_serial:
+                    value = await self._call(one, job, place)
+                if one.failure is None or tries >= self._most_tries(one.failure):
+                    break
+                if one.failure.kind == "server":
+                    await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+            return value
+
+        return await asyncio.gather(*map(make, sessions, jobs))
+
+    def _most_tries(self, failure: Failure) -> int:
+        """How often a call that failed is tried again: as asked; else twice if the own code of a `score_episode` (which
+        has a trace: judges and served environments try again themselves) could not reach a service."""
+        if failure.kind not in REPEATABLE:
+            return 0
+        is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
+        default = len(PAUSES) if is_own else 0
+        return default if self.config.rl_env_retries is None else self.config.rl_env_retries
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one."""
