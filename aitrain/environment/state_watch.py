@@ -6,7 +6,6 @@ does not mean unchanged.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import copy
 import copyreg
@@ -17,7 +16,6 @@ import fractions
 import functools
 import gc
 import io
-import linecache
 import operator
 import os
 import random
@@ -611,13 +609,6 @@ MAX_SECONDS = 5.0
 """Seconds of comparisons in one watched call."""
 MAX_EVENTS = 20_000
 """Traced events of a call that runs beside others, about 6 ms; what it does later shows in the comparison only."""
-_STORES = frozenset(
-    code
-    for name, code in dis.opmap.items()
-    if name.startswith(("STORE_ATTR", "STORE_SUBSCR", "DELETE_ATTR", "DELETE_SUBSCR", "CALL"))
-)
-_STORE_GLOBAL = frozenset(dis.opmap.get(name) for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
-_STORE_CELL = frozenset(dis.opmap.get(name) for name in ("STORE_DEREF", "DELETE_DEREF"))
 _WRITES = frozenset(
     code
     for name, code in dis.opmap.items()
@@ -626,12 +617,6 @@ _WRITES = frozenset(
 )
 """Instructions that may change an object; a change is seen before the next of them, which might undo it."""
 
-
-_CHANGING_METHODS = {
-    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
-    "reverse", "setdefault", "sort", "update", "__setattr__", "__setitem__", "__delitem__",
-}  # fmt: skip
-"""Methods of Python's containers that leave them as they are when the value is the same."""
 
 _TRACE_LOCK = threading.Lock()
 
@@ -714,15 +699,16 @@ class CallTracer:
         if event == "line":
             self._see_line(frame)
         elif self.is_alone and event in ("opcode", "return"):
-            operation = _bytes_of(code)[frame.f_lasti]
+            steps, places = _steps(code)
+            step = steps[places.get(frame.f_lasti, 0)]
             if self._stored is not None:
                 self._look_after_store()
             key = (code, frame.f_lasti, event)
-            if (event == "return" or operation in _WRITES) and self._looks.get(key, 0) < 3:
+            if (event == "return" or step.opcode in _WRITES) and self._looks.get(key, 0) < 3:
                 self._looks[key] = self._looks.get(key, 0) + 1
                 self.look()
                 if event == "opcode" and self._snapshot and not self.is_over:
-                    self._note_store(frame, operation)
+                    self._note_store(frame, step)
             self._place = self._place_of(frame)
         elif not self.is_alone:
             self._events += 1
@@ -777,87 +763,63 @@ class CallTracer:
     def _place_of(frame: FrameType) -> str:
         return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
 
-    def _note_store(self, frame: FrameType, operation: int) -> None:
+    def _note_store(self, frame: FrameType, step: dis.Instruction) -> None:
         """Hold an assignment to an object that other calls see: the value may be the same as before."""
         assert self._snapshot is not None
+        code, walk, name = frame.f_code, self._snapshot.walk, str(step.argval)
+        steps, places = _steps(code)
         target: Any = None
-        name = "a global variable"
-        if operation in _STORE_GLOBAL:
+        if step.opname.endswith("_GLOBAL"):
             target = frame.f_globals
-        elif operation in _STORE_CELL and (function := self._snapshot.walk.functions.get(frame.f_code)) is not None:
-            name = _cell_names(frame.f_code)[frame.f_lasti]
-            if name in frame.f_code.co_freevars and function.__closure__:
-                target = function.__closure__[frame.f_code.co_freevars.index(name)]
-        elif operation in _STORES and (node := _storing_nodes(frame.f_code).get(frame.f_lasti)) is not None:
-            name = ast.unparse(node)
-            target = _stored_to(node, frame)
-            if not isinstance(node, ast.Call) and is_not_watched(_resolved(node, frame)):
+        elif step.opname.endswith("_DEREF") and (function := walk.functions.get(code)) is not None:
+            if name in code.co_freevars and function.__closure__:
+                target = function.__closure__[code.co_freevars.index(name)]
+        elif step.opname.endswith("_ATTR"):
+            target, _ = _loaded(frame, steps, places[frame.f_lasti] - 1)
+            if is_not_watched(getattr(target, "__dict__", {}).get(name)):
                 return  # `self.client = self.client or Client()`
-        if target is not None and target in self._snapshot.walk:
+            name = f"{'self' if target is self.watch.environment else type(target).__name__}.{name}"
+        elif step.opname.endswith("_SUBSCR"):
+            _, before = _loaded(frame, steps, places[frame.f_lasti] - 1)  # the key
+            target, _ = _loaded(frame, steps, before)
+            name = f"an item of a {type(target).__name__}"
+        if target is not None and target in walk:
             self._stored = (StateChange(name, self._place_of(frame)), target)
 
 
-def _stored_to(node: ast.expr, frame: FrameType) -> Any:
-    """The object that an assignment or a call changes; None if it cannot be found, or is none that a call changes."""
-    if not isinstance(node, ast.Call):
-        assert isinstance(node, (ast.Attribute, ast.Subscript))
-        return _resolved(node.value, frame)
-    if isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr") and node.args:
-        return _resolved(node.args[0], frame)
-    if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING_METHODS:
-        owner = _resolved(node.func.value, frame)
-        if owner is object and node.args:
-            return _resolved(node.args[0], frame)
-        return owner if isinstance(owner, COPIED) else None
-    return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _cell_names(code: CodeType) -> dict[int, str]:
-    """Variables of enclosing functions that a function assigns, by the offset of the instruction."""
-    return {step.offset: step.argval for step in dis.get_instructions(code) if step.opcode in _STORE_CELL}
-
-
-def _resolved(node: ast.expr, frame: FrameType) -> Any:
-    """The object of an expression, if that can be found without running code of the user; else None."""
-    if isinstance(node, ast.Name):
-        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
-    if isinstance(node, ast.Attribute) and (owner := _resolved(node.value, frame)) is not None:
-        if node.attr == "__dict__":
-            return getattr(owner, "__dict__", None)
-        of_class = None if isinstance(owner, (type, ModuleType)) else class_attribute(owner, node.attr)
+def _loaded(frame: FrameType, steps: list[dis.Instruction], end: int) -> tuple[Any, int]:
+    """The object that the instructions up to `end` load, None if it cannot be found without running code of the user;
+    and where the instructions before them end."""
+    kind, name = (steps[end].opname, steps[end].argval) if end >= 0 else ("", "")
+    if kind.startswith(("LOAD_FAST", "LOAD_DEREF", "STORE_FAST_LOAD_FAST")):
+        return frame.f_locals.get(name[-1] if isinstance(name, tuple) else name), end - 1
+    if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
+        return frame.f_globals.get(name), end - 1
+    if kind == "LOAD_CONST":
+        return name, end - 1
+    if kind == "LOAD_ATTR":
+        owner, before = _loaded(frame, steps, end - 1)
+        if name == "__dict__":
+            return getattr(owner, "__dict__", None), before
+        of_class = None if isinstance(owner, (type, ModuleType)) else class_attribute(owner, name)
         if isinstance(of_class, types.MemberDescriptorType):
-            return getattr(owner, node.attr, None)
-        found = getattr(owner, "__dict__", {}).get(node.attr, of_class)
-        return None if hasattr(type(found), "__get__") else found
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Name, ast.Constant)):
-        owner = _resolved(node.value, frame)
-        key = node.slice.value if isinstance(node.slice, ast.Constant) else _resolved(node.slice, frame)
+            return getattr(owner, name, None), before
+        found = getattr(owner, "__dict__", {}).get(name, of_class)
+        return None if hasattr(type(found), "__get__") else found, before
+    if kind == "BINARY_SUBSCR":
+        key, before = _loaded(frame, steps, end - 1)
+        owner, before = _loaded(frame, steps, before)
         if type(owner) in (list, tuple, dict) and type(key) in (str, int, bool):
             with suppress(LookupError, TypeError):
-                return owner[key]
-    return None
+                return owner[key], before
+    return None, end - 1
 
 
 @functools.lru_cache(maxsize=4096)
-def _storing_nodes(code: CodeType) -> dict[int, ast.expr]:
-    """Targets of a function's assignments to attributes and items, and its calls, by the offset of the instruction."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
-    except (SyntaxError, ValueError, RecursionError):
-        return {}
-    nodes = {
-        (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset): node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        or (isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load))
-    }
-    return {2 * number: nodes[place] for number, place in enumerate(code.co_positions()) if place in nodes}
-
-
-@functools.lru_cache(maxsize=4096)
-def _bytes_of(code: CodeType) -> bytes:
-    return code.co_code
+def _steps(code: CodeType) -> tuple[list[dis.Instruction], dict[int, int]]:
+    """The instructions of a function, and the index of each by its offset."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    return steps, {step.offset: index for index, step in enumerate(steps)}
 
 
 @dataclass(frozen=True)
