@@ -194,15 +194,7 @@ class Transcript:
 
     def arguments(self) -> dict[str, Any]:
         """All arguments for `score_episode` but model and tokenizer; a column with one of our names is not passed."""
-        return {
-            **self.case.row,
-            "completion": self.content,
-            "case_idx": self.case.case_idx,
-            "prompt": self.case.prompt,
-            "case": dict(self.case.row),
-            "messages": self.messages,
-            "text": self.text,
-        }
+        return self.case.arguments(completion=self.content, messages=self.messages, text=self.text)
 
 
 def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
@@ -210,14 +202,14 @@ def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
     a user's text is joined to it, as many chat templates refuse two messages of the user in a row."""
     if isinstance(prompt, str):
         return prompt + "".join(str(message["content"]) for message in opening)
-    if not (prompt and opening and all(_is_users_text(message) for message in (prompt[-1], opening[0]))):
+    joins = [
+        message.get("role") == "user" and isinstance(message.get("content"), str)
+        for message in (*prompt[-1:], *opening[:1])
+    ]
+    if not (len(joins) == 2 and all(joins)):
         return [*prompt, *opening]
     joined = {**prompt[-1], "content": f"{prompt[-1]['content']}\n\n{opening[0]['content']}"}
     return [*prompt[:-1], joined, *opening[1:]]
-
-
-def _is_users_text(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "user" and isinstance(message.get("content"), str)
 
 
 def asks_nothing(prompt: Prompt) -> bool:
@@ -323,7 +315,8 @@ def call_reference(environment: Any, case: Case) -> Any:
 
 def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments whose names are parameters of the method; all of them if it takes `**kwargs`."""
-    return chosen(named_by(method), arguments)
+    names = named_by(method)
+    return dict(arguments) if names is None else {name: arguments[name] for name in names if name in arguments}
 
 
 def named_by(method: Callable[..., Any]) -> tuple[str, ...] | None:
@@ -331,11 +324,6 @@ def named_by(method: Callable[..., Any]) -> tuple[str, ...] | None:
     parameters = inspect.signature(method).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return None if takes_all else tuple(parameters)
-
-
-def chosen(names: tuple[str, ...] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with these names; all of them for None."""
-    return dict(arguments) if names is None else {name: arguments[name] for name in names if name in arguments}
 
 
 def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:

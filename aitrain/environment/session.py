@@ -50,17 +50,13 @@ class Group:
     def arguments(self) -> dict[str, Any]:
         """All arguments for `score_group`; a column with one of our names is not passed."""
         results = [member.result for member in self.members]
-        return {
-            **self.case.row,
-            "completions": [member.completion for member in self.members],
-            "texts": [member.text for member in self.members],
-            "messages": [member.messages for member in self.members],
-            "scores": [result.score for result in results],
-            "metrics": [result.metrics for result in results],
-            "case_idx": self.case.case_idx,
-            "prompt": self.case.prompt,
-            "case": dict(self.case.row),
-        }
+        return self.case.arguments(
+            completions=[member.completion for member in self.members],
+            texts=[member.text for member in self.members],
+            messages=[member.messages for member in self.members],
+            scores=[result.score for result in results],
+            metrics=[result.metrics for result in results],
+        )
 
 
 Message = dict[str, Any]
