@@ -49,20 +49,22 @@ class DeadlinePool:
         self._watcher: threading.Thread | None = None
         self._wakes_at = math.inf
 
-    def submit(self, job: Callable[[], T], on_done: Callable[[Task[T]], None], timeout: float | None = None) -> Task[T]:
+    def submit(self, job: Callable[[], T], on_done: Callable[[Task[T]], None]) -> Task[T]:
         """Call `job` in a thread as soon as one is free; an awaitable that it returns is awaited on the shared loop.
-        `on_done`, which must not block, is called once, in any thread, when the call has ended or was abandoned.
-        `timeout` takes the place of the pool's."""
-        seconds = self.timeout if timeout is None else timeout
-        task = Task(job, on_done, seconds, self._changed, self._set_deadline)
+        `on_done`, which must not block, is called once, in any thread, when the call has ended or was abandoned."""
+        task = self._enqueued(job, on_done, self.timeout)
+        self._start_threads()
+        return task
+
+    def _enqueued(self, job: Callable[[], T], on_done: Callable[[Task[T]], None], timeout: float) -> Task[T]:
+        task = Task(job, on_done, timeout, self._changed, self._set_deadline)
         with self._changed:
             self._waiting.append(task)
-            self._start_threads()
         return task
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, awaited on the running event loop; a call whose awaiting task is cancelled is
-        abandoned."""
+        abandoned. `timeout` takes the place of the pool's."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome[T]] = loop.create_future()
 
@@ -70,7 +72,8 @@ class DeadlinePool:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(task.outcome))
 
-        task = self.submit(job, deliver, timeout)
+        task = self._enqueued(job, deliver, self.timeout if timeout is None else timeout)
+        loop.call_soon(self._start_threads)  # after all calls of this iteration, which a few threads may make
         try:
             return await future
         except BaseException:
@@ -114,19 +117,24 @@ class DeadlinePool:
 
     def _start_threads(self) -> None:
         """Start the threads that the calls need; if there is none, and none can be started, the calls fail."""
-        if self._watcher is None and self.timeout < math.inf:
-            self._watcher = threading.Thread(target=self._watch, name="environment-deadlines", daemon=True)
-            with suppress(RuntimeError):
-                self._watcher.start()
-        while self._threads < min(self.max_threads, len(self._waiting) + len(self._running)):
+        while True:
+            with self._changed:
+                if self._watcher is None and self.timeout < math.inf:
+                    self._watcher = threading.Thread(target=self._watch, name="environment-deadlines", daemon=True)
+                    with suppress(RuntimeError):
+                        self._watcher.start()
+                if self._threads >= min(self.max_threads, len(self._waiting) + len(self._running)):
+                    return
+                self._threads += 1
             name = f"environment-{next(self._numbers)}"
             try:
                 threading.Thread(target=self._work, name=name, daemon=True).start()
             except RuntimeError:  # the system's limit is reached: fewer threads do
-                while self._waiting and not self._threads:
-                    self.cancel(self._waiting.popleft(), NO_THREAD)
+                with self._changed:
+                    self._threads -= 1
+                    while self._waiting and not self._threads:
+                        self.cancel(self._waiting.popleft(), NO_THREAD)
                 return
-            self._threads += 1
 
     def _work(self) -> None:
         while True:
