@@ -11,8 +11,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aitrain import judges
-    from aitrain.environment.contract import Score, ToolResult
-    from aitrain.environment.protocol import Environment, EpisodeGenerator, EpisodeObject, ScoreValue, SpeakingFirst
+    from aitrain.environment.contract import (
+        Environment,
+        EpisodeGenerator,
+        EpisodeObject,
+        Score,
+        ScoreValue,
+        SpeakingFirst,
+        ToolResult,
+    )
     from aitrain.environment.requirements import EnvRequirements
     from aitrain.environment.tool_call_parser import ToolCall
     from aitrain.notebook import Chat
@@ -45,13 +52,13 @@ __all__ = [
 
 _LAZY = {
     "EnvRequirements": "aitrain.environment.requirements",
-    "Environment": "aitrain.environment.protocol",
-    "EpisodeGenerator": "aitrain.environment.protocol",
-    "EpisodeObject": "aitrain.environment.protocol",
+    "Environment": "aitrain.environment.contract",
+    "EpisodeGenerator": "aitrain.environment.contract",
+    "EpisodeObject": "aitrain.environment.contract",
     "Result": "aitrain.runs.result",
     "Score": "aitrain.environment.contract",
-    "ScoreValue": "aitrain.environment.protocol",
-    "SpeakingFirst": "aitrain.environment.protocol",
+    "ScoreValue": "aitrain.environment.contract",
+    "SpeakingFirst": "aitrain.environment.contract",
     "ToolCall": "aitrain.environment.tool_call_parser",
     "ToolResult": "aitrain.environment.contract",
     "TrainConfig": "aitrain.options.train",

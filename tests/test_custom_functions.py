@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.environment.custom_functions import function_file, load_function
+from aitrain.environment.user_modules import check_objects, load_function, parse_id
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.launch.preflight import check_functions
 from aitrain.options.train import TrainConfig
@@ -32,13 +32,13 @@ def test_a_function_is_loaded_from_a_file_and_from_a_module(here: Path) -> None:
 def test_a_misspelt_place_is_refused_by_reading(here: Path, place: str, word: str) -> None:
     (here / "own.py").write_text("raise RuntimeError('must not run')\ndef sample(): ...\n")
     with pytest.raises(ConfigError, match=f"^custom_sampler: (?s:.*){word}"):
-        function_file("custom_sampler", place)
+        check_objects(parse_id(place), "function", "custom_sampler")
 
 
 def test_preflight_reads_each_function_of_a_list(here: Path) -> None:
     (here / "own.py").write_text("def a(): ...\n")
     check_functions(TrainConfig(custom_callbacks="own:a"))
-    with pytest.raises(ConfigError, match=r"^custom_callbacks: there is no b"):
+    with pytest.raises(ConfigError, match=r"^custom_callbacks: there is no function b"):
         check_functions(TrainConfig(custom_callbacks="own:a,own.py:b"))
 
 

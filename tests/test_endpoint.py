@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from aitrain.environment import endpoint_server
-from aitrain.environment.endpoint_server import MAX_BODY
+from aitrain.environment import endpoint as endpoint_module
+from aitrain.environment.endpoint import MAX_BODY
 from aitrain.rollout.limits import Limits
 from tests.rollout.asking import Asks, play, play_one, user
 from tests.rollout.scripted import Scripted, cases
@@ -156,7 +156,7 @@ def test_many_episodes_ask_at_the_same_time_from_other_processes() -> None:
 
 
 def test_a_client_that_blocks_the_event_loop_fails_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_server, "BLOCKED", 0.2)
+    monkeypatch.setattr(endpoint_module, "BLOCKED", 0.2)
 
     class Blocks(Asks):
         concurrent = True

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from aitrain.cli.eval import AskedEvals, run_evals
 from aitrain.cli.main import app
-from aitrain.environment.locator import find_env
+from aitrain.environment.loader import find_env
 from aitrain.errors import ConfigError
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig

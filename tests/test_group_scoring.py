@@ -11,10 +11,9 @@ import pytest
 
 from aitrain import EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, check_contract
-from aitrain.environment.episode_group import Group, GroupMember
-from aitrain.environment.group_scoring import score_groups
-from aitrain.environment.runner import start_runner
+from aitrain.environment.runner import score_groups, start_runner
 from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import Failure
 
 ASKED = [{"role": "user", "content": "q"}]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment import loader, locator
+from aitrain.environment import loader
 from aitrain.environment.contract import Case
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.errors import EnvironmentFailed
@@ -33,7 +33,7 @@ def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def load(**config: Any) -> Any:
-    return loader.load_env(locator.find_env(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
+    return loader.load_env(loader.find_env(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
 
 
 def score(environment: Any, text: str, case_idx: int = 0) -> ScoreResult:

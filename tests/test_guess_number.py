@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment import loader, locator
+from aitrain.environment import loader
 from aitrain.options.train import TrainConfig
 
 JUNK = "Say a number from 1 to 7."
@@ -24,7 +24,7 @@ JUNK = "Say a number from 1 to 7."
 def test_each_guess_that_misses_or_is_no_number_costs_a_quarter(
     number: int, replies: list[str], said: list[str], score: float
 ) -> None:
-    environment: Any = loader.load_env(locator.find_env(TrainConfig(rl_env="envs.guess_number")), {})
+    environment: Any = loader.load_env(loader.find_env(TrainConfig(rl_env="envs.guess_number")), {})
     assert number in [row["case_idx"] for row in environment.build_dataset(None)]
     episode = environment.episode(number, seed=0)
     assert next(episode) is None

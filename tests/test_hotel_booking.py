@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aitrain import Score
-from aitrain.environment import loader, locator
+from aitrain.environment import loader
 from aitrain.options.train import TrainConfig
 
 TOPICS = ["city", "dates", "budget", "stars", "breakfast"]
@@ -17,7 +17,7 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def load(**config: Any) -> Any:
-    return loader.load_env(locator.find_env(TrainConfig(model="any", rl_env="envs.hotel_booking")), config)
+    return loader.load_env(loader.find_env(TrainConfig(model="any", rl_env="envs.hotel_booking")), config)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from aitrain import AitrainError, ConfigError, EnvironmentFailed, TrainConfig
-from aitrain.environment.loader import load_env
-from aitrain.environment.locator import bundled_modules, check_by_reading, find_env
+from aitrain.environment.loader import bundled_modules, check_by_reading, find_env, load_env
 from tests.conftest import write
 
 ENV = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"

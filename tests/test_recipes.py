@@ -13,8 +13,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.dataset import build_cases
-from aitrain.environment.loader import load_env
-from aitrain.environment.locator import find_env
+from aitrain.environment.loader import find_env, load_env
 from aitrain.options.reading import resolve
 from aitrain.options.recipes import Recipe, read_recipe, recipes
 from tests.rehearsal import rehearse

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from aitrain import TrainConfig
-from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.row_copies import copy_arguments, copy_rows
+from aitrain.environment.contract import Case, Transcript, copy_arguments, copy_rows
 from aitrain.environment.runner import start_runner
 from tests import runner_calls
 

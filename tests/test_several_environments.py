@@ -10,8 +10,8 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.dataset import MixedCases, build_cases, number_apart
-from aitrain.environment.locator import find_environments
-from aitrain.environment.mixed_runner import MixedRunner
+from aitrain.environment.loader import find_environments
+from aitrain.environment.runner import MixedRunner
 from aitrain.errors import AitrainError
 from aitrain.events import Event
 from aitrain.jobs.env_loading import load_runner

@@ -73,7 +73,7 @@ def chat(
     request = ChatSetup(model, chat_options(model, only, given), only, system, case, greedy, seed, as_json)
     config = request.config
     if case is not None:
-        from aitrain.environment.locator import find_environments
+        from aitrain.environment.loader import find_environments
 
         find_environments(config)
     limit_threads(config.model)

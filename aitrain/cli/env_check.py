@@ -51,7 +51,7 @@ def env_check(
     given = {name: value for name, value in options.items() if value is not None}
     with loading("reading the environment"):
         from aitrain.cli.env_process import limit_threads  # here, because help needs none of it
-        from aitrain.environment.locator import find_environments
+        from aitrain.environment.loader import find_environments
         from aitrain.launch.stop_signals import on_stop_signals
         from aitrain.options.reading import resolve
         from aitrain.options.train import TrainConfig

@@ -64,7 +64,7 @@ def check_environment(options: Mapping[str, object]) -> None:
     Raises:
         AitrainError: an option is wrong, or there is no such environment.
     """
-    from aitrain.environment.locator import find_environments
+    from aitrain.environment.loader import find_environments
     from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
 

@@ -211,7 +211,7 @@ def _environments(plan: RunPlan) -> str:
 
 def _judges(plan: RunPlan) -> dict[str, str]:
     """What scores the rows of `--rl-env rows:FILE`."""
-    from aitrain.environment.judges.loading import JudgeSpecs  # here, because help needs none of it
+    from aitrain.environment.judges.judge_set import JudgeSpecs  # here, because help needs none of it
 
     judged = []
     for name, source in plan.sources.items():

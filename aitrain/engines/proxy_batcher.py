@@ -27,7 +27,7 @@ from aitrain.engines.batching import BatchRow, Completer
 from aitrain.engines.hf import HFEngine, HFModel, seeded_rows
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
-from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.stop_strings import StopStrings
+from aitrain.rollout.limits import StopStrings
 
 Tensor = torch.Tensor
 

@@ -11,12 +11,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from aitrain.environment.call_tracer import CallTracer, set_trace
-from aitrain.environment.copy_plan import CopyPlan
-from aitrain.environment.object_walk import UnknownStateError
 from aitrain.environment.served_environment import ServedEnvironment
-from aitrain.environment.state_snapshot import StateSnapshot
-from aitrain.environment.state_watch import StateWatch
+from aitrain.environment.state_watch import (
+    CallTracer,
+    CopyPlan,
+    StateSnapshot,
+    StateWatch,
+    UnknownStateError,
+    set_trace,
+)
 from aitrain.execution.async_calls import step_turn
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import Task, current_task, is_abandoned, paused

@@ -5,13 +5,86 @@ A method is called by signature: it gets the parameters it names, and no others.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, SupportsFloat, TypeAlias, TypeVar
 
 from aitrain.errors import EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import run_if_async
+
+_IMMUTABLE = frozenset({str, int, float, bool, complex, bytes, type(None), type(Ellipsis), range, slice})
+
+Memo = dict[int, object]
+"""Copies by the id of their original, so that shared and cyclic references are kept."""
+
+
+def copy_arguments(arguments: Mapping[str, object], shared: Collection[str] = ()) -> dict[str, object]:
+    """Deep copies of the values, except those named in `shared`.
+
+    Callables (functions, bound methods, models) and objects that cannot be copied (locks, clients, open files) are
+    shared. Containers of immutable values are copied shallowly, which is fast for long lists.
+    """
+    memo: Memo = {}
+    return {
+        name: value if name in shared else _deep_copy(value, memo, _object_copy) for name, value in arguments.items()
+    }
+
+
+def copy_rows(rows: list[object]) -> list[object]:
+    """Rows with copies of their lists, dicts and sets; other objects are shared, as they may be large."""
+    memo: Memo = {}
+    return [_deep_copy(row, memo, _shared) for row in rows]
+
+
+def _deep_copy(value: object, memo: Memo, copy_object: Callable[[object, Memo], object]) -> object:
+    try:
+        return _copied(value, memo, copy_object)
+    except RecursionError:  # nested deeper than the recursion limit
+        return value
+
+
+def _copied(value: object, memo: Memo, copy_object: Callable[[object, Memo], object]) -> object:
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if kind is list and isinstance(value, list):
+        items = memo[id(value)] = value.copy()
+        if not _are_immutable(value):
+            items[:] = [_copied(item, memo, copy_object) for item in value]
+        return items
+    if kind is dict and isinstance(value, dict):
+        fields = memo[id(value)] = value.copy()
+        if not _are_immutable(value.values()):
+            fields.update((key, _copied(item, memo, copy_object)) for key, item in value.items())
+        return fields
+    if kind is tuple and isinstance(value, tuple):
+        return value if _are_immutable(value) else tuple(_copied(item, memo, copy_object) for item in value)
+    if kind in (set, frozenset) and isinstance(value, (set, frozenset)):
+        return memo.setdefault(id(value), value.copy())  # members are hashable, so they are not changed in place
+    return value if callable(value) else copy_object(value, memo)
+
+
+def _are_immutable(values: Collection[object]) -> bool:
+    return set(map(type, values)) <= _IMMUTABLE
+
+
+def _object_copy(value: object, memo: Memo) -> object:
+    attempt = dict(memo)  # a failed copy must not leave entries in the memo
+    try:
+        copied = copy.deepcopy(value, attempt)
+    except Exception:
+        copied = value
+    memo[id(value)] = copied
+    return copied
+
+
+def _shared(value: object, _: Memo) -> object:
+    return value
+
 
 Prompt = str | list[dict[str, Any]]
 """What a case asks: a string, or chat messages."""
@@ -121,15 +194,7 @@ class Transcript:
 
     def arguments(self) -> dict[str, Any]:
         """All arguments for `score_episode` but model and tokenizer; a column with one of our names is not passed."""
-        return {
-            **self.case.row,
-            "completion": self.content,
-            "case_idx": self.case.case_idx,
-            "prompt": self.case.prompt,
-            "case": dict(self.case.row),
-            "messages": self.messages,
-            "text": self.text,
-        }
+        return self.case.arguments(completion=self.content, messages=self.messages, text=self.text)
 
 
 def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
@@ -137,14 +202,14 @@ def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
     a user's text is joined to it, as many chat templates refuse two messages of the user in a row."""
     if isinstance(prompt, str):
         return prompt + "".join(str(message["content"]) for message in opening)
-    if not (prompt and opening and all(_is_users_text(message) for message in (prompt[-1], opening[0]))):
+    joins = [
+        message.get("role") == "user" and isinstance(message.get("content"), str)
+        for message in (*prompt[-1:], *opening[:1])
+    ]
+    if not (len(joins) == 2 and all(joins)):
         return [*prompt, *opening]
     joined = {**prompt[-1], "content": f"{prompt[-1]['content']}\n\n{opening[0]['content']}"}
     return [*prompt[:-1], joined, *opening[1:]]
-
-
-def _is_users_text(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "user" and isinstance(message.get("content"), str)
 
 
 def asks_nothing(prompt: Prompt) -> bool:
@@ -250,7 +315,8 @@ def call_reference(environment: Any, case: Case) -> Any:
 
 def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments whose names are parameters of the method; all of them if it takes `**kwargs`."""
-    return chosen(named_by(method), arguments)
+    names = named_by(method)
+    return dict(arguments) if names is None else {name: arguments[name] for name in names if name in arguments}
 
 
 def named_by(method: Callable[..., Any]) -> tuple[str, ...] | None:
@@ -258,11 +324,6 @@ def named_by(method: Callable[..., Any]) -> tuple[str, ...] | None:
     parameters = inspect.signature(method).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return None if takes_all else tuple(parameters)
-
-
-def chosen(names: tuple[str, ...] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with these names; all of them for None."""
-    return dict(arguments) if names is None else {name: arguments[name] for name in names if name in arguments}
 
 
 def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
@@ -273,3 +334,53 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
         if is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
             return run_if_async(method(tokenizer))
     return run_if_async(method(**arguments_for(method, {"tokenizer": tokenizer})))
+
+
+# -- types for editors and type checkers; a run checks the methods by itself
+
+T_co = TypeVar("T_co", covariant=True)
+MaybeAsync: TypeAlias = T_co | Awaitable[T_co]
+"""The result of a method that may be `async def`."""
+
+Rows: TypeAlias = Iterable[Mapping[str, Any]]
+"""What `build_dataset` returns: one mapping for each case; a `datasets.Dataset` is one as well."""
+
+EnvText: TypeAlias = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""What an environment says: text, a message, or messages with `role` and `content`."""
+
+ScoreValue: TypeAlias = SupportsFloat | Score | Mapping[str, Any] | None
+"""A score: a number, a Score, a dict with `score` and metrics, or None for unscored."""
+
+EpisodeGenerator: TypeAlias = Generator[EnvText | None, str, ScoreValue]
+"""What `episode` returns: it yields what the environment says, is sent the answers, and returns the score."""
+
+
+class Environment(Protocol):
+    """An environment: its dataset, and one of `score_episode`, `episode`, `start` and `rollout`, which plays a case.
+
+    Assign an instance to a variable of this type, or inherit from it, to have `build_dataset` checked.
+    """
+
+    @property
+    def build_dataset(self) -> Callable[..., MaybeAsync[Rows]]:
+        """Returns the rows; may take the tokenizer."""
+
+
+class EpisodeObject(Protocol):
+    """What `start` returns: one episode. It may also have `opening`, `get_tools` and `close`."""
+
+    @property
+    def step(self) -> Callable[..., MaybeAsync[EnvText | None]]:
+        """What the environment says after an answer; None ends the episode. Takes the answer, and `calls` if named."""
+
+    @property
+    def score(self) -> Callable[[], MaybeAsync[ScoreValue]]:
+        """The score, also of an episode that a limit ended."""
+
+
+class SpeakingFirst(EpisodeObject, Protocol):
+    """An episode that the environment begins."""
+
+    @property
+    def opening(self) -> Callable[[], MaybeAsync[EnvText | None]]:
+        """What the environment says before the first answer."""

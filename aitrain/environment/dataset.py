@@ -4,14 +4,14 @@ is recognised by its attributes."""
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeAlias, cast, overload
 
-from aitrain.environment.contract import Case, call_with_tokenizer, env_kind
-from aitrain.environment.row_copies import copy_rows
+from aitrain.environment.contract import Case, call_with_tokenizer, copy_rows, env_kind
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
@@ -20,8 +20,27 @@ Datasets: TypeAlias = "tuple[Cases, Cases | None]"
 """Training cases, and those of `build_eval_dataset`."""
 
 
+class CaseSequence(Sequence[Case], ABC):
+    """Cases by their places."""
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Case]: ...
+
+    def __getitem__(self, index: int | slice) -> Case | list[Case]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.case_at(range(len(self))[index])
+
+    @abstractmethod
+    def case_at(self, place: int) -> Case:
+        """The case at a place from 0 on."""
+
+
 @dataclass(frozen=True)
-class Cases(Sequence[Case]):
+class Cases(CaseSequence):
     """A selection of rows of the environment's dataset; rows are read on access, not copied."""
 
     rows: Sequence[Row]
@@ -37,16 +56,9 @@ class Cases(Sequence[Case]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Case: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Case]: ...
-
-    def __getitem__(self, index: int | slice) -> Case | list[Case]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        row, number = self.rows[self.numbers[index]], self.numbers[index] + self.offset
+    def case_at(self, place: int) -> Case:
+        """The case at a place from 0 on."""
+        row, number = self.rows[self.numbers[place]], self.numbers[place] + self.offset
         return Case(
             row.get("case_idx", number), row.get("prompt") or [], row, number + self.first, self.env, self.first
         )
@@ -61,7 +73,7 @@ class Cases(Sequence[Case]):
         return replace(self, numbers=numbers)
 
 
-class MixedCases(Sequence[Case]):
+class MixedCases(CaseSequence):
     """The cases of several environments, one after another."""
 
     def __init__(self, parts: Sequence[Cases]) -> None:
@@ -71,20 +83,10 @@ class MixedCases(Sequence[Case]):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Case: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Case]: ...
-
-    def __getitem__(self, index: int | slice) -> Case | list[Case]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        part = bisect_right(self._ends, index)
-        return self.parts[part][index - (self._ends[part - 1] if part else 0)]
+    def case_at(self, place: int) -> Case:
+        """The case at a place from 0 on."""
+        part = bisect_right(self._ends, place)
+        return self.parts[part][place - (self._ends[part - 1] if part else 0)]
 
 
 def dataset_note(environment: object) -> str:

@@ -9,18 +9,251 @@ In a `def rollout`, `chat` returns the answer itself.
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
+import os
 import queue
+import secrets
+import socket
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from aitrain.environment.chat_request import ChatAnswer, ChatRequest, EpisodeFailedError, read_request
-from aitrain.environment.endpoint_server import EndpointServer, endpoint_server
-from aitrain.environment.session import Message
+from aitrain.environment.http_server import RefusedRequestError, has_token, http_server, json_body
+from aitrain.environment.session import AssistantTurn, Message, TokenUsage
+from aitrain.environment.tool_call_parser import ToolJson, clean, short
+from aitrain.environment.tools import InvalidToolError, function_part, shown_tool
+from aitrain.errors import AitrainError, EpisodeTruncated
 from aitrain.execution.async_calls import is_on_shared_loop
+from aitrain.execution.user_code import describe_error
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class EpisodeFailedError(AitrainError):
+    """The policy does not answer a request; the text is the reason, and `code` is for programs."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidChatRequestError(AitrainError, ValueError):
+    """A request that is not in OpenAI's format; `param` is its part that is wrong."""
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One request for an answer of the policy. Messages are in the form of chat templates: content is text, arguments
+    of tool calls are objects, and a tool's message has the tool's name."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolJson, ...] | None = None
+    """None: those of the conversation so far."""
+    is_trained: bool = True
+    ignored: tuple[str, ...] = ()
+    """Names of settings that were given and are not used."""
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """The policy's answer to a request: an assistant message in OpenAI's format."""
+
+    message: Message
+    usage: TokenUsage | None = None
+
+    @classmethod
+    def of(cls, turn: AssistantTurn, number: int) -> ChatAnswer:
+        """The answer of a turn, the `number`th of its episode."""
+        if not turn.calls:
+            return cls({"role": "assistant", "content": turn.text}, turn.usage)
+        calls = [
+            {
+                "id": f"call_{number}_{place}",
+                "type": "function",
+                # arguments that cannot be read are no JSON here either, as from any server
+                "function": {"name": call.name, "arguments": _arguments_text(call.arguments, call.problem)},
+            }
+            for place, call in enumerate(turn.calls)
+        ]
+        return cls({"role": "assistant", "content": turn.text or None, "tool_calls": calls}, turn.usage)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended, in OpenAI's words."""
+        if self.message.get("tool_calls"):
+            return "tool_calls"
+        return "length" if self.usage is not None and self.usage.is_cut else "stop"
+
+
+def _arguments_text(arguments: ToolJson | None, problem: str) -> str:
+    return problem if arguments is None else json.dumps(arguments, ensure_ascii=False)
+
+
+# -- reading requests
+
+
+def read_request(messages: object, tools: object = None, is_trained: bool = True) -> ChatRequest:
+    """A request with these messages and tools: dicts, or objects of the openai package.
+
+    Raises:
+        InvalidChatRequestError: they are not in OpenAI's format.
+    """
+    if isinstance(messages, str) or not isinstance(messages, Iterable):
+        raise InvalidChatRequestError(f"messages is {type(messages).__name__}: give a list of messages")
+    names: dict[str, str] = {}
+    read = tuple(_read_message(f"messages[{number}]", each, names) for number, each in enumerate(messages))
+    if not read:
+        raise InvalidChatRequestError("messages is empty")
+    if read[-1]["role"] == "assistant":
+        raise InvalidChatRequestError("the last message is the assistant's: end with one that the policy is to answer")
+    return ChatRequest(read, _read_tools(tools), is_trained)
+
+
+def _read_message(place: str, given: object, names: dict[str, str]) -> Message:
+    """One message; `names` are the tools' names by the ids of the calls so far."""
+    message = _as_dict(given)
+    role = "system" if message.get("role") == "developer" else message.get("role")
+    if role not in ROLES:
+        raise InvalidChatRequestError(f"{place} has the role {role!r}: use one of {', '.join(ROLES)}")
+    read: Message = {"role": role, "content": _text(place, message.get("content"))}
+    if role == "assistant" and message.get("tool_calls"):
+        calls = [_as_dict(call) for call in message["tool_calls"]]
+        read["tool_calls"] = [_read_call(f"{place}.tool_calls", call, names) for call in calls]
+    if role == "tool":
+        name = names.get(str(message.get("tool_call_id")), message.get("name"))
+        if not isinstance(name, str):
+            raise InvalidChatRequestError(f"{place} has no tool_call_id of a call in the messages before it")
+        read["name"] = name
+    return read
+
+
+def _as_dict(given: object) -> Message:
+    if isinstance(given, Mapping):
+        return dict(given)
+    dump = getattr(given, "model_dump", None)
+    dumped = dump(exclude_none=True) if callable(dump) else None
+    if not isinstance(dumped, dict):
+        raise InvalidChatRequestError(f'{short(repr(given))} is not a message: use {{"role": ..., "content": ...}}')
+    return dumped
+
+
+def _text(place: str, content: object) -> str:
+    if content is None or isinstance(content, str):
+        return clean(content or "")
+    parts = [_as_dict(part) for part in content] if isinstance(content, Iterable) else []
+    kinds = {str(part.get("type")) for part in parts} - {"text"}
+    if kinds or not isinstance(content, Iterable):
+        what = ", ".join(sorted(kinds)) or type(content).__name__
+        raise InvalidChatRequestError(f"{place} has content of the type {what}: only text is understood")
+    return clean("".join(str(part.get("text", "")) for part in parts))
+
+
+def _read_call(place: str, call: Message, names: dict[str, str]) -> Message:
+    function = _as_dict(call.get("function") or {})
+    name, written = function.get("name"), function.get("arguments")
+    if not isinstance(name, str):
+        raise InvalidChatRequestError(f"{place} has a call without the function's name")
+    names[str(call.get("id"))] = name
+    try:
+        arguments = json.loads(written) if isinstance(written, str) else written
+    except ValueError:
+        arguments = None
+    arguments = arguments if isinstance(arguments, dict) else {}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _read_tools(tools: object) -> tuple[ToolJson, ...] | None:
+    if tools is None:
+        return None
+    if isinstance(tools, (str, Mapping)) or not isinstance(tools, Iterable):
+        raise InvalidChatRequestError(f"tools is {type(tools).__name__}: give a list of schemas", "tools")
+    try:
+        return tuple(shown_tool(_as_dict(tool)).schema for tool in tools)
+    except InvalidToolError as error:
+        raise InvalidChatRequestError(f"tools: {' '.join(str(error).split())}", "tools") from None
+
+
+# -- the conversation that is trained
+
+
+@dataclass
+class TrainedConversation:
+    """The conversation of one episode that is trained. Tokens are only appended to it, so each request has to begin
+    with the messages of the one before and the policy's answer."""
+
+    messages: list[Message] = field(default_factory=list)
+    tools: tuple[ToolJson, ...] = ()
+
+    def begin(self, request: ChatRequest) -> None:
+        """Begin with the first request."""
+        self.messages, self.tools = list(request.messages), request.tools or ()
+
+    def add_answer(self, answer: ChatAnswer) -> None:
+        """Add the policy's answer."""
+        self.messages.append(_read_message("answer", answer.message, {}))
+
+    def append(self, request: ChatRequest) -> tuple[Message, ...]:
+        """The messages of a request that follow the policy's last answer.
+
+        Raises:
+            EpisodeFailedError: the request does not continue the conversation.
+        """
+        problem = self._problem(request)
+        if problem:
+            raise EpisodeFailedError(
+                f"{problem}\nThe trained conversation only grows: each request begins with the messages of the one"
+                " before and the policy's answer.\nAnother conversation is asked for with trained=False (by HTTP: the"
+                " model endpoint.untrained_model).",
+                "conversation_rewritten",
+            )
+        new = request.messages[len(self.messages) :]
+        self.messages += new
+        return new
+
+    def _problem(self, request: ChatRequest) -> str:
+        if request.tools is not None and request.tools != self.tools:
+            return f"changed the tools: they were {_names(self.tools)}, now {_names(request.tools)}"
+        known = len(self.messages)
+        for number, (was, now) in enumerate(zip(self.messages, request.messages, strict=False)):
+            if _comparable(was) != _comparable(now):
+                whose = "the policy's answer" if was["role"] == "assistant" else f"role {was['role']}"
+                return f"rewrote messages[{number}] ({whose}): it was {_shown(was)}, now {_shown(now)}"
+        if len(request.messages) == known - 1:
+            return "asked for a second answer to the same messages, without the policy's first (a retry, perhaps?)"
+        if len(request.messages) <= known:
+            return f"left out messages: {known} were said so far, and the request has {len(request.messages)}"
+        return ""
+
+
+def _comparable(message: Message) -> object:
+    """What makes two messages the same; clients strip and drop the rest."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return message["role"], message["content"].strip(), calls, message.get("name")
+
+
+def _shown(message: Message) -> str:
+    calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
+    called = f" with calls of {', '.join(calls)}" if calls else ""
+    return f"{short(repr(message['content']))}{called}"
+
+
+def _names(tools: Sequence[ToolJson]) -> str:
+    return ", ".join(str(function_part(tool).get("name")) for tool in tools) or "none"
+
 
 MAX_REFUSALS = 100
 """Requests after the end of an episode that are refused; later ones wait for ever, so that a loop that catches
@@ -88,12 +321,171 @@ def _over() -> EpisodeFailedError:
     return EpisodeFailedError("the episode is over: the policy does not answer any more", "episode_over")
 
 
+MODELS = ("policy", "policy-untrained")
+MAX_BODY = 32 << 20
+"""Maximum bytes of a request."""
+BLOCKED = 2.0
+"""Seconds without progress after which a rollout is taken to block the event loop."""
+
+_USED = {"model", "messages", "tools", "stream", "stream_options", "n"}
+_HARMLESS = {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}
+_BLOCKS_LOOP = (
+    "the rollout is `async def` and waits for the policy with a client that is not async, which blocks every other"
+    " episode: use AsyncOpenAI or httpx.AsyncClient, or write `def rollout`"
+)
+
+
+class EndpointServer:
+    """An OpenAI-compatible server on 127.0.0.1 whose model is the policy: one for each process, with a path for each
+    episode. `key` is what clients send as API key."""
+
+    def __init__(self) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self.episodes: dict[str, RequestQueue] = {}
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all episodes of a batch may connect at once
+        self.address = listener.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        run = http_server(self._answer).run
+        threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
+
+    async def _answer(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse, Response
+
+        try:
+            answer = await self._answered(request)
+        except Exception as error:  # a client that is not answered asks again
+            status, problem = _problem(error)
+            return JSONResponse({"error": problem}, status)
+        return JSONResponse(answer) if isinstance(answer, dict) else Response(answer, media_type="text/event-stream")
+
+    async def _answered(self, request: Request) -> Message | bytes:
+        """The body of an answer: JSON, or server-sent events."""
+        if not has_token(request, self.key):
+            raise RefusedRequestError(401, "wrong API key: use endpoint.api_key", "invalid_api_key")
+        name, _, path = request.path_params["path"].partition("/")
+        episode = self.episodes.get(name)
+        if episode is None:
+            raise RefusedRequestError(404, "no such episode, or it is over: use endpoint.base_url", "episode_over")
+        models = {name: {"id": name, "object": "model", "created": 0, "owned_by": "aitrain"} for name in MODELS}
+        if request.method == "GET" and path == "v1/models":
+            return {"object": "list", "data": list(models.values())}
+        if request.method == "GET" and (model := models.get(path.removeprefix("v1/models/"))):
+            return model
+        if request.method == "GET" or path != "v1/chat/completions":
+            what = f"there is no {request.method} /{path}: only /v1/chat/completions and /v1/models"
+            raise RefusedRequestError(404, what)
+        body = await json_body(request, MAX_BODY)
+        future = asyncio.wrap_future(episode.ask(_chat_request(body)))
+        # other episodes may have to wait for the event loop, which must be free
+        if not (await asyncio.wait([future], timeout=BLOCKED))[0]:
+            blocks = await asyncio.to_thread(episode.blocks_loop, BLOCKED)
+            if blocks and not future.done():
+                raise EpisodeFailedError(_BLOCKS_LOOP, "blocks_event_loop")
+        answer = await future
+        if body.get("stream"):
+            return _streamed(body, answer)
+        choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
+        return {**_head(body, "chat.completion"), "choices": [choice], **_usage(answer)}
+
+
+def _problem(error: Exception) -> tuple[int, Message]:
+    """The status of a request that is refused, and the error in OpenAI's format."""
+    status, code, param, what = 400, None, None, str(error)
+    if isinstance(error, RefusedRequestError):
+        status, code, param = error.status, error.code, error.param
+    elif isinstance(error, EpisodeTruncated):
+        code, param = "context_length_exceeded", "messages"
+    elif isinstance(error, EpisodeFailedError):
+        status, code = 410 if error.code == "episode_over" else 400, error.code
+    elif isinstance(error, InvalidChatRequestError):
+        param = error.param
+    elif not isinstance(error, AitrainError):
+        what = f"the request cannot be read: {describe_error(error)}"
+    kind = "authentication_error" if status == 401 else "invalid_request_error"
+    return status, {"message": what, "type": kind, "param": param, "code": code}
+
+
+def _chat_request(body: Message) -> ChatRequest:
+    """The request in a body.
+
+    Raises:
+        RefusedRequestError: it asks for what cannot be had.
+        InvalidChatRequestError: it is not in OpenAI's format.
+    """
+    model = body.get("model")
+    if model not in MODELS:
+        what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
+        raise RefusedRequestError(404, what, "model_not_found", "model")
+    if body.get("n") not in (None, 1):
+        raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request", None, "n")
+    request = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
+    rest = {name: value for name, value in body.items() if name not in _USED | _HARMLESS}
+    asks = (name for name, value in rest.items() if value is not None and value != "auto" and value is not False)
+    return replace(request, ignored=tuple(sorted(asks)))
+
+
+def _head(body: Message, kind: str) -> Message:
+    name = f"chatcmpl-{secrets.token_hex(8)}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": body["model"]}
+
+
+def _usage(answer: ChatAnswer) -> Message:
+    if answer.usage is None:
+        return {}
+    prompt, completion = answer.usage.prompt, answer.usage.completion
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {"usage": usage}
+
+
+def _streamed(body: Message, answer: ChatAnswer) -> bytes:
+    """The answer as server-sent events: it is complete before the first one, so there are few."""
+    message = dict(answer.message)
+    if message.get("tool_calls"):
+        message["tool_calls"] = [{**call, "index": place} for place, call in enumerate(message["tool_calls"])]
+    head = _head(body, "chat.completion.chunk")
+    parts: list[tuple[Message, str | None]] = [(message, None), ({}, answer.finish_reason)]
+    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in parts]
+    if (body.get("stream_options") or {}).get("include_usage"):
+        chunks.append({**head, "choices": [], **_usage(answer)})
+    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+_lock = threading.Lock()
+_server = functools.cache(EndpointServer)
+
+
+def endpoint_server() -> EndpointServer:
+    """The server of this process, started when it is first needed."""
+    with _lock:
+        # clients ask 127.0.0.1 itself where the machine has an HTTP proxy, which would also get the key
+        kept_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+        if any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ) and "127.0.0.1" not in kept_out:
+            os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
+        return _server()
+
+
+def running_address() -> object:
+    """Host and port of the server of this process; None if there is none."""
+    return _server().address if _server.cache_info().currsize else None
+
+
+def _forget_server() -> None:
+    """Reset the server in a forked process, which has none of its threads."""
+    global _lock
+    _lock = threading.Lock()
+    _server.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_server)
+
+
 class _Address:
     """The part that both kinds of endpoints share: an address for clients of OpenAI's API."""
 
-    model = "policy"
+    model = MODELS[0]
     """Name of the policy, whose answers are trained."""
-    untrained_model = "policy-untrained"
+    untrained_model = MODELS[1]
     """Name of the policy for other conversations, which are not trained."""
 
     def __init__(self, requests: RequestQueue) -> None:
@@ -105,7 +497,9 @@ class _Address:
 
     @cached_property
     def _path(self) -> str:
-        return self._server.add(self._requests)
+        path = secrets.token_hex(8)
+        self._server.episodes[path] = self._requests
+        return path
 
     @property
     def base_url(self) -> str:
@@ -120,7 +514,7 @@ class _Address:
     def close(self) -> None:
         """Forget the address of this episode."""
         if "_path" in self.__dict__:
-            self._server.remove(self._path)
+            self._server.episodes.pop(self._path, None)
 
     def _ask(self, messages: Iterable[object], tools: Iterable[object] | None, trained: bool) -> Future[ChatAnswer]:
         return self._requests.ask(read_request(messages, tools, trained))

@@ -1,51 +1,60 @@
-"""The calls of `aitrain env serve`: one environment, and the episodes that clients play on it."""
+"""The server of `aitrain env serve`: one environment, and the episodes that clients play on it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import secrets
+import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aitrain.environment.call_policy import CallPolicy
 from aitrain.environment.contract import Case, Transcript, call_reference
-from aitrain.environment.episode_group import Group
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
-from aitrain.environment.group_scoring import group_job
-from aitrain.environment.runner import EnvRunner
-from aitrain.environment.session import ResetResult, SessionLike
+from aitrain.environment.http_server import JsonObject, RefusedRequestError, has_token, http_server, json_body
+from aitrain.environment.runner import EnvRunner, group_job
+from aitrain.environment.session import Group, SessionLike
 from aitrain.environment.wire_format import (
+    CLIENT_HEADER,
     CLIENT_SECONDS,
+    TOKEN_VARIABLE,
     EnvAnswer,
     EnvCall,
     EnvDescription,
-    JsonObject,
     decode,
     encode,
+    env_token,
     to_wire,
+    token_file,
 )
-from aitrain.errors import AitrainError
+from aitrain.errors import ConfigError
 from aitrain.execution.failure import Failure
 from aitrain.execution.task import Outcome
+from aitrain.execution.user_code import describe_error
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 PAGE_ROWS, PAGE_BYTES = 1000, 4 << 20
 """Rows of one page of the dataset, and about their bytes."""
 IDLE_SECONDS = 3600.0
 """Seconds without a call after which a session is ended, also if its client lives."""
+ANSWER_SECONDS = 5.0
+"""Seconds after which a call that waits or runs is answered as running, so that its client sees that this server lives
+and asks again."""
+END_SECONDS = 5.0
+"""Seconds between two looks for clients that are gone."""
+MAX_BODY = 64 << 20
+"""Maximum bytes of a request."""
 
 T = TypeVar("T")
-
-
-class RefusedRequestError(AitrainError):
-    """A request that the service does not answer; `status` is that of HTTP."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(eq=False)
@@ -67,30 +76,6 @@ class ClientEpisode:
 
 
 @dataclass(eq=False)
-class EpisodesAlone:
-    """Lets one episode play while no other does."""
-
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def enter(self, episode: ClientEpisode, is_needed: Callable[[], bool], seconds: float) -> bool:
-        """Wait for the episode before; returns whether this one may begin within these seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._lock.acquire()
-                episode.is_alone = True
-        if episode.is_alone and not is_needed():
-            self.leave(episode)
-            return True
-        return episode.is_alone
-
-    def leave(self, episode: ClientEpisode) -> None:
-        """Let the next episode begin; no-op for one that was not alone."""
-        if episode.is_alone:
-            episode.is_alone = False
-            self._lock.release()
-
-
-@dataclass(eq=False)
 class EnvService:
     """Plays the episodes of all clients; `runner` has the environment, its threads and its processes."""
 
@@ -106,11 +91,11 @@ class EnvService:
     _heard: dict[str, float] = field(default_factory=dict)
     _failures: FailureCount = field(default_factory=FailureCount)
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _alone: EpisodesAlone = field(default_factory=lambda: EpisodesAlone())
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # -- what clients read
 
-    def read(self, path: str, query: dict[str, str]) -> JsonObject:
+    def read(self, path: str, query: Mapping[str, str]) -> JsonObject:
         """The answer to a GET request.
 
         Raises:
@@ -120,11 +105,9 @@ class EnvService:
             return asdict(replace(self.description, is_serial=self.runner.policy.is_serial))
         if path == "/v1/source":
             return {"files": list(self.source)}
-        if path == "/v1/rows":
-            return self._page(query.get("dataset", "train"), int(query.get("start", "0")))
-        raise RefusedRequestError(404, f"there is no {path}")
-
-    def _page(self, dataset: str, start: int) -> JsonObject:
+        if path != "/v1/rows":
+            raise RefusedRequestError(404, f"there is no {path}")
+        dataset, start = query.get("dataset", "train"), int(query.get("start", "0"))
         first, end = (0, self.description.train) if dataset == "train" else (self.description.train, len(self.cases))
         if dataset not in ("train", "held_out") or not 0 <= start <= end - first:
             raise RefusedRequestError(404, f"there are no rows {dataset} from {start}")
@@ -136,15 +119,6 @@ class EnvService:
         return {"environment": self.description.id, "rows": rows, "next": number - first if number < end else None}
 
     # -- calls
-
-    @cached_property
-    def _calls(self) -> dict[str, Callable[[ClientEpisode, EnvCall], Awaitable[EnvAnswer]]]:
-        return {
-            "/v1/open": self._open,
-            "/v1/respond": self._respond,
-            "/v1/score": self._score,
-            "/v1/score_group": self._score_group,
-        }
 
     def hear(self, client: str) -> None:
         """Note that a client lives."""
@@ -165,8 +139,6 @@ class EnvService:
             return b"{}"
         if path == "/v1/reference":
             return encode({"value": await self._reference(body.get("case_idx"), body.get("case"))})
-        if path not in self._calls:
-            raise RefusedRequestError(404, f"there is no {path}")
         try:
             call = decode(EnvCall, body)
         except ValueError as error:
@@ -182,6 +154,8 @@ class EnvService:
         if call.environment != self.description.id:
             what = f"({self.description.name}, {self.description.train} rows)"
             raise RefusedRequestError(409, f"this server now serves another environment {what}")
+        if not 0 <= call.case < len(self.cases):
+            raise RefusedRequestError(400, f"there is no case {call.case}")
         episode = self._episodes.get(call.session)
         if episode is None:
             if call.number or path == "/v1/respond":
@@ -192,39 +166,45 @@ class EnvService:
             episode = self._episodes[call.session] = ClientEpisode(client)
         if call.number > episode.number:
             episode.number, episode.last_call = call.number, time.monotonic()
-            episode.call = asyncio.ensure_future(self._calls[path](episode, call))
+            episode.call = asyncio.ensure_future(self._made(path, episode, call))
         elif call.number < episode.number or episode.call is None:
             raise RefusedRequestError(409, f"call {call.number} of this episode was answered before")
-        return await asyncio.shield(episode.call)
+        done, _ = await asyncio.wait([episode.call], timeout=ANSWER_SECONDS)
+        return episode.call.result() if done else EnvAnswer(is_running=True)
 
-    async def _open(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        episode.case = self._case(call)
-        seconds = call.timeout or self.runner.pool.timeout
-        if self.runner.plays_alone and not await self._alone.enter(episode, lambda: self.runner.plays_alone, seconds):
-            return EnvAnswer(failure=Failure("raised", "meets that of another client: train with one process"))
-        job = partial(self.runner.open_session, episode.case, call.seed, call.score_bounds)
-        outcome: Outcome[tuple[SessionLike, ResetResult]] = await self._run(episode, job, call)
-        episode.session, reset = outcome.value or (None, None)
-        return _answered(outcome, reset)
-
-    async def _respond(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        if episode.session is None or call.turn is None:
-            raise RefusedRequestError(400, "respond needs an open session and a turn")
-        outcome = await self._run(episode, partial(episode.session.respond, call.turn), call)
-        return _answered(outcome, outcome.value)
-
-    async def _score(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        transcript = Transcript(episode.case or self._case(call), call.completion)
-        job = partial(self.runner.score_session, episode.session, transcript, call.score_bounds)
-        async with self._in_order if self.runner.policy.is_serial and episode.session is None else nullcontext():
-            outcome = await self._run(episode, job, call)
-        return _answered(outcome, outcome.value)
-
-    async def _score_group(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        group = Group(self._case(call), call.members)
-        async with self._in_order:  # they may compare with what earlier groups left on the environment
-            outcome = await self._run(episode, group_job(self.runner, group, call.score_bounds), call)
-        return _answered(outcome, outcome.value)
+    async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
+        case = episode.case = episode.case or self.cases[call.case]
+        runner, value = self.runner, None
+        if path == "/v1/open":
+            if runner.plays_alone:
+                try:
+                    await asyncio.wait_for(self._alone.acquire(), call.timeout or runner.pool.timeout)
+                except TimeoutError:
+                    return EnvAnswer(failure=Failure("raised", "meets that of another client: train with one process"))
+                episode.is_alone = True
+                if not runner.plays_alone:  # any more
+                    self._leave(episode)
+            opened = await self._run(episode, partial(runner.open_session, case, call.seed, call.score_bounds), call)
+            episode.session, value = opened.value or (None, None)
+            return _answered(opened, value)
+        if path == "/v1/respond":
+            if episode.session is None or call.turn is None:
+                raise RefusedRequestError(400, "respond needs an open session and a turn")
+            responded = await self._run(episode, partial(episode.session.respond, call.turn), call)
+            return _answered(responded, responded.value)
+        job: Callable[[], Any]
+        if path == "/v1/score":
+            transcript = Transcript(case, call.completion)
+            job = partial(runner.score_session, episode.session, transcript, call.score_bounds)
+            is_ordered = runner.policy.is_serial and episode.session is None
+        elif path == "/v1/score_group":
+            job = group_job(runner, Group(case, call.members), call.score_bounds)
+            is_ordered = True  # groups may be compared with what earlier ones left on the environment
+        else:
+            raise RefusedRequestError(404, f"there is no {path}")
+        async with self._in_order if is_ordered else nullcontext():
+            scored = await self._run(episode, job, call)
+        return _answered(scored, scored.value)
 
     async def _reference(self, case_idx: object, row: object) -> object:
         named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
@@ -240,20 +220,18 @@ class EnvService:
         """Make a call within its deadline; the first failure of each kind is shown."""
         outcome = await self.runner.call(job, call.timeout)
         if self.runner.may_play_alone:
-            _spoil(self._episodes.values(), self.runner.policy)
+            failure = self.runner.policy.end_batch()  # of an episode that has changed something that others see
+            self.runner.policy.begin_batch()
+            for other in self._episodes.values():
+                other.spoiled = failure or other.spoiled
         if episode.spoiled is not None:
             outcome = replace(outcome, value=None, failure=episode.spoiled)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
-        failure: Failure | None = outcome.failure or getattr(outcome.value, "failure", None)
+        failure = outcome.failure or getattr(outcome.value, "failure", None)
         if failure is not None:
             for message in self._failures.first_of_each([(failure.kind, failure.message)]):
                 self.notify(f"A call of case {call.case} failed, it {message}")
         return outcome
-
-    def _case(self, call: EnvCall) -> Case:
-        if not 0 <= call.case < len(self.cases):
-            raise RefusedRequestError(400, f"there is no case {call.case}")
-        return self.cases[call.case]
 
     # -- ends
 
@@ -268,9 +246,7 @@ class EnvService:
             if not is_running and (is_silent or now - episode.last_call > allowed):
                 del self._episodes[name]
                 lost += [episode] if episode.session is not None else []
-        for client, heard in list(self._heard.items()):
-            if now - heard > IDLE_SECONDS:
-                del self._heard[client]
+        self._heard = {client: heard for client, heard in self._heard.items() if now - heard <= IDLE_SECONDS}
         if lost:
             self.notify(f"Ended {len(lost)} episodes of clients that are gone.")
         await self._end(lost)
@@ -288,18 +264,90 @@ class EnvService:
         left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
         await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))
         for episode in episodes:
-            self._alone.leave(episode)
+            self._leave(episode)
         if any(episode.session is not None for episode in episodes):
             self.runner.policy.end_episodes()
 
-
-def _spoil(episodes: Iterable[ClientEpisode], policy: CallPolicy) -> None:
-    """Let all further calls of these episodes fail if one of them has changed something that others see."""
-    failure = policy.end_batch()
-    policy.begin_batch()
-    for episode in episodes:
-        episode.spoiled = failure or episode.spoiled
+    def _leave(self, episode: ClientEpisode) -> None:
+        """Let the next episode begin, if this one was alone."""
+        if episode.is_alone:
+            episode.is_alone = False
+            self._alone.release()
 
 
 def _answered(outcome: Outcome[Any], value: object) -> EnvAnswer:
     return EnvAnswer(None if outcome.failure else value, outcome.failure, outcome.seconds)
+
+
+class EnvHttpServer:
+    """Serves one environment until it is stopped."""
+
+    def __init__(self, service: EnvService, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.service, self.host, self.port = service, host, port
+        self.stop = asyncio.Event()
+        self._has_file = not env_token()
+        self._token = env_token() or secrets.token_urlsafe(32)
+
+    async def serve(self, on_ready: Callable[[str], object]) -> None:
+        """Serve until `stop` is set; `on_ready` is called with the URL.
+
+        Raises:
+            OSError: the port is taken, or the address is none of this machine.
+            ConfigError: the token cannot be written.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
+        port = listener.getsockname()[1]
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        if self._has_file:
+            _write_token(token_file(port), self._token)
+        server = http_server(self._answer)
+        serving = asyncio.ensure_future(server.serve([listener]))
+        try:
+            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            while not self.stop.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.stop.wait(), END_SECONDS)
+                await self.service.end_lost()
+        finally:
+            if self._has_file:
+                token_file(port).unlink(missing_ok=True)
+            await self.service.end_all()
+            server.should_exit = True
+            await serving
+
+    async def _answer(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        status = 200
+        try:
+            if not has_token(request, self._token):  # before the body is read
+                raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
+            if request.method == "GET":
+                answer = encode(self.service.read(request.url.path, request.query_params))
+            else:
+                body, client = await json_body(request, MAX_BODY), request.headers.get(CLIENT_HEADER, "")
+                answer = await self.service.answer(client, request.url.path, body)
+        except RefusedRequestError as error:
+            status, answer = error.status, encode({"error": str(error)})
+        except Exception as error:
+            status, answer = 500, encode({"error": describe_error(error)})
+        return Response(answer, status, media_type="application/json")
+
+
+def _write_token(file: Path, token: str) -> None:
+    """Write a file that only this user can read.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)  # of a server that was killed
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as new:
+            new.write(token)
+    except OSError as error:
+        raise ConfigError(
+            f"The server's token cannot be written to {file}: {error.strerror}\n"
+            f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
+        ) from None

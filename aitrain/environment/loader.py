@@ -2,19 +2,292 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from aitrain.environment.adapters import SERVED
-from aitrain.environment.adapters.random_stream import RandomStream
-from aitrain.environment.locator import EnvSource, check_signature, no_such_class, several_classes
-from aitrain.environment.user_modules import add_to_path, import_file, import_module
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_named
+from aitrain.environment.adapters.settings import RandomStream
+from aitrain.environment.user_modules import (
+    add_to_path,
+    import_file,
+    import_module,
+    module_specs,
+    names_in,
+    no_bytecode,
+    parse,
+    top_level,
+)
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
+from aitrain.missing_file import no_file
+from aitrain.options.train import TrainConfig
+from aitrain.packages import BUNDLED, PACKAGE, in_working_directory
+from aitrain.redaction import redact
+
+FOLDER = re.compile(r"[^,]*/(?=[^/,]+\.(?:py|jsonl?|parquet)(?:[@:,]|$))")
+"""The folder of a file in an adapter's id."""
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """Location of an environment."""
+
+    module: str
+    file: Path | None
+    class_name: str | None
+    is_module: bool
+    """Whether it was given as a module instead of a file."""
+    adapter: Adapter | None = None
+    id: str = ""
+    """What follows the adapter's name; the first argument of its class."""
+
+    @property
+    def shown_name(self) -> str:
+        """An adapter's environment as the user names it, without the folders of files."""
+        assert self.adapter is not None
+        return f"{self.adapter.name}:{FOLDER.sub('', redact(self.id))}"
+
+
+def find_env(config: TrainConfig) -> EnvSource:
+    """Locate the environment without running the user's code.
+
+    Raises:
+        ConfigError: none is given, or the module or file does not exist.
+    """
+    if isinstance(config.rl_env, list):
+        raise ConfigError(f"rl_env: this takes one environment, not {len(config.rl_env)}: name one with --rl-env")
+    if config.rl_env_module is not None:
+        return _find_module("rl_env_module", config.rl_env_module, config.rl_env_class)
+    place, _, class_name = config.env_place.partition(":")
+    if not place:
+        raise ConfigError(
+            "rl_env: no environment is given. Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module"
+            f" and --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
+        )
+    if place in ("http", "https") and class_name.startswith("/"):
+        return _adapter_source(SERVED, config.env_place)
+    adapter = adapter_named(place)
+    if adapter is not None and not _is_own_module(place, class_name):
+        return _adapter_source(adapter, class_name)
+    wanted = class_name or config.rl_env_class
+    if place.endswith(".py"):
+        return _find_file(place, wanted)
+    _refuse_path(place)
+    return _find_module("rl_env", place, wanted)
+
+
+def find_environments(config: TrainConfig) -> dict[str, EnvSource]:
+    """Locate each environment of the options by its name, and check it by reading its file.
+
+    Raises:
+        ConfigError: none is given, or one does not exist or does not take its keywords.
+        EnvironmentFailed: a file is not valid Python.
+    """
+    sources = locate_environments(config)
+    for name, own in config.environments.items():
+        with errors_of(name):
+            check_by_reading(sources[name], own.rl_env_config or {})
+    return sources
+
+
+def locate_environments(config: TrainConfig) -> dict[str, EnvSource]:
+    """Locate each environment of the options by its name. Each file becomes a module of its own, as several may have
+    the same name.
+
+    Raises:
+        ConfigError: none is given, or one does not exist.
+    """
+    sources = dict[str, EnvSource]()
+    for number, (name, own) in enumerate(config.environments.items()):
+        with errors_of(name):
+            source = find_env(own)
+        is_first = source.is_module or not number
+        sources[name] = source if is_first else replace(source, module=f"{source.module}_{number}")
+    return sources
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Context whose errors name the environment, if it has a name."""
+    try:
+        yield
+    except AitrainError as error:
+        if name:
+            first, *rest = str(error).split("\n")
+            end = "." if first.endswith(".") else ""
+            first = f"{first.removesuffix('.')} (environment {name}){end}"
+            error.args = ("\n".join([first, *rest]), *error.args[1:])
+        raise
+
+
+def _is_own_module(name: str, class_name: str) -> bool:
+    """Whether the working directory has a module of an adapter's name, and in it what is named: that wins."""
+    spec = in_working_directory(name)
+    if spec is None or spec.origin is None:
+        return False
+    return not class_name or (class_name.isidentifier() and class_name in names_in(parse(Path(spec.origin))))
+
+
+def _adapter_source(adapter: Adapter, id: str) -> EnvSource:
+    if not id:
+        raise ConfigError(f"rl_env: {adapter.name} needs what it is to load, as in {adapter.usage}")
+    file = PACKAGE.parent.joinpath(*adapter.module.split(".")).with_suffix(".py")
+    return EnvSource(adapter.module, file, adapter.class_name, True, adapter, id)
+
+
+def bundled_modules() -> list[str]:
+    """Names of the example environments that come with aitrain."""
+    return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
+
+
+def _find_file(place: str, class_name: str | None) -> EnvSource:
+    file = Path(os.path.expanduser(place))
+    if os.path.isdir(file):
+        raise ConfigError(f"rl_env: {place} is a folder, not a file")
+    if not os.path.isfile(file):
+        raise ConfigError(f"rl_env: {no_file(place)}")
+    return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
+
+
+def _refuse_path(place: str) -> None:
+    """Refuse a path that is not a Python file."""
+    path = Path(os.path.expanduser(place))
+    if os.path.isdir(path) and ("/" in place or place.startswith(".")):
+        raise ConfigError(f"rl_env: {place} is a folder\n{_folder_advice(path, '--rl-env {file}:Class')}")
+    if path.suffix == ".ipynb":
+        raise ConfigError(
+            f"rl_env: {place} is a notebook\nIn it, call aitrain.train(config, environment=...); or put the class into"
+            " a .py file."
+        )
+    if os.path.isfile(path) or "/" in place or place.startswith((".", "~")):
+        raise ConfigError(f"rl_env: {place} does not end in .py\nName a Python file: --rl-env path/to/file.py:Class")
+
+
+def _folder_advice(folder: Path, example: str) -> str:
+    """Advice on what to give instead of a folder."""
+    file = next((file for file in sorted(folder.glob("*.py")) if file.stem.isidentifier()), None)
+    return f"Name a file in it: {example.format(file=file, name=file.stem)}" if file else "It holds no Python file."
+
+
+def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+        raise ConfigError(
+            f"{option}: {module} is not the name of a module, like package.module.{did_you_mean(module, ADAPTERS)}\n"
+            "A file is named with --rl-env path/to/file.py:Class"
+        )
+    chain = module_specs(module)
+    if chain:
+        _refuse_library_name(option, module, chain[0])
+        if chain[-1].origin is None:
+            folder = Path(next(iter(chain[-1].submodule_search_locations or [module])))
+            advice = _folder_advice(folder, module + ".{name}")
+            raise ConfigError(f"{option}: {module} is a folder, not a module\n{advice}")
+        readable = (chain[-1].origin or "").endswith(".py")
+        return EnvSource(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
+    if module in bundled_modules():
+        file = BUNDLED / f"{module.removeprefix('envs.')}.py"
+        return EnvSource(f"aitrain.{module}", file, class_name, is_module=False)
+    here, bundled = Path.cwd(), bundled_modules()
+    files = [*here.glob("*.py"), *here.glob("*/*.py")]
+    modules = [".".join(file.relative_to(here).with_suffix("").parts) for file in files]
+    raise ConfigError(
+        f"{option}: there is no module {module} (looked in {here} and among the installed packages)."
+        f"{did_you_mean(module, [*modules, *bundled, *ADAPTERS])}\nBundled ones: {', '.join(bundled)}"
+    )
+
+
+_NEEDED = {
+    "accelerate", "aitrain", "annotated_types", "datasets", "huggingface_hub", "numpy", "peft", "pydantic", "rich",
+    "safetensors", "tokenizers", "torch", "transformers", "trl", "typer", "vllm", "yaml",
+}  # fmt: skip
+"""Libraries that a training process imports."""
+
+
+def _refuse_library_name(option: str, module: str, top: ModuleSpec) -> None:
+    """Refuse a module that would hide a library of the same name, such as `datasets`."""
+    own = in_working_directory(top.name)
+    is_own = own is not None and own.origin == top.origin
+    if is_own and (top.name in sys.stdlib_module_names or top.name in _NEEDED):
+        file = f"{module.replace('.', '/')}.py"
+        raise ConfigError(
+            f"{option}: {module} begins with the name of the library {top.name}, which training needs\n"
+            f"Rename {top.name}, or name the file: --rl-env {file}"
+        )
+
+
+# -- parsing the file
+
+
+def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
+    """Check the class against the source, without running it; of an adapter, check package, keywords and id, without
+    importing the framework.
+
+    Raises:
+        ConfigError: the class is missing; or an adapter's package is missing or has another version, or the adapter
+            refuses the id or a keyword.
+        EnvironmentFailed: the file is not valid Python.
+    """
+    if source.adapter is not None:
+        source.adapter.require_package()
+        module = import_module(source.adapter.module)
+        check_signature(
+            partial(getattr(module, source.adapter.class_name), source.id),
+            f"the adapter {source.adapter.name}",
+            keywords,
+        )
+        if hasattr(module, "check_id"):
+            module.check_id(source.id, keywords)
+    elif source.file is not None:
+        tree = parse(source.file)
+        if source.class_name is not None and {source.class_name, "*"}.isdisjoint(names_in(tree)):
+            classes = [node.name for node in top_level(tree) if isinstance(node, ast.ClassDef)]
+            raise ConfigError(no_such_class(source, source.class_name, classes))
+
+
+def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
+    """Check keywords against the signature of a class or function, if it has one that names its parameters.
+
+    Raises:
+        ConfigError: a keyword is not accepted, or a required one is missing.
+    """
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # the call itself will show
+        return
+    taken = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    for keyword in keywords:
+        if keyword not in taken:
+            raise ConfigError(
+                f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
+                f"It takes: {', '.join(taken) or 'nothing'}"
+            )
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    missing = [name for name in needed if name in taken and name not in keywords]
+    if missing:
+        raise ConfigError(
+            f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
+            f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
+        )
+
+
+def no_such_class(source: EnvSource, name: str, classes: list[str]) -> str:
+    """Error message for a missing class."""
+    return (
+        f"rl_env_class: there is no class {name} in {source.file}.{did_you_mean(name, classes)}\n"
+        f"Classes there: {', '.join(classes) or 'none'}"
+    )
 
 
 def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
@@ -24,20 +297,17 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
         ConfigError: the class is missing, or its constructor does not take a keyword.
         EnvironmentFailed: the module or the constructor raised; the message has the line in the user's code.
     """
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # no `__pycache__` in the user's folder
-    try:
+    with no_bytecode():
         module = _import(source)
         name = source.class_name or _only_class(source, module)
         if not hasattr(module, name):
             classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
             raise ConfigError(no_such_class(source, name, classes))
-        if source.adapter is not None:
-            factory = partial(getattr(module, name), source.id)
-            with RandomStream(0).active():  # importing a framework may draw random numbers, or seed them
-                return _named(_construct(factory, f"the adapter {source.adapter.name}", keywords), source)
-        return _construct(getattr(module, name), name, keywords)
-    finally:
-        sys.dont_write_bytecode = before
+        if source.adapter is None:
+            return _construct(getattr(module, name), name, keywords)
+        factory = partial(getattr(module, name), source.id)
+        with RandomStream(0).active():  # importing a framework may draw random numbers, or seed them
+            return _named(_construct(factory, f"the adapter {source.adapter.name}", keywords), source)
 
 
 def _named(environment: object, source: EnvSource) -> object:
@@ -64,13 +334,19 @@ def _import(source: EnvSource) -> ModuleType:
 
 def _only_class(source: EnvSource, module: ModuleType) -> str:
     public = {name: value for name, value in vars(module).items() if inspect.isclass(value) and name[0] != "_"}
-    own = (name for name, value in public.items() if value.__module__ == module.__name__)
+    own = [name for name, value in public.items() if value.__module__ == module.__name__]
     found = [name for name in own if hasattr(public[name], "build_dataset")]
     place = str(source.file or source.module)
     if len(found) > 1:
-        raise ConfigError(several_classes(place, found))
+        raise ConfigError(
+            f"rl_env_class: {place} has {len(found)} environments: {', '.join(found)}\n"
+            f"Choose one, such as --rl-env-class {found[-1]}"
+        )
     if not found:
-        raise ConfigError(f"rl_env_class: no class in {place} has build_dataset\nName one with --rl-env-class.")
+        raise ConfigError(
+            f"rl_env_class: no class in {place} has build_dataset (classes there: {', '.join(own) or 'none'}).\n"
+            "Write one, or name a class that is imported there with --rl-env-class."
+        )
     return found[0]
 
 

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from traceback import StackSummary
 from typing import Any
 
-from aitrain.environment.chat_request import ChatAnswer, EpisodeFailedError, TrainedConversation
-from aitrain.environment.contract import arguments_for
-from aitrain.environment.endpoint import BlockingEndpoint, Endpoint, PendingRequest, RequestQueue
-from aitrain.environment.row_copies import copy_arguments
+from aitrain.environment.contract import Case, arguments_for, copy_arguments, env_kind
+from aitrain.environment.endpoint import (
+    BlockingEndpoint,
+    ChatAnswer,
+    Endpoint,
+    EpisodeFailedError,
+    PendingRequest,
+    RequestQueue,
+    TrainedConversation,
+)
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
-from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, Session, UntrainedChat, within
+from aitrain.environment.served_environment import ServedEnvironment
+from aitrain.environment.session import (
+    AssistantTurn,
+    EnvResponse,
+    ResetResult,
+    Session,
+    SessionLike,
+    UntrainedChat,
+    score_of_unfinished,
+    within,
+)
 from aitrain.errors import EpisodeTruncated
-from aitrain.execution.background import BackgroundRun, CoroutineRun, ThreadRun
+from aitrain.execution.async_calls import replace_if_blocked, run_if_async, running_loop
 from aitrain.execution.failure import CallFailed, Failure, as_failure
-from aitrain.execution.task import on_cancel
+from aitrain.execution.task import current_task, on_cancel
+from aitrain.execution.user_code import stack_of_awaitable, stack_of_thread
 
 MAX_AFTER_LIMIT = 20
 """Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""
@@ -34,16 +54,76 @@ _SAMPLING_NOTE = (
 )
 
 
-class RolloutSession(Session):
+class BackgroundRun:
+    """A call of `rollout`, which goes on between the calls of its session: a coroutine on the shared event loop, or a
+    function in a thread of its own. `on_end` is called, in any thread, when it has returned or raised."""
+
+    def __init__(self, call: Callable[[], Any], is_async: bool, on_end: Callable[[], None]) -> None:
+        self.value: object = None
+        """What it returned."""
+        self.error: BaseException | None = None
+        """What it raised."""
+        self.ended = threading.Event()
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+        self._coroutine = call() if is_async else None
+        if is_async:
+            self._loop = running_loop()
+            asyncio.run_coroutine_threadsafe(self._run_coroutine(), self._loop)
+        else:
+            self._thread = threading.Thread(target=self._run, args=(call,), name="environment-rollout", daemon=True)
+            self._thread.start()
+
+    async def _run_coroutine(self) -> None:
+        self._task = asyncio.current_task()
+        current_task.set(None)  # the call that started it ends before it does
+        try:
+            assert self._coroutine is not None
+            self.value = await self._coroutine
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended.set()
+            self._on_end()
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        try:
+            self.value = run_if_async(call())
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended.set()
+            self._on_end()
+
+    def cancel(self) -> None:
+        """Cancel a coroutine; if it blocks the event loop, later coroutines get a new one. Python cannot end a thread:
+        what it waits for has to wake it."""
+        if self._coroutine is not None:
+            self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+            threading.Thread(target=replace_if_blocked, args=(self._loop,), daemon=True).start()
+
+    def stack(self) -> StackSummary:
+        """Its present stack, outermost frame first."""
+        return stack_of_thread(self._thread) if self._coroutine is None else stack_of_awaitable(self._coroutine)
+
+    def blocks_loop(self, seconds: float) -> bool:
+        """Whether it is a coroutine that keeps the shared event loop busy for so long."""
+        if self._coroutine is None:
+            return False
+        gets_on = threading.Event()
+        self._loop.call_soon_threadsafe(gets_on.set)
+        return not gets_on.wait(seconds) and asyncio.current_task(self._loop) is self._task
+
+
+class RolloutSession:
     """`rollout`: asks the policy through its endpoint, and returns the score."""
 
-    _place = "rollout"
+    _run: BackgroundRun
 
     def __init__(self, environment: Any, bounds: Bounds = ZERO_TO_ONE) -> None:
-        super().__init__(environment, bounds)
+        self.environment, self.bounds = environment, bounds
         self._requests = RequestQueue()
         self._conversation = TrainedConversation()
-        self._run: BackgroundRun | None = None
         self._endpoint: Endpoint | BlockingEndpoint | None = None
         self._pending: PendingRequest | None = None
         """The request that waits for the answer."""
@@ -57,7 +137,14 @@ class RolloutSession(Session):
 
     def open(self, arguments: Mapping[str, object]) -> ResetResult:
         """Start the rollout, and wait for its first request."""
-        self._start(arguments)
+        method = self.environment.rollout
+        is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
+        self._endpoint = Endpoint(self._requests) if is_async else BlockingEndpoint(self._requests)
+        with within("rollout"):
+            named = arguments_for(method, {**arguments, "endpoint": self._endpoint})
+            call = partial(method, **copy_arguments(named, shared=("endpoint",)))
+            self._run = BackgroundRun(call, is_async, self._requests.end)
+        self._requests.blocks_loop = self._run.blocks_loop
         return self._begun(self._next())
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
@@ -69,10 +156,14 @@ class RolloutSession(Session):
             return EnvResponse(untrained=_untrained(pending), note=note)
         if not self._conversation.messages:
             return EnvResponse(reset=self._begun(pending), note=note)
-        calls, wrong, self._calls, self._wrong_calls = self._calls, self._wrong_calls, 0, 0
+        response = EnvResponse((), pending is None, self._calls, self._wrong_calls, note=note)
+        self._calls = self._wrong_calls = 0
         if pending is None:
-            return EnvResponse(is_over=True, calls=calls, wrong_calls=wrong, note=note)
-        return EnvResponse(self._appended(pending), calls=calls, wrong_calls=wrong, note=note)
+            return response
+        try:
+            return replace(response, messages=self._conversation.append(pending.request))
+        except EpisodeFailedError as error:
+            raise self._failed(error) from None
 
     def score(self, arguments: Mapping[str, object]) -> ScoreResult:
         """What the rollout returned.
@@ -85,35 +176,22 @@ class RolloutSession(Session):
             self._answer(AssistantTurn("", limit=self._limit))
             while self._next() is not None:
                 self._answer(AssistantTurn("", limit=self._limit))
-        with within(self._place):
-            return parse_score(self._returned(), self.bounds)
+        with within("rollout"):
+            run = self._run
+            return parse_score(run.value if run.error is None else score_of_unfinished(self.bounds), self.bounds)
 
-    def _begin(self, arguments: Mapping[str, object]) -> None:
-        """Not used: `open` is its own."""
-
-    def _respond(self, turn: AssistantTurn) -> None:
-        """Not used: `respond` is its own."""
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the rollout, also if `open` has not finished."""
         self._fail_pending(EpisodeFailedError("the episode is over", "episode_over"))
         self._requests.close()
         if self._endpoint is not None:
             self._endpoint.close()
-        if self._run is not None and not self._run.ended.is_set():
-            self._run.cancel()
-            self._run.ended.wait(SECONDS_TO_END)
+        run = getattr(self, "_run", None)
+        if run is not None and not run.ended.is_set():
+            run.cancel()
+            run.ended.wait(SECONDS_TO_END)
 
-    # -- the rollout
-
-    def _start(self, arguments: Mapping[str, object]) -> None:
-        method = self.environment.rollout
-        is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
-        self._endpoint = Endpoint(self._requests) if is_async else BlockingEndpoint(self._requests)
-        with within(self._place):
-            named = arguments_for(method, {**arguments, "endpoint": self._endpoint})
-            call = partial(method, **copy_arguments(named, shared=("endpoint",)))
-            self._run = CoroutineRun(call(), self._requests.end) if is_async else ThreadRun(call, self._requests.end)
-        self._requests.blocks_loop = self._run.blocks_loop
+    # -- requests and answers
 
     def _next(self) -> PendingRequest | None:
         """The rollout's next request; None if it has ended.
@@ -122,33 +200,28 @@ class RolloutSession(Session):
             CallFailed: it raised, has asked too many untrained requests, or asks again after a limit.
         """
         run = self._run
-        assert run is not None
-        with on_cancel(lambda _: self._cancel(run), run.stack):
+
+        def cancel(_: Failure) -> None:  # at the deadline; the call waits until the rollout has ended
+            self._requests.close()
+            run.cancel()
+
+        with on_cancel(cancel, run.stack):
             while (pending := self._requests.take()) is not None:
                 self._pending = pending
-                self._note_ignored(pending)
-                self._count(pending)
+                if pending.request.ignored:
+                    self._note = _SAMPLING_NOTE.format(names=", ".join(pending.request.ignored))
+                self._untrained += not pending.request.is_trained
+                if self._untrained > MAX_UNTRAINED:
+                    what = f"made more than {MAX_UNTRAINED:,} requests with trained=False in one episode"
+                    raise self._failed(EpisodeFailedError(f"{what}: end the loop that asks them", "episode_over"))
                 if not (self._limit and pending.request.is_trained):
                     return pending
                 self._refuse(self._limit)
         self._is_over = True
         if run.error is not None and not self._is_truncation(run.error):
             failure = as_failure(run.error)
-            raise CallFailed(replace(failure, place=failure.place or self._place)) from run.error
+            raise CallFailed(replace(failure, place=failure.place or "rollout")) from run.error
         return None
-
-    def _cancel(self, run: BackgroundRun) -> None:
-        """End the rollout at the deadline; the call waits until it has ended."""
-        self._requests.close()
-        run.cancel()
-
-    def _returned(self) -> object:
-        run = self._run
-        assert run is not None
-        if run.error is None:
-            return run.value
-        low, high = self.bounds
-        return 0.0 if low <= 0.0 <= high else low
 
     def _is_truncation(self, error: BaseException | None) -> bool:
         """Whether an error is the one that a limit raised, or was caused by it; a client's error has its code."""
@@ -159,13 +232,11 @@ class RolloutSession(Session):
             error = error.__cause__ or error.__context__
         return False
 
-    # -- requests and answers
-
     def _begun(self, pending: PendingRequest | None) -> ResetResult:
         if pending is None:
-            returned = shown(self._run and self._run.value)
-            what = f"returned {returned} without asking the policy: call endpoint.chat, or ask endpoint.base_url"
-            raise CallFailed(Failure("wrong_type", what, place=self._place))
+            what = f"returned {shown(self._run.value)} without asking the policy"
+            what += ": call endpoint.chat, or ask endpoint.base_url"
+            raise CallFailed(Failure("wrong_type", what, place="rollout"))
         note, self._note = self._note, ""
         request = pending.request
         if not request.is_trained:
@@ -173,13 +244,6 @@ class RolloutSession(Session):
         self._conversation.begin(request)
         tools = self._conversation.tools
         return ResetResult(tools, runs_tools=bool(tools), prompt=list(request.messages), note=note)
-
-    def _appended(self, pending: PendingRequest) -> tuple[Message, ...]:
-        try:
-            return self._conversation.append(pending.request)
-        except EpisodeFailedError as error:
-            self._fail_pending(error)
-            raise CallFailed(Failure("wrong_type", str(error), place=self._place)) from None
 
     def _answer(self, turn: AssistantTurn) -> None:
         """Answer the pending request, or refuse it as there is no room for an answer."""
@@ -204,28 +268,25 @@ class RolloutSession(Session):
         self._refusals += 1
         if self._refusals > MAX_AFTER_LIMIT:
             what = f"asked the policy {MAX_AFTER_LIMIT} times after EpisodeTruncated: return the score instead"
-            raise CallFailed(Failure("wrong_type", what, place=self._place))
+            raise CallFailed(Failure("wrong_type", what, place="rollout"))
 
-    def _count(self, pending: PendingRequest) -> None:
-        self._untrained += not pending.request.is_trained
-        if self._untrained > MAX_UNTRAINED:
-            error = EpisodeFailedError(
-                f"made more than {MAX_UNTRAINED:,} requests with trained=False in one episode: end the loop that asks"
-                " them",
-                "episode_over",
-            )
-            self._fail_pending(error)
-            raise CallFailed(Failure("wrong_type", str(error), place=self._place))
+    def _failed(self, error: Exception) -> CallFailed:
+        """The failure of an episode whose pending request gets this error."""
+        self._fail_pending(error)
+        return CallFailed(Failure("wrong_type", str(error), place="rollout"))
 
     def _fail_pending(self, error: Exception) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.answer.set_exception(error)
 
-    def _note_ignored(self, pending: PendingRequest) -> None:
-        if pending.request.ignored:
-            self._note = _SAMPLING_NOTE.format(names=", ".join(pending.request.ignored))
-
 
 def _untrained(pending: PendingRequest) -> UntrainedChat:
     return UntrainedChat(pending.request.messages, pending.request.tools or ())
+
+
+def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE, case: Case | None = None) -> SessionLike:
+    """The session of a new episode; `case` is needed for an environment that a server has."""
+    if isinstance(environment, ServedEnvironment):
+        return environment.session(case, bounds)
+    return RolloutSession(environment, bounds) if env_kind(environment) == "rollout" else Session(environment, bounds)

@@ -4,32 +4,156 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+import itertools
+import os
+import pickle
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeAlias, TypeVar
 
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify, PolicyCall
-from aitrain.environment.closing import close_environment
-from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.env_traits import EnvTraits
-from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
-from aitrain.environment.score_parsing import Bounds, ScoreResult
+from aitrain.environment.contract import Case, Transcript, arguments_for, copy_arguments, env_kind, scores_groups
+from aitrain.environment.rollout_session import session_for
+from aitrain.environment.score_parsing import Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
-from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, SessionLike
-from aitrain.environment.session_kinds import session_for
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike, within
+from aitrain.environment.state_watch import StateSnapshot, UnknownStateError
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
-from aitrain.execution.deadline_pool import DeadlinePool
-from aitrain.execution.deadline_thread import GRACE
-from aitrain.execution.failure import Failure
-from aitrain.execution.processes import ProcessPool
+from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.deadline_pool import GRACE, DeadlinePool
+from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.processes import ProcessPool, WorkerLease
 from aitrain.execution.task import Outcome, is_abandoned
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
+
+
+def remote_session(processes: ProcessPool, by_episode: bool, bounds: Bounds) -> RemoteSession:
+    """A session in its own process. `by_episode`: the process ends after an episode that changed its environment, so
+    that the next one begins with an environment as build_dataset left it."""
+    return RemoteSession(processes.lease(partial(_session_in_process, by_episode, bounds)))
+
+
+@dataclass(frozen=True)
+class RemoteSession:
+    """A session in another process."""
+
+    lease: WorkerLease
+
+    def open(self, arguments: dict[str, Any]) -> ResetResult:
+        reset: ResetResult = self.lease.call("open", arguments)
+        return reset
+
+    def respond(self, turn: AssistantTurn) -> EnvResponse:
+        response: EnvResponse = self.lease.call("respond", turn)
+        return response
+
+    def score(self, arguments: dict[str, Any]) -> ScoreResult:
+        result: ScoreResult = self.lease.call("score", arguments)
+        return result
+
+    def close(self) -> None:
+        is_changed = False
+        with suppress(CallFailed):
+            is_changed = bool(self.lease.call("close"))
+        self.lease.release(is_changed)
+
+
+@dataclass
+class _SessionInProcess:
+    """A session in a worker process, which plays several episodes one after another."""
+
+    session: SessionLike
+    environment: Any
+    before: StateSnapshot | None
+    """The environment before the first episode; None if it cannot be compared."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def close(self) -> bool:
+        """Close the session, and an environment that may have changed; returns whether it may."""
+        self.session.close()
+        is_changed = self.before is None or (self.before.is_changed() and bool(self.before.changed_objects()))
+        if is_changed and callable(close := getattr(self.environment, "close", None)):
+            with suppress(Exception):
+                run_if_async(close())
+        return is_changed
+
+
+def _session_in_process(by_episode: bool, bounds: Bounds, environment: Any) -> SessionLike | _SessionInProcess:
+    session = session_for(environment, bounds)
+    if not by_episode or getattr(environment, "concurrent", False) is True:
+        return session
+    if not _BEFORE:
+        try:
+            _BEFORE.append(StateSnapshot(environment))
+        except UnknownStateError:
+            _BEFORE.append(None)
+    return _SessionInProcess(session, environment, _BEFORE[0])
+
+
+_BEFORE: list[StateSnapshot | None] = []
+"""The environment of this process, as it was before the first episode."""
+
+
+# -- model and tokenizer in processes without a model
+
+
+@dataclass(frozen=True)
+class NoModel:
+    """The `model` argument in processes without the model; every use raises AttributeError with the advice."""
+
+    advice: str = "use --rl-env-isolation thread"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the model is not in this process, so there is no model.{name}: {self.advice}")
+
+
+@dataclass(frozen=True)
+class StoredTokenizer:
+    """The `tokenizer` argument in worker processes; unpickled from a file on first use."""
+
+    file: Path
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> StoredTokenizer | None:
+        """Pickle a tokenizer, if there is one, into a temporary file."""
+        if tokenizer is None:
+            return None
+        handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
+        with os.fdopen(handle, "wb") as file:
+            pickle.dump(tokenizer, file)
+        return cls(Path(name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_stored(self.file), name)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """The tokenizer's own call."""
+        return _stored(self.file)(*arguments, **keywords)
+
+    def __len__(self) -> int:
+        return len(_stored(self.file))
+
+
+_STORED: dict[Path, Any] = {}
+
+
+def _stored(file: Path) -> Any:
+    if file not in _STORED:
+        _STORED[file] = pickle.loads(file.read_bytes())
+    return _STORED[file]
+
 
 THREADS = 64
 PROCESSES_PER_CORE = 4
@@ -60,16 +184,9 @@ class EnvSession:
     hangs: bool = False
     """Whether its last call was abandoned and is still running."""
 
-    def note(self, outcome: Outcome[object], place: str) -> None:
-        """Add the time and the failure of a call; `place` is the method that was called, unless the failure has one."""
-        self.seconds += outcome.seconds
-        self.hangs = outcome.is_running
-        if outcome.failure is not None:
-            self.failure = replace(outcome.failure, place=outcome.failure.place or place)
-
 
 @dataclass
-class EnvRunner(EnvTraits):
+class EnvRunner:
     """Runs the environment's side of episodes: concurrent calls, each with a deadline, in threads or processes."""
 
     environment: Any
@@ -90,22 +207,90 @@ class EnvRunner(EnvTraits):
     _calls: int = 0
     _phase: ExitStack = field(default_factory=ExitStack)  # the process's activity while there are calls
 
+    # -- what is known before it is played
+
+    @property
+    def parts(self) -> dict[str, Self]:
+        """The runners of all environments of the run by their names, as in MixedRunner: itself."""
+        return {"": self}
+
+    def part_of(self, case: Case) -> Self:
+        """The runner of a case, as in MixedRunner: itself."""
+        return self
+
+    @property
+    def label(self) -> str:
+        """Name of the environment's class."""
+        return type(self.environment).__qualname__
+
+    @cached_property
+    def kind(self) -> str:
+        """Which of ENV_KINDS the environment has."""
+        return env_kind(self.environment)
+
+    @cached_property
+    def is_served(self) -> bool:
+        """Whether the environment runs on a server."""
+        return isinstance(self.environment, ServedEnvironment)
+
+    @cached_property
+    def has_sessions(self) -> bool:
+        """Whether an episode has calls before its score: `episode`, `start` or tools."""
+        return self.kind != "score_episode" or hasattr(self.environment, "get_tools")
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether the episodes of a group are scored together."""
+        return scores_groups(self.environment)
+
+    @property
+    def episodes_at_once(self) -> int | None:
+        """Number of episodes that may be played at the same time; None: any."""
+        return self.config.rl_env_episodes if self.has_sessions else None
+
+    @property
+    def process_fds(self) -> list[int]:
+        """File descriptors of the connection to its processes, which those of other environments must not hold open."""
+        return [] if self.processes is None else self.processes.fds
+
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
-        by_episode = self.kind != "score_episode" or _has_tools(self.environment)
-        in_processes = self.processes is not None or isinstance(self.environment, ServedEnvironment)
-        return CallPolicy(self.environment, self.kind, by_episode, in_processes, self.notify)
+        by_episode = self.kind != "score_episode"
+        if not by_episode:
+            try:
+                by_episode = len(Tools.of(self.environment)) > 0
+            except EnvironmentFailed:
+                by_episode = True  # each episode fails with it
+        is_elsewhere = self.processes is not None or self.is_served
+        return CallPolicy(self.environment, self.kind, by_episode, is_elsewhere, self.notify)
+
+    @cached_property
+    def max_calls(self) -> int:
+        """Calls that are made at the same time."""
+        default = CONCURRENT_CALLS if self.is_served else THREADS
+        default = default if self.processes is None else PROCESSES_PER_CORE * usable_cores()
+        return min(self.config.env_calls or default, self.config.rl_env_episodes or default)
 
     @cached_property
     def pool(self) -> DeadlinePool:
         """The threads that make the calls."""
-        return DeadlinePool(_max_calls(self), self.config.rl_env_timeout)
+        return DeadlinePool(self.max_calls, self.config.rl_env_timeout)
 
     @property
     def running_calls(self) -> int:
         """Number of running calls, without those that wait for a thread, or for others to end."""
-        return min(self._calls, _max_calls(self)) - self.policy.waiting_calls
+        return min(self._calls, self.max_calls) - self.policy.waiting_calls
+
+    @property
+    def may_play_alone(self) -> bool:
+        """Whether there may be episodes that cannot run beside others."""
+        return self.policy.by_episode and (self.is_served or not self.policy.is_free)
+
+    @property
+    def plays_alone(self) -> bool:
+        """Whether the next episode is to run while no other does."""
+        return self.policy.by_episode and self.policy.is_serial
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
@@ -114,17 +299,6 @@ class EnvRunner(EnvTraits):
         elif self.kind == "score_episode":
             absent = model if isinstance(model, NoModel) else NoModel()
             self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer)}
-
-    @property
-    def may_play_alone(self) -> bool:
-        """Whether there may be episodes that cannot run beside others."""
-        is_served = isinstance(self.environment, ServedEnvironment)
-        return self.policy.by_episode and (is_served or not self.policy.is_free)
-
-    @property
-    def plays_alone(self) -> bool:
-        """Whether the next episode is to run while no other does."""
-        return self.policy.by_episode and self.policy.is_serial
 
     # -- an episode, from its beginning to its end
 
@@ -136,19 +310,16 @@ class EnvRunner(EnvTraits):
         if self.policy.by_episode:
             self.policy.begin_batch()
         if self.has_sessions:
-            opened = await self._repeat(
-                sessions, [partial(self.open_session, one.case, one.seed) for one in sessions], self.kind
-            )
-            for one, result in zip(sessions, opened, strict=True):
+            jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
+            for one, result in zip(sessions, await self._make(sessions, jobs, self.kind), strict=True):
                 one.session, one.reset = result or (None, ResetResult())
-                _show_once(one.reset.note, self._shown, self.notify)
-                self.on_messages(one, one.reset.messages)
+                self._said(one, one.reset)
         return sessions
 
     def open_session(self, case: Case, seed: int, bounds: Bounds | None = None) -> tuple[SessionLike, ResetResult]:
         """A new session for each attempt: one that was abandoned may still be running. Without `bounds` of scores,
         those of the options."""
-        session = _new_session(self, case, bounds)
+        session = self._new_session(case, bounds)
         try:
             reset = session.open(case.arguments(seed=seed))
         except BaseException:
@@ -158,6 +329,12 @@ class EnvRunner(EnvTraits):
             session.close()  # the call has timed out, and its result is discarded
         return session, reset
 
+    def _new_session(self, case: Case, bounds: Bounds | None) -> SessionLike:
+        bounds = bounds or self.config.score_bounds
+        if self.processes is None:
+            return session_for(self.policy.object_for(), bounds, case)
+        return remote_session(self.processes, self.policy.by_episode, bounds)
+
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         if one.session is None:
@@ -166,9 +343,15 @@ class EnvRunner(EnvTraits):
         if turn.calls and self.kind != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
-        _show_once(response.note, self._shown, self.notify)
-        self.on_messages(one, response.messages)
+        self._said(one, response)
         return response
+
+    def _said(self, one: EnvSession, response: ResetResult | EnvResponse) -> None:
+        """Show what the environment says, and its note, unless that was shown before."""
+        if response.note and response.note not in self._shown:
+            self._shown.add(response.note)
+            self.notify(response.note)
+        self.on_messages(one, response.messages)
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
@@ -177,12 +360,12 @@ class EnvRunner(EnvTraits):
         place = "score" if self.kind == "start" else self.kind
         if not self.policy.by_episode:
             self.policy.begin_batch()
-        scored = await self._repeat([one for one, _ in alive], jobs, place)
+        scored = await self._make([one for one, _ in alive], jobs, place)
         results: dict[EnvSession, ScoreResult] = {}
         for (one, _), result in zip(alive, scored, strict=True):
             results[one] = result or ScoreResult(None)
-            if results[one].failure is not None:
-                one.failure = replace(results[one].failure, place=place)  # type: ignore[type-var]
+            if (failure := results[one].failure) is not None:
+                one.failure = replace(failure, place=place)
         if (failure := self.policy.end_batch()) is not None:
             for one, _ in alive:
                 one.failure, results[one] = one.failure or replace(failure, place=place), ScoreResult(None)
@@ -195,7 +378,7 @@ class EnvRunner(EnvTraits):
         arguments = {**transcript.arguments(), **self.given} if self.kind == "score_episode" else {}
         if session is not None:
             return session.score(arguments)
-        with closing(_new_session(self, transcript.case, bounds)) as alone:
+        with closing(self._new_session(transcript.case, bounds)) as alone:
             return alone.score(arguments)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
@@ -207,29 +390,40 @@ class EnvRunner(EnvTraits):
 
     # -- calls
 
-    async def _repeat(
+    async def _make(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
     ) -> list[T | None]:
-        """Make the calls, and retry those that failed."""
-        values = await self._call_all(sessions, jobs, place)
-        tries = 0
-        while again := await _to_try_again(sessions, tries, self.config.rl_env_retries):
-            tries += 1
-            retried = await self._call_all([sessions[n] for n in again], [jobs[n] for n in again], place)
-            for number, value in zip(again, retried, strict=True):
-                values[number] = value
-        return values
+        """The values of calls, at the same time, or in their order while it is not known that they may run together."""
+        in_order = asyncio.Lock()
 
-    async def _call_all(
-        self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
-    ) -> list[T | None]:
-        left, values = list(zip(sessions, jobs, strict=True)), list[T | None]()
-        while left and self.policy.is_serial:  # until it is known that they may run together
-            values.append(await self._call(*left.pop(0), place))
-            self.policy.refresh()
-        return [*values, *await asyncio.gather(*(self._call(one, job, place) for one, job in left))]
+        async def make(one: EnvSession, job: Callable[[], T]) -> T | None:
+            for tries in itertools.count():
+                async with in_order:
+                    is_serial = self.policy.is_serial
+                    if is_serial:
+                        value = await self._call(one, job, place)
+                        self.policy.refresh()
+                if not is_serial:
+                    value = await self._call(one, job, place)
+                if one.failure is None or tries >= self._most_tries(one.failure):
+                    break
+                if one.failure.kind == "server":
+                    await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+            return value
+
+        return await asyncio.gather(*map(make, sessions, jobs))
+
+    def _most_tries(self, failure: Failure) -> int:
+        """How often a call that failed is tried again: as asked; else twice if the own code of a `score_episode` (which
+        has a trace: judges and served environments try again themselves) could not reach a service."""
+        if failure.kind not in REPEATABLE:
+            return 0
+        is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
+        default = len(PAUSES) if is_own else 0
+        return default if self.config.rl_env_retries is None else self.config.rl_env_retries
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
+        """The value of a call, whose time and failure are noted; `place` is the method, unless the failure has one."""
         if not self._calls:
             self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
         self._calls += 1
@@ -246,7 +440,10 @@ class EnvRunner(EnvTraits):
             self._calls -= 1
             if not self._calls:
                 self._phase.close()
-        one.note(outcome, place)
+        one.seconds += outcome.seconds
+        one.hangs = outcome.is_running
+        if outcome.failure is not None:
+            one.failure = replace(outcome.failure, place=outcome.failure.place or place)
         self.on_call_end()
         return outcome.value
 
@@ -261,8 +458,17 @@ class EnvRunner(EnvTraits):
         return outcome
 
     def close(self) -> None:
-        """Close the environment, here and in its processes, and end the threads and processes."""
-        close_environment(self.environment, self.pool, self.processes, self.notify)
+        """Close the environment, here and in its processes, each within the deadline of a call, and end the threads and
+        processes. A failure is shown and changes nothing else: the run is over."""
+        leases = [] if self.processes is None else self.processes.lease_idle(_Closer)
+        if callable(getattr(self.environment, "close", None)):
+            closers: list[Callable[[], object]] = [self.environment.close]
+            closers += [partial(lease.call, "close") for lease in leases]
+            failures = [outcome.failure for outcome in self.pool.call_all(closers) if outcome.failure is not None]
+            if failures:
+                self.notify(f"{type(self.environment).__name__}.close {failures[0].message}")
+        for lease in leases:
+            lease.release()
         self.pool.close()
         if self.processes is not None:
             self.processes.close()
@@ -270,53 +476,196 @@ class EnvRunner(EnvTraits):
             stored.file.unlink(missing_ok=True)
 
 
-async def _to_try_again(sessions: Sequence[EnvSession], tries: int, asked: int | None) -> list[int]:
-    """Numbers of the sessions whose call is to be tried again, after a pause if it failed because of a service."""
-    failed = [(number, one.failure) for number, one in enumerate(sessions) if one.failure is not None]
-    again = [(number, failure) for number, failure in failed if tries < _most_tries(failure, asked)]
-    if any(failure.kind == "server" for _, failure in again):
-        await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-    return [number for number, _ in again]
+@dataclass(frozen=True)
+class _Closer:
+    """Closes the environment of its process."""
 
+    environment: Any
 
-def _most_tries(failure: Failure, asked: int | None) -> int:
-    """How often a call that failed is tried again: as asked; else twice if the own code of a `score_episode` (which has
-    a trace: judges and served environments try again themselves) could not reach a service."""
-    is_own = failure.kind == "server" and failure.place == "score_episode" and failure.trace
-    most = (len(PAUSES) if is_own else 0) if asked is None else asked
-    return most if failure.kind in REPEATABLE else 0
-
-
-def _max_calls(runner: EnvRunner) -> int:
-    """Calls that are made at the same time."""
-    default = THREADS if runner.processes is None else PROCESSES_PER_CORE * usable_cores()
-    default = CONCURRENT_CALLS if isinstance(runner.environment, ServedEnvironment) else default
-    return min(runner.config.env_calls or default, runner.config.rl_env_episodes or default)
-
-
-def _new_session(runner: EnvRunner, case: Case, bounds: Bounds | None) -> SessionLike:
-    bounds = bounds or runner.config.score_bounds
-    if runner.processes is None:
-        return session_for(runner.policy.object_for(), bounds, case)
-    return remote_session(runner.processes, runner.policy.by_episode, bounds)
-
-
-def _show_once(note: str, shown: set[str], notify: Notify) -> None:
-    """Show a session's note, unless it was shown before."""
-    if note and note not in shown:
-        shown.add(note)
-        notify(note)
-
-
-def _has_tools(environment: object) -> bool:
-    """Whether `score_episode` is not the only call of an episode."""
-    try:
-        return len(Tools.of(environment)) > 0
-    except EnvironmentFailed:
-        return True  # each episode fails with it
+    def close(self) -> object:
+        """What the environment's `close` returns; an awaitable is awaited by the caller."""
+        return self.environment.close()
 
 
 def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
     return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None)
+
+
+# -- several environments
+
+
+@dataclass
+class MixedRunner:
+    """Has a runner for each environment, with its kind, isolation and options, and gives each episode to that of its
+    case. Its own options are those of the run: of what environments require, the largest."""
+
+    parts: dict[str, EnvRunner]
+    config: TrainConfig
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    notify: Notify = lambda _: None
+    on_call_end: Callable[[], None] = lambda: None
+    on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
+
+    def __post_init__(self) -> None:
+        for name, part in self.parts.items():
+            part.around, part.on_call_end = (lambda: self.around()), (lambda: self.on_call_end())
+            part.notify = partial(lambda name, text: self.notify(f"{name}: {text}"), name)
+            part.on_messages = lambda session, messages: self.on_messages(session, messages)
+
+    @property
+    def label(self) -> str:
+        """Names of the environments."""
+        return ", ".join(self.parts)
+
+    def part_of(self, case: Case) -> EnvRunner:
+        """The runner of a case."""
+        return self.parts[case.env]
+
+    @property
+    def running_calls(self) -> int:
+        """Number of running calls of all environments."""
+        return sum(part.running_calls for part in self.parts.values())
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether episodes of any environment have calls before their score."""
+        return any(part.has_sessions for part in self.parts.values())
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether any environment scores the episodes of a group together."""
+        return any(part.scores_groups for part in self.parts.values())
+
+    @property
+    def episodes_at_once(self) -> int | None:
+        """Number of episodes that every environment can play at the same time; None: any."""
+        return min((most for part in self.parts.values() if (most := part.episodes_at_once)), default=None)
+
+    @property
+    def may_play_alone(self) -> bool:
+        """Whether there may be episodes that cannot run beside others."""
+        return any(part.may_play_alone for part in self.parts.values())
+
+    def offer(self, model: Any, tokenizer: Any) -> None:
+        """Set the arguments `model` and `tokenizer` of every `score_episode`."""
+        for part in self.parts.values():
+            part.offer(model, tokenizer)
+
+    async def open(
+        self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None
+    ) -> list[EnvSession]:
+        """Open a session for each case; one that cannot be opened has a failure."""
+        rows = list(zip(cases, seeds, sampling or [None] * len(cases), strict=True))
+
+        async def opened(part: EnvRunner, places: list[int]) -> list[EnvSession]:
+            return await part.open(*map(list, zip(*(rows[place] for place in places), strict=True)))
+
+        return await self._each(cases, opened)
+
+    async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
+        """What the environment does after a turn of the policy; an episode that fails is over."""
+        return await self.part_of(one.case).respond(one, turn)
+
+    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
+        """The score of each episode, in their order; None for those that failed, here or earlier."""
+        return await self._each(
+            [one.case for one in sessions],
+            lambda part, places: part.score([sessions[n] for n in places], [transcripts[n] for n in places]),
+        )
+
+    async def end(self, sessions: Sequence[EnvSession]) -> None:
+        """Close the sessions, also those that failed, except those that still hang."""
+        for name, part in self.parts.items():
+            await part.end([one for one in sessions if one.case.env == name])
+
+    async def _each(self, cases: Sequence[Case], call: Callable[[EnvRunner, list[int]], Awaitable[list[T]]]) -> list[T]:
+        """What a call returns for each case, made at the same time by the environments that have any of them."""
+        places: dict[str, list[int]] = {}
+        for place, case in enumerate(cases):
+            places.setdefault(case.env, []).append(place)
+        returned = await asyncio.gather(*(call(self.parts[name], own) for name, own in places.items()))
+        found = dict[int, T]()
+        for own, values in zip(places.values(), returned, strict=True):
+            found |= zip(own, values, strict=True)
+        return [found[place] for place in range(len(cases))]
+
+    def close(self) -> None:
+        """Close every environment, and end its threads and processes."""
+        with ExitStack() as stack:
+            for part in self.parts.values():
+                stack.callback(part.close)
+
+
+Runner: TypeAlias = EnvRunner | MixedRunner
+"""The runner of a run: of its only environment, or of several."""
+
+
+# -- groups
+
+
+@dataclass(frozen=True)
+class GroupScorer:
+    """Scores groups by `score_group`, in the process of the environment."""
+
+    bounds: Bounds
+    environment: Any
+
+    def score(self, group: Group) -> list[ScoreResult]:
+        """The result of each member: the score of `score_group`, with the metrics of both; an episode that failed keeps
+        its failure."""
+        method = self.environment.score_group
+        with within("score_group"):
+            returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
+            returned = returned.tolist() if hasattr(returned, "tolist") else returned
+            if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+                count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
+                what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
+                raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
+        results = [parse_score(value, self.bounds) for value in returned]
+        return [_merged(member.result, one) for member, one in zip(group.members, results, strict=True)]
+
+
+def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
+    if own.failure is not None:
+        return own
+    failure = None if result.failure is None else replace(result.failure, place=result.failure.place or "score_group")
+    return ScoreResult(result.score, {**own.metrics, **result.metrics}, failure)
+
+
+def group_job(runner: EnvRunner, group: Group, bounds: Bounds) -> Callable[[], list[ScoreResult]]:
+    """The call that scores a group, where the environment is."""
+    if runner.is_served:
+        return partial(runner.environment.score, group, bounds)
+    if runner.processes is None:
+        return partial(GroupScorer(bounds, runner.environment).score, group)
+    processes = runner.processes
+
+    def score_in_process() -> list[ScoreResult]:
+        lease = processes.lease(partial(GroupScorer, bounds))
+        try:
+            results: list[ScoreResult] = lease.call("score", group)
+            return results
+        finally:
+            lease.release()
+
+    return score_in_process
+
+
+async def score_groups(runner: Runner, groups: Sequence[Group]) -> list[list[ScoreResult]]:
+    """The results of each group, one call after another, as they may compare with what earlier ones left on the
+    environment. If the call fails, all of its members have the failure."""
+    results = []
+    for group in groups:
+        part, tries = runner.part_of(group.case), 0
+        job = group_job(part, group, part.config.score_bounds)
+        while True:
+            with activity.own.waiting("waiting for the environment", part.pool.timeout + GRACE):
+                outcome = await part.pool.call(job)
+            failure, tries = outcome.failure, tries + 1
+            if failure is None or failure.kind not in REPEATABLE or tries > (part.config.rl_env_retries or 0):
+                break
+        failed = [_merged(member.result, ScoreResult(None, failure=failure)) for member in group.members]
+        results.append(failed if outcome.value is None else outcome.value)
+    return results

@@ -3,28 +3,285 @@
 from __future__ import annotations
 
 import inspect
+import os
+import threading
+import time
+import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
+import httpx
+
+from aitrain import activity
 from aitrain.environment.contract import ENV_KINDS, Case
-from aitrain.environment.env_connection import UNAUTHORIZED, EnvConnection, RefusedCallError, checked_urls
-from aitrain.environment.episode_group import Group
 from aitrain.environment.score_parsing import Bounds, ScoreResult
-from aitrain.environment.served_session import ServedSession, ServerPool
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult
 from aitrain.environment.tools import Tools
 from aitrain.environment.wire_format import (
+    CLIENT_HEADER,
+    CLIENT_SECONDS,
     PROTOCOL,
     TOKEN_VARIABLE,
+    EnvAnswer,
     EnvCall,
     EnvDescription,
     JsonObject,
     decode,
     encode,
+    env_token,
     finite,
 )
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.task import current_task, is_abandoned, paused
+
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 15.0
+"""Seconds without an answer after which a server is lost: it answers a call that runs for longer as running."""
+RETRY_SECONDS = 0.5
+"""Seconds between attempts to reach a server."""
+BEHIND_PROXY = (502, 503, 504)
+"""Statuses with which a proxy says that it does not reach the server."""
+UNAUTHORIZED, GONE = 401, 410
+"""Statuses for a wrong token, and for a session that the server does not have."""
+
+T = TypeVar("T")
+
+
+class RefusedCallError(AitrainError):
+    """A server of an environment refused a request; `status` is the one of HTTP."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def checked_urls(given: str) -> list[str]:
+    """The URLs of a list with commas.
+
+    Raises:
+        ConfigError: one is not a URL, or holds credentials; or the token cannot be sent.
+    """
+    env_token()
+    urls = [url.strip().rstrip("/") for url in given.split(",")]
+    for url in urls:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL:
+            parsed = httpx.URL("")
+        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
+            raise ConfigError(f"rl_env: {url or given} is not a URL\nGive one such as http://10.0.0.5:8000.")
+        if parsed.userinfo:
+            raise ConfigError(
+                f"rl_env: the URL of {parsed.host} holds credentials\n"
+                f"Put the server's token into the environment variable {TOKEN_VARIABLE}."
+            )
+    return urls
+
+
+@dataclass(eq=False)
+class EnvConnection:
+    """The connections of this process to one server."""
+
+    url: str
+    client: str = ""
+    """Name of this process, which the sessions belong to."""
+    _http: httpx.Client | None = None
+    _pid: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, seconds: float | None = SILENCE_SECONDS
+    ) -> JsonObject:
+        """The JSON object that the server answers.
+
+        Raises:
+            ConnectionError: the server cannot be reached, or does not answer.
+            RefusedCallError: it refuses the request.
+        """
+        with self._lock:
+            if self._http is None or self._pid != os.getpid():  # a forked process has connections of its own
+                limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+                self._http = httpx.Client(trust_env=False, limits=limits, verify=self.url.startswith("https:"))
+                self._pid, self.client = os.getpid(), uuid.uuid4().hex
+            http = self._http
+        headers = {"Content-Type": "application/json", CLIENT_HEADER: self.client}
+        if token := env_token(self.url):
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+            response = http.request(method, self.url + path, content=body, headers=headers, timeout=timeout)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {error}") from error
+        except httpx.TransportError as error:
+            what = f"did not answer for {seconds:g} s" if isinstance(error, httpx.TimeoutException) else error
+            raise ConnectionError(f"the environment's server at {self.url}: {what}") from error
+        activity.own.tick()  # the server is alive, and has deadlines of its own
+        try:
+            found = response.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            if response.status_code in BEHIND_PROXY:
+                raise ConnectionError(f"a proxy answers with status {response.status_code}")
+            raise RefusedCallError(f"{self.url}{path} does not answer in JSON: is it `aitrain env serve`?", 0)
+        if response.is_error:
+            raise RefusedCallError(f"{self.url}{path}: {str(found.get('error'))[:500]}", response.status_code)
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            http, self._http = self._http, None
+        if http is not None:
+            http.close()
+
+
+@dataclass(eq=False)
+class ServerPool:
+    """The servers of one environment: each episode is played on the one that plays the fewest."""
+
+    connections: Sequence[EnvConnection]
+    id: str = ""
+    _playing: Counter[EnvConnection] = field(default_factory=Counter)
+    _lost: dict[EnvConnection, float] = field(default_factory=dict)  # the time at which it is tried again
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _pulse: threading.Thread | None = None
+
+    def take(self) -> EnvConnection:
+        """A server for an episode; those that were lost only if there is no other."""
+        with self._lock:
+            now = time.monotonic()
+            chosen = min(self.connections, key=lambda one: (self._lost.get(one, 0.0) > now, self._playing[one]))
+            self._playing[chosen] += 1
+            if self._pulse is None or not self._pulse.is_alive():  # also in a forked process
+                self._pulse = threading.Thread(target=self._keep_alive, name="served-environment", daemon=True)
+                self._pulse.start()
+        return chosen
+
+    def give_back(self, server: EnvConnection, is_lost: bool = False) -> None:
+        """An episode has left the server."""
+        with self._lock:
+            self._playing[server] -= 1
+            if is_lost:
+                self._lost[server] = time.monotonic() + 10 * RETRY_SECONDS
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._closed.set()
+        for connection in self.connections:
+            connection.close()
+
+    def _keep_alive(self) -> None:
+        """Tell the servers that this process lives, while their sessions wait for the model."""
+        while not self._closed.wait(CLIENT_SECONDS / 6):
+            for server in self.connections:
+                with suppress(ConnectionError, RefusedCallError):  # the next call says what is wrong
+                    if self._playing[server]:
+                        server.request("POST", "/v1/alive", b"{}")
+
+
+@dataclass(eq=False)
+class ServedSession:
+    """One episode on a server. Calls are numbered, so that one whose connection was lost can be sent again."""
+
+    servers: ServerPool
+    first: EnvCall
+    """What is sent with each call."""
+    only: EnvConnection | None = None
+    """The only server that can answer; None: any of them."""
+    _server: EnvConnection | None = None
+    _name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _number: int = 0
+
+    def open(self, arguments: Mapping[str, Any]) -> ResetResult:
+        """Begin the episode."""
+        return self.call("/v1/open", ResetResult, seed=arguments["seed"])
+
+    def respond(self, turn: AssistantTurn) -> EnvResponse:
+        """The environment's response."""
+        return self.call("/v1/respond", EnvResponse, turn=turn)
+
+    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
+        """The score of the episode; one that was not opened has no other calls."""
+        is_only_call = self._number == 0
+        try:
+            return self.call("/v1/score", ScoreResult, completion=arguments.get("completion", ""))
+        finally:
+            if is_only_call:
+                self._leave()
+
+    def close(self) -> None:
+        """End the session."""
+        server = self._leave()
+        if server is not None:
+            with suppress(ConnectionError, RefusedCallError):  # the server ends sessions of clients that it lost
+                server.request("POST", "/v1/close", encode({"session": self._name}))
+
+    def call(self, path: str, kind: type[T], **arguments: Any) -> T:
+        """The value of a call; the clock of this process stands still, as that of the server counts.
+
+        Raises:
+            CallFailed: the environment failed, or its server cannot be reached.
+        """
+        task = current_task.get()
+        timeout = None if task is None else task.timeout
+        call = replace(self.first, session=self._name, number=self._number, timeout=timeout, **arguments)
+        self._number += 1
+        with paused():
+            received = self._send(path, call)
+        try:
+            answer = decode(EnvAnswer, received)
+            value = None if answer.failure is not None else decode(kind, answer.value)
+        except ValueError as error:
+            raise CallFailed(Failure("server", f"was answered in another form: {error}"[:500])) from error
+        if task is not None:
+            task.add_seconds(answer.seconds)
+        if answer.failure is not None:
+            raise CallFailed(answer.failure)
+        return value  # type: ignore[return-value]
+
+    def _send(self, path: str, call: EnvCall) -> JsonObject:
+        """Send a call until it has ended, or a server was out of reach for as long as the call's deadline. An episode
+        that a server refuses begins on another one."""
+        patience, lost_at, refusals = call.timeout or CLIENT_SECONDS, 0.0, 0
+        is_free = call.number == 0 and self.only is None
+        while True:
+            server = self.only or self._server or self.servers.take()
+            self._server = None if self.only else server
+            try:
+                received = server.request("POST", path, encode(call))
+                if not received.get("is_running"):
+                    return received
+                lost_at = 0.0
+                if is_abandoned():
+                    raise CallFailed(Failure("raised", "cancelled: the result is no longer needed"))
+            except RefusedCallError as error:
+                refusals += 1
+                if is_free and refusals < len(self.servers.connections):
+                    self._leave(is_lost=True)
+                    continue
+                why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
+                raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
+            except ConnectionError as error:
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() > lost_at + patience or is_abandoned():
+                    raise CallFailed(Failure("server", f"was not answered: {error}")) from error
+                if is_free:
+                    self._leave(is_lost=True)
+                time.sleep(RETRY_SECONDS)
+
+    def _leave(self, is_lost: bool = False) -> EnvConnection | None:
+        server, self._server = self._server, None
+        if server is not None:
+            self.servers.give_back(server, is_lost)
+        return server
+
 
 CONCURRENT_CALLS = 256
 """Calls at the same time, unless --rl-env-workers says how many: they only wait."""
@@ -62,7 +319,7 @@ class ServedEnvironment:
     def is_serial(self) -> bool:
         """Whether a server says now that calls, or episodes, are to be made one after another."""
         try:
-            return any(server.get("/v1/environment")["is_serial"] for server in self.servers.connections)
+            return any(server.request("GET", "/v1/environment")["is_serial"] for server in self.servers.connections)
         except (ConnectionError, RefusedCallError):
             return self.description.is_serial
 
@@ -84,14 +341,14 @@ class ServedEnvironment:
         """What the environment's `reference` returns, if it has one."""
         try:
             asked = encode({"case_idx": case_idx, "case": case})
-            return self.servers.connections[0].post("/v1/reference", asked)["value"]
+            return self.servers.connections[0].request("POST", "/v1/reference", asked, seconds=None)["value"]
         except (ConnectionError, RefusedCallError) as error:
             raise EnvironmentFailed(f"The environment's server did not answer for reference: {error}") from error
 
     def served_source(self) -> list[tuple[str, str]]:
         """Names and texts of the environment's files; only names inside of a folder."""
         try:
-            files = self.servers.connections[0].get("/v1/source")["files"]
+            files = self.servers.connections[0].request("GET", "/v1/source")["files"]
         except (ConnectionError, RefusedCallError):
             return []
         paths = [(PurePosixPath(str(file["name"])), str(file["text"])) for file in files]
@@ -105,7 +362,7 @@ class ServedEnvironment:
         rows, start = list[JsonObject](), 0
         while start is not None:
             try:
-                page = self.servers.connections[0].get(f"/v1/rows?dataset={dataset}&start={start}")
+                page = self.servers.connections[0].request("GET", f"/v1/rows?dataset={dataset}&start={start}")
             except (ConnectionError, RefusedCallError) as error:
                 raise EnvironmentFailed(f"The environment's rows cannot be read: {error}") from error
             if page["environment"] != self.servers.id:
@@ -158,7 +415,7 @@ def check_id(urls: str, keywords: Mapping[str, object]) -> None:
 
 def _described(connection: EnvConnection) -> EnvDescription:
     try:
-        given = connection.get("/v1/environment")
+        given = connection.request("GET", "/v1/environment")
         if given.get("protocol") != PROTOCOL:
             raise EnvironmentFailed(
                 f"The server at {connection.url} speaks version {given.get('protocol')} of the protocol, and this"

@@ -6,20 +6,58 @@ A session runs in the process of the environment's code, which may be a worker: 
 from __future__ import annotations
 
 import traceback
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from aitrain.environment.contract import MODEL_ARGUMENTS, Prompt, ToolResult, arguments_for, named_by, with_opening
-from aitrain.environment.row_copies import copy_arguments
+from aitrain.environment.contract import (
+    MODEL_ARGUMENTS,
+    Case,
+    Prompt,
+    ToolResult,
+    arguments_for,
+    copy_arguments,
+    env_kind,
+    named_by,
+    with_opening,
+)
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed, Failure, as_failure
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """One episode of a group, and its own score, None if it failed."""
+
+    completion: str | list[Message]
+    text: str
+    messages: list[Message]
+    result: ScoreResult
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one case that are compared."""
+
+    case: Case
+    members: Sequence[GroupMember]
+
+    def arguments(self) -> dict[str, Any]:
+        """All arguments for `score_group`; a column with one of our names is not passed."""
+        results = [member.result for member in self.members]
+        return self.case.arguments(
+            completions=[member.completion for member in self.members],
+            texts=[member.text for member in self.members],
+            messages=[member.messages for member in self.members],
+            scores=[result.score for result in results],
+            metrics=[result.metrics for result in results],
+        )
+
 
 Message = dict[str, Any]
 
@@ -111,37 +149,68 @@ def within(place: str) -> Iterator[None]:
         raise CallFailed(replace(failure, place=failure.place or place)) from error
 
 
-class Session(ABC):
-    """The environment's side of one episode. Errors of the user's code are raised as CallFailed with their place."""
+class Session:
+    """The environment's side of one episode that an object plays: that of `start`, or one that stands for `episode` or
+    `score_episode`. Errors of the user's code are raised as CallFailed with their place."""
 
     def __init__(self, environment: Any, bounds: Bounds = ZERO_TO_ONE) -> None:
-        self.environment, self.bounds = environment, bounds
+        self.environment, self.bounds, self.kind = environment, bounds, env_kind(environment)
+        self.episode: Any = None
         self.tools = Tools.of(None)
+        self._takes_calls = False  # whether `step` gets the tool calls of the answers
+
+    def _place(self, method: str) -> str:
+        """The user's method that stands behind a method of the episode."""
+        return method if self.kind == "start" else self.kind
 
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
         """Begin the episode; `arguments` are those of `episode` and `start`."""
-        opening = self._begin(arguments)
-        messages = () if opening is None else _as_messages(opening, self._opening_place)
+        if self.kind == "start":
+            start = self.environment.start
+            with within("start"):
+                self.episode = run_if_async(start(**copy_arguments(arguments_for(start, arguments))))
+            for name in ("step", "score"):
+                if not callable(getattr(self.episode, name, None)):
+                    raise _wrong_type("start", f"returned {shown(self.episode)}, which has no {name}")
+            self._takes_calls = "calls" in (named_by(self.episode.step) or ())
+        elif self.kind == "episode":
+            self.episode = _Generator(self.environment.episode, arguments, self.bounds)
+        else:
+            self.episode = _OneAnswer()
+        with within("get_tools"):
+            owner = self.episode if hasattr(self.episode, "get_tools") else self.environment
+            self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
+        opening = None
+        if callable(getattr(self.episode, "opening", None)):  # another attribute of this name is the object's own
+            with within(self._place("opening")):
+                opening = run_if_async(self.episode.opening())
+        messages = () if opening is None else _as_messages(opening, self._place("opening"))
         asked: Prompt = arguments.get("prompt") or []
         if isinstance(asked, str) and self.tools.of_schemas:
             self.tools = Tools.of(None)  # without a chat template, the model is not shown the schemas
         prompt = with_opening(asked, messages)
         if not prompt:
             what = "said nothing, and the row has no prompt: return or yield what the model is to answer"
-            raise _wrong_type(self._opening_place, what)
+            raise _wrong_type(self._place("opening"), what)
         is_parsed = len(self.tools) > 0 or (self._takes_calls and bool(self.tools.schemas))
         return ResetResult(tuple(self.tools.schemas), messages, is_parsed, self._takes_calls, prompt)
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
-        """Run the answer's tool calls; an answer without calls goes to the environment."""
+        """Run the answer's tool calls; an answer without calls goes to the environment, and so do the calls if `step`
+        takes them."""
         if turn.calls and not self.tools.are_only_shown:
             return self._use_tools(turn.calls)
-        response = self._respond(turn)
+        calls = turn.calls if self._takes_calls else ()
+        with within(self._place("step")):
+            given = {"calls": list(calls)} if self._takes_calls else {}
+            response = run_if_async(self.episode.step(turn.text, **given))
         is_over = response is None
-        if isinstance(response, ToolResult):  # of `step`
-            is_over = response.done
-            response = response.content
-        return EnvResponse(() if response is None and is_over else _as_messages(response, self._place), is_over)
+        if isinstance(response, ToolResult):
+            is_over, response = response.done, response.content
+        if calls and isinstance(response, str):
+            response = {"role": "tool", "name": calls[0].name, "content": response}
+        messages = () if response is None and is_over else _as_messages(response, self._place("step"))
+        return EnvResponse(messages, is_over, len(calls), sum(bool(call.problem) for call in calls))
 
     def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:
         """Run the calls one after another, as a later one may depend on an earlier one, until one ends the episode."""
@@ -155,179 +224,91 @@ class Session(ABC):
                 break
         return EnvResponse(tuple(messages), outcome.ends_episode, calls=len(messages), wrong_calls=wrong)
 
-    @abstractmethod
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`."""
-
-    @property
-    @abstractmethod
-    def _place(self) -> str:
-        """The method that returns the environment's messages."""
-
-    @property
-    def _opening_place(self) -> str:
-        """The method that returns what the environment says first."""
-        return self._place
-
-    _takes_calls = False
-    """Whether the environment gets the tool calls of the answers."""
-
-    @abstractmethod
-    def _begin(self, arguments: Mapping[str, Any]) -> Any:
-        """Begin; returns the environment's messages before the first answer, or None."""
-
-    @abstractmethod
-    def _respond(self, turn: AssistantTurn) -> Any:
-        """The environment's messages after an answer; None ends the episode."""
+        with within(self._place("score")):
+            if self.kind == "score_episode":
+                method = self.environment.score_episode
+                returned = method(**copy_arguments(arguments_for(method, arguments), shared=MODEL_ARGUMENTS))
+            else:
+                returned = self.episode.score()
+            return parse_score(run_if_async(returned), self.bounds)
 
     def close(self) -> None:
-        """Release the episode's resources; errors are only logged."""
+        """Release the episode's resources, also if `open` has not finished; errors are only logged."""
         try:
-            self._close()
+            if callable(close := getattr(self.episode, "close", None)):
+                run_if_async(close())
         except (Exception, SystemExit):
             traceback.print_exc()
 
-    @abstractmethod
-    def _close(self) -> None:
-        """Release the episode's resources; `_begin` may not have finished."""
 
-
-class SingleTurnSession(Session):
+class _OneAnswer:
     """`score_episode`: tools as long as the model calls them, then one answer."""
 
-    _place = "score_episode"
-
-    def _begin(self, arguments: Mapping[str, Any]) -> None:
-        with within("get_tools"):
-            self.tools = Tools.of(self.environment)
-
-    def _respond(self, turn: AssistantTurn) -> None:
-        return None
-
-    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
-        """What `score_episode` returns."""
-        method = self.environment.score_episode
-        with within("score_episode"):
-            return parse_score(
-                run_if_async(method(**copy_arguments(arguments_for(method, arguments), shared=MODEL_ARGUMENTS))),
-                self.bounds,
-            )
-
-    def _close(self) -> None:
-        pass
+    def step(self, reply: str) -> None:
+        """An answer without a call is the last one."""
 
 
-class GeneratorSession(Session):
+class _Generator:
     """`episode`: a generator that is sent the answers, yields messages, and returns the score."""
 
-    _place = "episode"
-    returned: Any = None
-    is_over = False
+    def __init__(self, method: Callable[..., Any], arguments: Mapping[str, Any], bounds: Bounds) -> None:
+        self.method, self.arguments, self.bounds = method, arguments, bounds
+        self.generator: Any = None
+        self.returned: Any = None
+        self.is_over = False
 
-    def _begin(self, arguments: Mapping[str, Any]) -> Any:
-        with within("get_tools"):
-            self.tools = Tools.of(self.environment)
-        method = self.environment.episode
-        with within("episode"):
-            self.generator = method(**copy_arguments(arguments_for(method, arguments)))
-            if not hasattr(self.generator, "send"):
-                raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
-            response = self._advance(None)
+    def opening(self) -> Any:
+        """What it yields first."""
+        self.generator = self.method(**copy_arguments(arguments_for(self.method, self.arguments)))
+        if not hasattr(self.generator, "send"):
+            raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
+        response = self._send(None)
         if self.is_over:
             raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
         return response
 
-    def _respond(self, turn: AssistantTurn) -> Any:
-        with within("episode"):
-            response = self._advance(turn.text)
+    def step(self, reply: str) -> Any:
+        """What it yields after an answer; None if it has returned."""
+        response = self._send(reply)
         if response is None and not self.is_over:
             raise _wrong_type("episode", "yielded None after an answer: yield what to say next, or return the score")
         return response
 
-    def _advance(self, sent: str | None) -> Any:
+    def _send(self, sent: str | None) -> Any:
         try:
             return self.generator.send(sent)
         except StopIteration as stop:
             self.is_over, self.returned = True, stop.value
             return None
 
-    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
+    def score(self) -> Any:
         """The generator's return value.
 
         If a limit ended the episode, GeneratorExit is raised in the generator, which may catch it and return a score;
         otherwise the score is 0, or the lowest one of a range without 0.
         """
-        with within("episode"):
-            if not self.is_over:
-                self._end_early()
-            return parse_score(self.returned, self.bounds)
+        if not self.is_over:
+            self.is_over, self.returned = True, score_of_unfinished(self.bounds)
+            try:
+                self.generator.throw(GeneratorExit)
+            except StopIteration as stop:
+                self.returned = stop.value
+            except GeneratorExit:
+                pass
+        return self.returned
 
-    def _end_early(self) -> None:
-        low, high = self.bounds
-        self.is_over, self.returned = True, 0.0 if low <= 0.0 <= high else low
-        try:
-            self.generator.throw(GeneratorExit)
-        except StopIteration as stop:
-            self.returned = stop.value
-        except GeneratorExit:
-            pass
-
-    def _close(self) -> None:
-        if hasattr(self, "generator"):
+    def close(self) -> None:
+        """Raise GeneratorExit in it."""
+        if hasattr(self.generator, "close"):
             self.generator.close()
 
 
-class ObjectSession(Session):
-    """`start`: an object with `step`, `score`, and perhaps `opening`, `get_tools` and `close`, each of which may be
-    async. If `step` names `calls`, it gets all answers, with their tool calls; otherwise the tools are run here. A
-    ToolResult with `done` that `step` returns is the last message of the episode."""
-
-    _place = "step"
-    _opening_place = "opening"
-
-    def _begin(self, arguments: Mapping[str, Any]) -> Any:
-        method = self.environment.start
-        with within("start"):
-            self.object = run_if_async(method(**copy_arguments(arguments_for(method, arguments))))
-        for name in ("step", "score"):
-            if not callable(getattr(self.object, name, None)):
-                raise _wrong_type("start", f"returned {shown(self.object)}, which has no {name}")
-        self._takes_calls = "calls" in (named_by(self.object.step) or ())
-        with within("get_tools"):
-            owner = self.object if hasattr(self.object, "get_tools") else self.environment
-            self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
-        if not callable(getattr(self.object, "opening", None)):  # an attribute of this name is the object's own
-            return None
-        with within("opening"):
-            return run_if_async(self.object.opening())
-
-    def respond(self, turn: AssistantTurn) -> EnvResponse:
-        """Run the answer's tool calls, or give them to `step`."""
-        response = super().respond(turn)
-        if not (self._takes_calls and turn.calls):
-            return response
-        wrong = sum(bool(call.problem) for call in turn.calls)
-        return replace(response, calls=len(turn.calls), wrong_calls=wrong)
-
-    def _respond(self, turn: AssistantTurn) -> Any:
-        with within("step"):
-            if not self._takes_calls:
-                return run_if_async(self.object.step(turn.text))
-            response = run_if_async(self.object.step(turn.text, calls=list(turn.calls)))
-        content = response.content if isinstance(response, ToolResult) else response
-        if turn.calls and isinstance(content, str):
-            content = {"role": "tool", "name": turn.calls[0].name, "content": content}
-        return replace(response, content=content) if isinstance(response, ToolResult) else content
-
-    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
-        """What the object's `score` returns."""
-        with within("score"):
-            return parse_score(run_if_async(self.object.score()), self.bounds)
-
-    def _close(self) -> None:
-        close = getattr(getattr(self, "object", None), "close", None)
-        if callable(close):
-            run_if_async(close())
+def score_of_unfinished(bounds: Bounds) -> float:
+    """The score of an episode that a limit ended and that does not score itself: 0, or the lowest of its range."""
+    low, high = bounds
+    return 0.0 if low <= 0.0 <= high else low
 
 
 def _as_messages(response: Any, place: str) -> tuple[Message, ...]:

@@ -6,26 +6,44 @@ The result of a wrong call is an error message for the model; an exception in a 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+import re
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple, NotRequired, Union, cast, get_args, get_origin, get_type_hints
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
+from typing_extensions import TypedDict
 
 from aitrain.environment.contract import ToolResult
-from aitrain.environment.function_tool import tool_of_function
-from aitrain.environment.schema_tool import function_part, method_for, shown_tool, tool_of_schema
 from aitrain.environment.tool_call_parser import TOO_DEEP, ToolCall, ToolJson, clean, is_deep, short
-from aitrain.environment.tool_schema import InvalidToolError, Tool
-from aitrain.errors import EnvironmentFailed, did_you_mean
+from aitrain.errors import AitrainError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
 
 MAX_ERROR = 500
 """Maximum length of the error message for a wrong call, in characters: it takes space in the model's context."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool. `read` turns the model's arguments into keyword arguments for `run` and a list of problems."""
+
+    name: str
+    schema: ToolJson
+    run: Callable[..., object] = lambda **_: None
+    read: Callable[[ToolJson], tuple[ToolJson, list[str]]] = lambda given: (given, [])
+
+
+class InvalidToolError(AitrainError):
+    """Something that get_tools returned cannot be a tool; the message says why, and what to do."""
 
 
 class ToolOutcome(NamedTuple):
@@ -52,8 +70,8 @@ class Tools:
     `len` is then 0.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), shown: Iterable[ToolJson] = (), of_schemas: bool = True) -> None:
-        self._tools, self._shown = {tool.name: tool for tool in tools}, list(shown)
+    def __init__(self, tools: Iterable[Tool] = (), shown: Iterable[Tool] = (), of_schemas: bool = True) -> None:
+        self._tools, self._shown = {tool.name: tool for tool in tools}, [tool.schema for tool in shown]
         self.schemas: list[ToolJson] = [*(tool.schema for tool in self._tools.values()), *self._shown]
         self.of_schemas = of_schemas
         """Whether get_tools returned only JSON schemas, which string prompts ignore."""
@@ -66,7 +84,8 @@ class Tools:
     @classmethod
     def offered(cls, offer: ToolOffer) -> Tools:
         """The tools of an environment that runs elsewhere; they cannot be run here."""
-        return cls((_elsewhere(schema) for schema in offer.run), offer.shown, offer.of_schemas)
+        run, shown = ([Tool(function_part(each)["name"], each) for each in part] for part in (offer.run, offer.shown))
+        return cls(run, shown, offer.of_schemas)
 
     @property
     def are_only_shown(self) -> bool:
@@ -84,12 +103,15 @@ class Tools:
         if isinstance(offered := getattr(owner, "offered_tools", None), cls):
             return offered
         place = f"{type(owner).__name__}.get_tools"
-        found: dict[str, Tool] = {}
         items = _listed(owner, place)
-        only_shown = not runs_calls or all(isinstance(item, dict) and method_for(item, owner) is None for item in items)
+        found: dict[str, Tool] = {}
+        only_shown = not runs_calls or all(isinstance(item, dict) and _method(item, owner) is None for item in items)
         for item in items:
             try:
-                tool = shown_tool(item) if only_shown and isinstance(item, dict) else _tool(item, owner)
+                if not isinstance(item, dict):
+                    tool = _tool_of_function(item)
+                else:
+                    tool = shown_tool(item) if only_shown else _tool_of_schema(item, owner)
                 if tool.name in found:
                     raise InvalidToolError("two tools have this name\nRename one of them.")
             except InvalidToolError as error:
@@ -98,9 +120,7 @@ class Tools:
                 raise EnvironmentFailed(f"{place}: {label}: {error}") from None
             found[tool.name] = tool
         of_schemas = all(isinstance(item, dict) for item in items)
-        if only_shown:
-            return cls(shown=[tool.schema for tool in found.values()], of_schemas=of_schemas)
-        return cls(found.values(), of_schemas=of_schemas)
+        return cls((), found.values(), of_schemas) if only_shown else cls(found.values(), (), of_schemas)
 
     def __len__(self) -> int:
         return len(self._tools)
@@ -129,10 +149,6 @@ class Tools:
         return ToolOutcome(_as_text(result))
 
 
-def _elsewhere(schema: ToolJson) -> Tool:
-    return Tool(function_part(schema)["name"], schema, lambda: None, lambda given: (given, []))
-
-
 def _wrong(problem: str) -> ToolOutcome:
     return ToolOutcome(clean(short(f"error: {problem}", MAX_ERROR)), is_wrong=True)
 
@@ -145,9 +161,6 @@ def _as_text(result: object) -> str:
     except ValueError:  # a list that holds itself, bytes that are no text
         plain = str(plain)
     return clean(plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False))
-
-
-# -- from what get_tools returned
 
 
 def _listed(owner: object, place: str) -> list[object]:
@@ -167,11 +180,297 @@ def _listed(owner: object, place: str) -> list[object]:
     return found
 
 
-def _tool(item: object, owner: object) -> Tool:
-    if isinstance(item, dict):
-        return tool_of_schema(item, owner)
-    if not callable(item) or inspect.isclass(item):
+def _name_problems(given: Collection[str], required: Iterable[str], known: Collection[str]) -> list[str]:
+    """Messages about missing arguments, and about at most three unknown ones."""
+    missing = [f"missing argument: {name}" for name in required if name not in given]
+    unknown = itertools.islice((short(name) for name in given if name not in known), 3)
+    near = {name: did_you_mean(name, known) for name in unknown}
+    return missing + [f"unknown argument: {name}{hint and '.'}{hint}" for name, hint in near.items()]
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(to_jsonable_python(value), allow_nan=False)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+# -- tools that are functions
+
+
+def _tool_of_function(function: Any) -> Tool:
+    """The tool that calls a function or method.
+
+    Raises:
+        InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
+    """
+    if not callable(function) or inspect.isclass(function):
         raise InvalidToolError(
             "neither a function or method nor a JSON schema\nList the methods themselves: [self.search]"
         )
-    return tool_of_function(item)
+    name = getattr(function, "__name__", "")
+    if not name.isidentifier():
+        raise InvalidToolError("it has no name to call it by\nWrite it as a method or a function, with def.")
+    known = _described(getattr(function, "__func__", function), inspect.ismethod(function))
+    schema = {"name": name, "description": known.description, "parameters": copy.deepcopy(known.parameters)}
+    return Tool(name, {"type": "function", "function": schema}, function, known.read)
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Description of a function, JSON schema of its parameters, and what checks the arguments of a call."""
+
+    description: str
+    parameters: ToolJson
+    defaults: Mapping[str, object]
+    """Python's default of each parameter, or `inspect.Parameter.empty`."""
+    adapter: TypeAdapter[Any]
+
+    def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
+        """Keyword arguments for the function, and the problems of the arguments that the model gave.
+
+        An argument that is missing gets Python's default; so does null if that default is None, for every hint.
+        """
+        problems = _name_problems(given, self.parameters["required"], self.defaults)
+        null = {name for name, value in given.items() if value is None and self.defaults.get(name, "") is None}
+        try:
+            read = self.adapter.validate_python({name: value for name, value in given.items() if name not in null})
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_context=False, include_input=False)
+            # a missing argument is among the problems already; at most three problems for each argument are told
+            told = (each for each in wrong if each["type"] != "missing" or len(each["loc"]) > 1)
+            found = [
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
+                for _, of_one in itertools.groupby(told, key=lambda each: each["loc"][0])
+                for each in itertools.islice(of_one, 3)
+            ]
+            return {}, [*found, *problems]
+        return dict(read), problems
+
+
+class _QuietSchema(GenerateJsonSchema):
+    """Leaves out defaults that JSON cannot hold, without a warning."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as pydantic has it
+
+
+_NOT_NAMED = {
+    inspect.Parameter.POSITIONAL_ONLY: "it takes {} by position only\nRemove the `/`: a model gives arguments by name.",
+    inspect.Parameter.VAR_POSITIONAL: "it takes *{}\nGive each argument a name, or make it one list.",
+    inspect.Parameter.VAR_KEYWORD: "it takes **{}\nGive each argument a name, or make it one dict.",
+}
+
+
+@functools.lru_cache(maxsize=256)  # the objects of different episodes have the same methods
+def _described(source: Any, is_bound: bool) -> _Arguments:
+    """Read a function's signature, hints and docstring; `is_bound`: its first parameter is `self`."""
+    try:
+        parameters = list(inspect.signature(source).parameters.values())[is_bound:]
+    except (TypeError, ValueError):
+        raise InvalidToolError("Python knows no signature of it\nCall it from a function of your own.") from None
+    for parameter in parameters:
+        if parameter.kind in _NOT_NAMED:
+            raise InvalidToolError(_NOT_NAMED[parameter.kind].format(parameter.name))
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    hints = _hints(source, defaults)
+    adapter, schema = _checked_by(hints, defaults)
+    description, texts = _read_docstring(inspect.getdoc(source) or "")
+    shown = {"type": "object", "properties": {}, "required": [], **_flat(schema, schema.get("$defs", {}))}
+    for name, each in shown["properties"].items():
+        if text := _text_of_hint(hints[name]) or each.get("description") or texts.get(name):
+            each["description"] = text
+        default = defaults[name]
+        if default is not inspect.Parameter.empty and _is_json(default):
+            each["default"] = to_jsonable_python(default)
+    return _Arguments(description, shown, defaults, adapter)
+
+
+def _hints(source: Any, defaults: Mapping[str, object]) -> dict[str, Any]:
+    """Hints of the parameters. The return hint is not evaluated, as it may name what is not imported."""
+    function = inspect.unwrap(source)
+    known = getattr(function, "__annotations__", {})
+    own = types.SimpleNamespace(__annotations__={name: known[name] for name in defaults if name in known})
+    try:
+        hints = get_type_hints(own, globalns=getattr(function, "__globals__", {}), include_extras=True)
+    except Exception as error:
+        why = short(f"{type(error).__name__}: {error}", 200)
+        what = "Define or import what the hints name at the top of the module."
+        raise InvalidToolError(f"the hints of its arguments cannot be read: {why}\n{what}") from None
+    return {name: hints.get(name, Any) for name in defaults}
+
+
+def _checked_by(hints: Mapping[str, Any], defaults: Mapping[str, object]) -> tuple[TypeAdapter[Any], ToolJson]:
+    """What checks arguments with these hints, and their JSON schema.
+
+    Raises:
+        InvalidToolError: a hint is of a type that pydantic or JSON does not know.
+    """
+    is_needed = {name: defaults[name] is inspect.Parameter.empty for name in hints}
+    fields = {name: hint if is_needed[name] else NotRequired[hint] for name, hint in hints.items()}
+    arguments = cast(Any, TypedDict)("Arguments", fields)
+    arguments.__pydantic_config__ = ConfigDict(allow_inf_nan=False)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(arguments)
+        return adapter, adapter.json_schema(schema_generator=_QuietSchema)
+    except Exception as error:
+        for name in hints if len(hints) > 1 else ():
+            _checked_by({name: hints[name]}, defaults)  # raises for the one to name
+        why = short(re.split(r"\n|\. ", str(error))[0], 200)
+        what = "Hint it with int, str, list[...], Literal[...], a dataclass or a pydantic model."
+        raise InvalidToolError(f"its argument {next(iter(hints))} cannot be described: {why}\n{what}") from None
+
+
+def _text_of_hint(hint: object) -> str | None:
+    """The text of `Annotated[int, "text"]`, or of it `| None`."""
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+    texts = (text for each in (hint, *members) for text in getattr(each, "__metadata__", ()) if isinstance(text, str))
+    return next(texts, None)
+
+
+_SECTION = re.compile(
+    r"(Args|Arguments|Parameters|Params):\s*$|(Returns?|Raises|Yields):|:(param|type|returns?|raises)\b"
+)
+_ITEM = re.compile(r"(?::param\s(?:[^:]*\s)?|\s+)(\w+)\s*(?:\((?:[^()]|\([^()]*\))*\))?\s*:(.*)")
+
+
+def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
+    """The description, and the text of each argument, from Google's `Args:` or `:param name: text`."""
+    lines = doc.splitlines()
+    end = next((number for number, line in enumerate(lines) if _SECTION.match(line)), len(lines))
+    paragraphs = re.split(r"\n\s*\n", "\n".join(lines[:end]))
+    about = "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
+    texts: dict[str, list[str]] = {}
+    current: list[str] = []
+    indent, is_args = 0, False
+    for line in lines[end:]:
+        depth = len(line) - len(line.lstrip())
+        if line.strip() and not depth:  # another section, or another :param:
+            current, indent, is_args = [], 0, line.startswith(("Arg", "Param"))
+        indent = indent or depth
+        item = _ITEM.match(line)
+        if item and (line.startswith(":") or (is_args and depth == indent)):
+            current = texts.setdefault(item[1], [])
+            line = item[2]
+        current.append(line)
+    return about, {name: " ".join(" ".join(text).split()) for name, text in texts.items()}
+
+
+_DROPPED = {"title", "discriminator", "$defs"}
+_VERBATIM = {"default", "enum", "const", "examples", "required"}
+
+
+def _flat(node: Any, defs: Mapping[str, ToolJson], inside: tuple[str, ...] = ()) -> Any:
+    """The schema as models read it best: without titles, and with each `$ref` replaced by its definition. Inside of
+    itself a recursive definition is any object."""
+    if isinstance(node, list):
+        return [_flat(each, defs, inside) for each in node]
+    if not isinstance(node, dict):
+        return node
+    name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+    if name in defs:
+        beside = {key: value for key, value in node.items() if key != "$ref"}
+        definition: ToolJson = {"type": "object"} if name in inside else defs[name]
+        return _flat({**definition, **beside}, defs, (*inside, name))
+    flat: ToolJson = {}
+    for key, value in node.items():
+        if key in ("properties", "patternProperties"):
+            flat[key] = {name: _flat(each, defs, inside) for name, each in value.items()}
+        elif key in _VERBATIM:
+            flat |= {key: value} if _is_json(value) else {}
+        elif key not in _DROPPED:
+            flat[key] = _flat(value, defs, inside)
+    return flat
+
+
+# -- tools that are JSON schemas
+
+
+def function_part(item: ToolJson) -> ToolJson:
+    """The part of a schema that has name, description and parameters."""
+    inner = item.get("function")
+    return inner if isinstance(inner, dict) else item
+
+
+def _method(item: ToolJson, owner: object) -> Callable[..., object] | None:
+    """The method that a schema names."""
+    name = function_part(item).get("name")
+    method = getattr(owner, name, None) if isinstance(name, str) else None
+    return method if callable(method) else None
+
+
+def shown_tool(item: ToolJson) -> Tool:
+    """A tool that is shown to the model and not run: the environment parses its calls.
+
+    Raises:
+        InvalidToolError: it is no schema of a function.
+    """
+    inner = function_part(item)
+    name, parameters = inner.get("name"), inner.get("parameters") or {}
+    if not isinstance(name, str) or not name:
+        raise InvalidToolError('the schema has no "name"\nGive it the name that the model is to call.')
+    if not _is_json(item):
+        raise InvalidToolError("the schema holds something that JSON cannot hold")
+    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
+    if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
+        raise InvalidToolError('its parameters are not {"type": "object", "properties": {"name": {"type": ...}}}')
+    required = parameters.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(each, str) and each in properties for each in required):
+        raise InvalidToolError('"required" of its parameters is not a list of names of its properties')
+    return Tool(name, {"type": "function", **(item if inner is not item else {"function": item})})
+
+
+def _tool_of_schema(item: ToolJson, owner: object) -> Tool:
+    """The tool that calls the method named by a schema.
+
+    Raises:
+        InvalidToolError: there is no such method, or a call that fits the schema does not fit the method.
+    """
+    method = _method(item, owner)
+    if method is None:
+        raise InvalidToolError(
+            f"the schema names no method of {type(owner).__name__}, but other schemas do\n"
+            "Use the method's name as the schema's name. If no schema names a method, the model is shown them all, and"
+            " the environment parses the calls itself."
+        )
+    shown, parameters = shown_tool(item), function_part(item).get("parameters") or {}
+    required = dict.fromkeys(parameters.get("required", []))
+    try:
+        signature = inspect.signature(method)
+        signature.bind(**required)
+        signature.bind(**required, **dict.fromkeys(parameters.get("properties", {}).keys() - required))
+    except TypeError as error:
+        raise InvalidToolError(f"the schema does not fit the method: {error}\nMake their arguments the same.") from None
+    return Tool(shown.name, shown.schema, method, functools.partial(_checked, parameters))
+
+
+def _checked(parameters: ToolJson, given: ToolJson) -> tuple[ToolJson, list[str]]:
+    """The arguments, unconverted, and their problems."""
+    properties = parameters.get("properties", {})
+    wrong = {name: _misfit(value, properties.get(name, {})) for name, value in given.items()}
+    problems = [f"{name}: {problem}" for name, problem in wrong.items() if problem]
+    known = {**properties, **given} if parameters.get("additionalProperties") else properties
+    return given, problems + _name_problems(given, parameters.get("required", []), known)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+    "array": (list,), "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+
+
+def _misfit(value: object, schema: ToolJson) -> str:
+    """What is wrong with a value; True and False are not numbers, and an unknown type fits everything."""
+    if value is None and schema.get("nullable"):
+        return ""
+    names = schema.get("type", [])
+    names = [str(name) for name in (names if isinstance(names, list) else [names])]
+    fits = (
+        name not in _TYPES or (isinstance(value, _TYPES[name]) and isinstance(value, bool) == (name == "boolean"))
+        for name in names
+    )
+    if names and not any(fits):
+        return f"should be of type {' or '.join(names)}"
+    options = schema.get("enum")
+    is_option = not isinstance(options, list) or value in options
+    return "" if is_option else f"should be one of {json.dumps(options, ensure_ascii=False)}"

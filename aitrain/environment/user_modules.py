@@ -1,17 +1,30 @@
-"""Modules and files of the user's: found and parsed without running them, and imported."""
+"""Modules, files, functions and classes of the user's: found and parsed without running them, and imported."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from aitrain.errors import EnvironmentFailed
+from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.execution.user_code import failure_message
+from aitrain.missing_file import no_file
 from aitrain.packages import in_working_directory, installed
+
+Place = tuple[str, str]
+"""A file or module, and a name in it."""
+
+FUNCTION_OPTIONS = ("custom_loss", "custom_sampler", "custom_callbacks")
+"""The options that name functions; one may name several, with commas."""
 
 
 def module_specs(module: str) -> list[ModuleSpec]:
@@ -73,7 +86,7 @@ def names_in(tree: ast.Module) -> set[str]:
     return names
 
 
-def execute(spec: ModuleSpec) -> ModuleType:
+def _execute(spec: ModuleSpec) -> ModuleType:
     """Execute a module; it is registered first, as dataclasses and pickle look modules up by name."""
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -90,13 +103,14 @@ def import_file(name: str, file: Path) -> ModuleType:
     """Import a file as a module of this name."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None  # a file that ends in .py always has a loader
-    return execute(spec)
+    return _execute(spec)
 
 
 def import_module(name: str) -> ModuleType:
     """Import a module; the working directory comes first."""
-    if name.partition(".")[0] not in sys.modules:
-        execute(module_specs(name)[0])
+    specs = module_specs(name)
+    if specs and name.partition(".")[0] not in sys.modules:
+        _execute(specs[0])
     return importlib.import_module(name)
 
 
@@ -104,3 +118,126 @@ def add_to_path(folder: Path) -> None:
     """Let imports find modules of this folder and of the working directory. They are appended to `sys.path`, so that
     they do not hide libraries of the same name."""
     sys.path += [place for place in dict.fromkeys((str(folder), str(Path.cwd()))) if place not in sys.path]
+
+
+@contextmanager
+def no_bytecode() -> Iterator[None]:
+    """Context in which imports write no `__pycache__` into the user's folder."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+# -- functions and classes in them
+
+
+def parse_id(id: str) -> list[Place]:
+    """`rewards.py:exact,short,other.py:clear` as places; a name without a module is one of the module before it."""
+    places: list[Place] = []
+    for part in id.split(","):
+        module, _, name = part.strip().rpartition(":")
+        places.append((module or (places[-1][0] if places else ""), name))
+    return places
+
+
+def check_objects(places: Iterable[Place], kind: str, option: str = "rl_env") -> None:
+    """Check files and names without running anything; `kind` is what the names are, such as `function`.
+
+    Raises:
+        ConfigError: a file, a module or a name in it does not exist.
+        EnvironmentFailed: a file is not valid Python.
+    """
+    for module, name in places:
+        file = _file_of(module, option)
+        names = names_in(parse(file)) if file else {"*"}
+        if {name, "*", "__getattr__"}.isdisjoint(names):
+            near = did_you_mean(name, names)
+            raise ConfigError(f"{option}: there is no {kind} {name or 'named'} in {module}.{near}")
+
+
+def load_object(module: str, name: str) -> Any:
+    """Import a module or file, and return what it has under the name. A file that is imported already, such as the
+    environment's, is not imported a second time.
+
+    Raises:
+        ConfigError: the name is not there.
+    """
+    file = _file_of(module) if module.endswith(".py") else None
+    add_to_path(Path.cwd() if file is None else file.parent)
+    if file is None:
+        loaded = import_module(module)
+    else:
+        origins = [(known, getattr(known, "__file__", None)) for known in list(sys.modules.values())]
+        found = next((known for known, origin in origins if origin is not None and Path(origin) == file), None)
+        own = f"aitrain_environment_{file.stem}"
+        while own in sys.modules:  # of the same name, in another folder
+            own += "_"
+        loaded = found or import_file(own, file)
+    if not hasattr(loaded, name):
+        raise ConfigError(f"rl_env: there is no {name} in {module}.{did_you_mean(name, vars(loaded))}")
+    return getattr(loaded, name)
+
+
+def load_function(option: str, place: str) -> Callable[..., Any]:
+    """Import the function that an option names as module:function or file.py:function.
+
+    Raises:
+        ConfigError: there is no such file, module or function, or it cannot be called.
+        EnvironmentFailed: importing it raised; the message has the line in the user's code.
+    """
+    module, _, name = place.rpartition(":")
+    check_objects([(module, name)], "function", option)
+    try:
+        with no_bytecode():
+            found = load_object(module, name)
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(failure_message(f"{option}: {module} cannot be imported", error)) from error
+    if not callable(found):
+        raise ConfigError(f"{option}: {name} in {module} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def source_files(places: Iterable[Place] = (), objects: Iterable[object] = (), framework: str = "") -> list[Path]:
+    """The files of these places, then those that define these functions, classes and objects, each once; without those
+    of aitrain, of Python and of the framework, whose version says what they are."""
+    files = [file for module, _ in places if module and (file := _file_of(module))]
+    known = {"aitrain", framework, *sys.stdlib_module_names}
+    for one in objects:
+        one = one.func if isinstance(one, partial) else one
+        defined = inspect.unwrap(one) if callable(one) else one
+        kind = defined if inspect.isroutine(defined) or inspect.isclass(defined) else type(defined)
+        if kind.__module__.partition(".")[0] not in known:
+            with suppress(TypeError, OSError):  # of a notebook, or not written in Python
+                files.append(Path(inspect.getfile(kind)).resolve())
+    return list(dict.fromkeys(file for file in files if file.is_file()))
+
+
+def package_files(module: str) -> list[Path]:
+    """The file of a module; of a package, all of its modules."""
+    file = _file_of(module)
+    if file is None or file.name != "__init__.py":
+        return [] if file is None else [file]
+    return [file, *(other for other in sorted(file.parent.rglob("*.py")) if other != file)]
+
+
+def _file_of(module: str, option: str = "rl_env") -> Path | None:
+    """The source file of a file or module; None for a module without source.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if module.endswith(".py"):
+        file = Path(os.path.expanduser(module))
+        if not file.is_file():
+            raise ConfigError(f"{option}: {no_file(module)}")
+        return file.resolve()
+    specs = module_specs(module) if all(part.isidentifier() for part in module.split(".")) else []
+    origin = specs[-1].origin if specs else None
+    if origin is None:
+        raise ConfigError(
+            f"{option}: there is no file or module {module or '?'} (looked in {Path.cwd()} and among the installed"
+            " packages)\nName one: file.py:name, or package.module:name"
+        )
+    return Path(origin) if origin.endswith(".py") else None

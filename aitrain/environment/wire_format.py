@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from aitrain.environment.episode_group import GroupMember
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.score_parsing import Bounds
-from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.session import AssistantTurn, GroupMember, Message
 from aitrain.environment.tools import ToolOffer
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import Failure
@@ -24,14 +23,12 @@ from aitrain.execution.failure import Failure
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-PROTOCOL = 1
+PROTOCOL = 2
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 CLIENT_HEADER = "X-Aitrain-Client"
 """Header with the name of the client, whose sessions are ended when the server has not heard of it for a while."""
-ALIVE_SECONDS = 2.0
-"""Seconds between the spaces that the server sends while a call waits or runs."""
 CLIENT_SECONDS = 60.0
 """Seconds after which the sessions of a silent client are ended."""
 
@@ -101,11 +98,13 @@ class EnvCall:
 
 @dataclass(frozen=True)
 class EnvAnswer:
-    """What came of a call: a value or a failure, and the seconds that it ran."""
+    """What came of a call so far: a value or a failure, and the seconds that it ran."""
 
     value: Any = None
     failure: Failure | None = None
     seconds: float = 0.0
+    is_running: bool = False
+    """Whether it still waits or runs: the client sends it again."""
 
 
 def token_file(port: int) -> Path:

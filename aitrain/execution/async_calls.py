@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from aitrain.execution.stacks import stack_of_awaitable
 from aitrain.execution.task import on_cancel
+from aitrain.execution.user_code import stack_of_awaitable
 
 if TYPE_CHECKING:
     import asyncio

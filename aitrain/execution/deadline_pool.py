@@ -1,7 +1,7 @@
 """Threads for calls into the user's code, each call with a deadline.
 
-Python cannot end a thread. A thread whose call hangs is abandoned: the call fails with its stack, and the thread leaves
-the pool, is counted, and ends when its call ends.
+Python cannot end a thread. A thread whose call hangs is abandoned: the call fails with its stack, and the thread is
+counted, and ends when its call ends.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial
-from traceback import StackSummary
 from typing import Any, TypeVar
 
 from aitrain import activity
 from aitrain.execution.async_calls import run_if_async
-from aitrain.execution.deadline_thread import DeadlineThread
 from aitrain.execution.failure import Failure, as_failure
 from aitrain.execution.task import Outcome, Task, current_task
-from aitrain.execution.user_code import users_line
+from aitrain.execution.user_code import stack_of_thread, users_line
 
 T = TypeVar("T")
 
+GRACE = 5.0
+"""Seconds that a call has to fail after its wait was cancelled; then its thread is abandoned."""
 CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
 NO_THREAD = Failure("raised", "no thread can be started: the system's limit is reached, and all threads of calls hang")
 
 
 class DeadlinePool:
-    """Runs calls in at most `threads` threads, started on demand; each call has `timeout` seconds from its start."""
+    """Runs calls in at most `threads` threads; each call has `timeout` seconds from its start. A thread ends when no
+    call waits for it."""
 
     def __init__(self, threads: int, timeout: float) -> None:
         self.max_threads, self.timeout = threads, timeout
@@ -41,226 +41,166 @@ class DeadlinePool:
         """Threads of abandoned calls that are still running."""
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
-        self._exchange: _LoopExchange | None = None
         self._numbers = itertools.count(1)
-        self._queue: queue.SimpleQueue[Task[object] | None] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # protects the attributes below and the tasks' clocks
-        self._threads: set[threading.Thread] = set()
-        self._running: dict[Task[object], threading.Thread] = {}
-        self._unfinished = 0
-        self._deadlines = DeadlineThread(self._lock, self._running, self._abandon_hanging)
+        self._changed = threading.Condition(threading.RLock())  # protects the attributes below and the tasks' clocks
+        self._waiting: deque[Task[Any]] = deque()
+        self._running: dict[Task[Any], threading.Thread] = {}
+        self._threads = 0  # without those that were abandoned
+        self._watcher: threading.Thread | None = None
+        self._wakes_at = math.inf
 
     def submit(self, job: Callable[[], T], on_done: Callable[[Task[T]], None]) -> Task[T]:
         """Call `job` in a thread as soon as one is free; an awaitable that it returns is awaited on the shared loop.
-        `on_done`, which must not block, is called once, in a thread of the pool, when the call has ended or was
-        abandoned.
+        `on_done`, which must not block, is called once, in any thread, when the call has ended or was abandoned."""
+        task = self._enqueued(job, on_done, self.timeout)
+        self._start_threads()
+        return task
 
-        Raises:
-            RuntimeError: no thread can be started.
-        """
-        task = Task(job, on_done, self.timeout, self._lock, self._deadlines.set_deadline)
-        self._enqueue([task])
+    def _enqueued(self, job: Callable[[], T], on_done: Callable[[Task[T]], None], timeout: float) -> Task[T]:
+        task = Task(job, on_done, timeout, self._changed, self._set_deadline)
+        with self._changed:
+            self._waiting.append(task)
         return task
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, awaited on the running event loop; a call whose awaiting task is cancelled is
         abandoned. `timeout` takes the place of the pool's."""
         loop = asyncio.get_running_loop()
-        if self._exchange is None or self._exchange.loop is not loop:
-            self._exchange = _LoopExchange(loop, self._enqueue)
-        exchange, future = self._exchange, loop.create_future()
-        on_done = partial(exchange.deliver, future)
-        seconds = self.timeout if timeout is None else timeout
-        task: Task[T] = Task(job, on_done, seconds, self._lock, self._deadlines.set_deadline)
-        exchange.send(task, future)
-        try:
-            outcome: Outcome[T] = await future
-        except BaseException:
-            if not exchange.withdraw(task):
-                self.cancel(task)
-            raise
-        return outcome
+        future: asyncio.Future[Outcome[T]] = loop.create_future()
 
-    def cancel(self, task: Task[object], failure: Failure = CANCELLED) -> None:
+        def deliver(task: Task[T]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(task.outcome))
+
+        task = self._enqueued(job, deliver, self.timeout if timeout is None else timeout)
+        loop.call_soon(self._start_threads)  # after all calls of this iteration, which a few threads may make
+        try:
+            return await future
+        except BaseException:
+            self.cancel(task)
+            raise
+
+    def call_all(self, jobs: Sequence[Callable[[], T]]) -> list[Outcome[T]]:
+        """The outcomes of calls, for which the calling thread waits."""
+        ended = threading.Semaphore(0)
+        tasks = [self.submit(job, lambda _: ended.release()) for job in jobs]
+        for _ in tasks:
+            ended.acquire()
+        return [task.outcome for task in tasks]
+
+    def cancel(self, task: Task[Any], failure: Failure = CANCELLED) -> None:
         """Abandon a call, unless it has ended."""
-        with self._lock:
+        with self._changed:
             if task.is_done:
                 return
-            self._abandon(task, failure)
-        self._notify_abandoned(task, failure)
+            thread = self._running.pop(task, None)
+            task.finish(Outcome(None, task.ran(), failure, is_running=thread is not None), is_abandoned=True)
+            if thread is not None:
+                self.abandoned += 1
+                self._threads -= 1
+                self._start_threads()
+        activity.own.tick()
+        if (wait := task.wait) is not None:
+            wait.cancel(failure)
+        task.on_done(task)
 
     def close(self) -> None:
         """End the threads; calls that have not started are cancelled, a thread in a call ends after it."""
-        with self._lock:
-            waiting = self._take_queued()
-            threads, self._threads = self._threads, set()
-            tasks, self._queue = self._queue, queue.SimpleQueue()
+        with self._changed:
+            waiting, self._waiting = self._waiting, deque()
+            self._watcher = None
+            self._changed.notify_all()
         for task in waiting:
             self.cancel(task)
-        for _ in threads:
-            tasks.put(None)
-        for thread in threads:
-            thread.join(1.0)
-        self._deadlines.stop()
 
     # -- threads
 
-    def _enqueue(self, tasks: Sequence[Task[Any]]) -> None:
-        """Queue calls for the threads.
-
-        Raises:
-            RuntimeError: no thread can be started.
-        """
-        with self._lock:
-            self._unfinished += len(tasks)
-            try:
-                self._start_threads()
-            except BaseException:
-                self._unfinished -= len(tasks)
-                for task in tasks:
-                    task.finish(Outcome(failure=NO_THREAD))
-                raise
-            for task in tasks:
-                self._queue.put(task)
-
     def _start_threads(self) -> None:
-        """Start the threads that the unfinished calls need.
-
-        Raises:
-            RuntimeError: there is no thread, and none can be started.
-        """
-        if self.timeout < math.inf:
-            self._deadlines.start()
-        while len(self._threads) < min(self.max_threads, self._unfinished):
-            name = f"environment-{next(self._numbers)}"
-            thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the system's limit is reached: fewer threads do
-                if not self._threads:
-                    raise
-                return
-            self._threads.add(thread)
-
-    def _work(self, tasks: queue.SimpleQueue[Task[object] | None]) -> None:
-        while (task := tasks.get()) is not None:
-            if self._start(task):
-                outcome = copy_context().run(_execute, task)
-                if not self._finish(task, outcome):
+        """Start the threads that the calls need; if there is none, and none can be started, the calls fail."""
+        while True:
+            with self._changed:
+                if self._watcher is None and self.timeout < math.inf:
+                    self._watcher = threading.Thread(target=self._watch, name="environment-deadlines", daemon=True)
+                    with suppress(RuntimeError):
+                        self._watcher.start()
+                if self._threads >= min(self.max_threads, len(self._waiting) + len(self._running)):
                     return
-                task.on_done(task)
-                del outcome
-            del task  # frees the result while the thread waits
+                self._threads += 1
+            name = f"environment-{next(self._numbers)}"
+            try:
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+            except RuntimeError:  # the system's limit is reached: fewer threads do
+                with self._changed:
+                    self._threads -= 1
+                    while self._waiting and not self._threads:
+                        self.cancel(self._waiting.popleft(), NO_THREAD)
+                return
 
-    def _start(self, task: Task[object]) -> bool:
-        with self._lock:
-            if not task.is_done:
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                task = next((one for one in iter(self._next_waiting, None) if not one.is_done), None)
+                if task is None:
+                    self._threads -= 1
+                    return
                 self._running[task] = threading.current_thread()
                 task.start()
-            return not task.is_done
-
-    def _finish(self, task: Task[object], outcome: Outcome[object]) -> bool:
-        """Set the outcome, unless the call was abandoned: then its thread ends."""
-        with self._lock:
-            if task.is_abandoned:
-                self.abandoned -= 1
-                return False
-            del self._running[task]
-            self._unfinished -= 1
-            task.finish(outcome)
+            outcome = copy_context().run(_execute, task)
+            with self._changed:
+                if task.is_abandoned:
+                    self.abandoned -= 1
+                    return
+                del self._running[task]
+                task.finish(outcome)
             activity.own.tick()
-            return True
+            task.on_done(task)
+            del outcome, task
 
-    # -- abandoned calls
+    def _next_waiting(self) -> Task[Any] | None:
+        return self._waiting.popleft() if self._waiting else None
 
-    def _abandon_hanging(self, task: Task[object], failure: Failure, stack: StackSummary) -> None:
-        with self._lock:
-            if not task.is_overdue or (task.wait is not None and task.late is None):  # it was paused or waits again
+    # -- deadlines
+
+    def _set_deadline(self, due: float) -> None:
+        """Wake the watching thread if this deadline is before the one that it waits for."""
+        if due < self._wakes_at:
+            self._wakes_at = due
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        """Watch the deadlines of running calls in a thread of its own, as the one that waits for them may be busy. It
+        wakes rarely, and looks at all of them."""
+        while True:
+            with self._changed:
+                if self._watcher is not threading.current_thread():
+                    return
+                now = time.perf_counter()
+                overdue = [task for task in self._running if task.due <= now]
+                if not overdue:
+                    self._wakes_at = min((task.due for task in self._running), default=math.inf)
+                    self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
+            for task in overdue:
+                self._expire(task)
+
+    def _expire(self, task: Task[Any]) -> None:
+        """Cancel what an overdue call waits for; abandon a call that waits for nothing, or does not fail in time."""
+        wait, thread = task.wait, self._running.get(task)
+        if thread is None:
+            return
+        stack = stack_of_thread(thread) if wait is None else wait.stack()
+        failure = task.late or task.timed_out(stack)
+        with self._changed:
+            if not task.is_overdue or task.wait is not wait:  # it has ended, was paused, or waits for something else
                 return
-            self.last_hang = users_line(stack)
-            self._abandon(task, failure)
-        self._notify_abandoned(task, failure)
-
-    def _abandon(self, task: Task[object], failure: Failure) -> None:
-        thread = self._running.pop(task, None)
-        task.finish(Outcome(None, task.ran(), failure, is_running=thread is not None), is_abandoned=True)
-        self._unfinished -= 1
-        activity.own.tick()
-        if thread is not None:
-            self._threads.discard(thread)
-            self.abandoned += 1
-            with suppress(RuntimeError):  # see _notify_abandoned
-                self._start_threads()
-
-    def _notify_abandoned(self, task: Task[object], failure: Failure) -> None:
-        wait = task.wait
-        if wait is not None:
+            has_grace = wait is not None and task.late is None
+            if has_grace:
+                task.give_grace(failure, GRACE)
+            else:
+                self.last_hang = users_line(stack)
+        if wait is not None and has_grace:
             wait.cancel(failure)
-        task.on_done(task)
-        with self._lock:
-            waiting = [] if self._threads else self._take_queued()
-        for other in waiting:
-            self.cancel(other, NO_THREAD)
-
-    def _take_queued(self) -> list[Task[object]]:
-        tasks = []
-        with suppress(queue.Empty):
-            while (task := self._queue.get_nowait()) is not None:
-                tasks.append(task)
-        return tasks
-
-
-class _LoopExchange:
-    """Batches calls from an event loop to the threads, and outcomes from the threads to the loop.
-
-    Calls of one iteration of the loop are enqueued together at its end, as each thread that starts earlier competes
-    with the loop for the GIL. Outcomes that arrive together wake the loop once.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, enqueue: Callable[[Sequence[Task[Any]]], None]) -> None:
-        self.loop = loop
-        self._enqueue = enqueue
-        self._leaving: dict[Task[Any], asyncio.Future[Any]] = {}
-        self._arrived: deque[tuple[asyncio.Future[Any], Outcome[Any]]] = deque()
-        self._is_waking = self._is_sending = False
-
-    def send(self, task: Task[T], future: asyncio.Future[Outcome[T]]) -> None:
-        """Enqueue the task at the end of this iteration; the future gets the error if that cannot be done."""
-        if not self._is_sending:
-            self._is_sending = True
-            self.loop.call_soon(self._send_all)
-        self._leaving[task] = future
-
-    def withdraw(self, task: Task[Any]) -> bool:
-        """Drop a task that has not been enqueued; returns whether it was one."""
-        return self._leaving.pop(task, None) is not None
-
-    def _send_all(self) -> None:
-        self._is_sending = False
-        leaving = {task: future for task, future in self._leaving.items() if not future.cancelled()}
-        for task in leaving:
-            del self._leaving[task]
-        try:
-            self._enqueue(list(leaving))
-        except RuntimeError as error:
-            for future in leaving.values():
-                if not future.done():
-                    future.set_exception(error)
-
-    def deliver(self, future: asyncio.Future[Outcome[T]], task: Task[T]) -> None:
-        """Resolve the future with the task's outcome; called in any thread."""
-        self._arrived.append((future, task.outcome))
-        if not self._is_waking:
-            self._is_waking = True
-            with suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._resolve_all)
-
-    def _resolve_all(self) -> None:
-        self._is_waking = False
-        while self._arrived:
-            future, outcome = self._arrived.popleft()
-            if not future.done():
-                future.set_result(outcome)
+        else:
+            self.cancel(task, failure)
 
 
 def _execute(task: Task[T]) -> Outcome[T]:

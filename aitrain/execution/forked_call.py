@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from aitrain import activity
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.fork_server import end_with, fork
+from aitrain.execution.processes import end_with, fork
 
 SECONDS_TO_DIE = 5.0
 """How long a killed process is waited for: one that waits for a device may take longer."""

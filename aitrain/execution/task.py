@@ -45,7 +45,7 @@ class Task(Generic[T_co]):
         job: Callable[[], T_co],
         on_done: Callable[[Task[T_co]], None],
         timeout: float,
-        lock: threading.RLock,
+        lock: threading.Condition,
         set_deadline: Callable[[float], None],
     ) -> None:
         self.job, self.on_done, self.timeout = job, on_done, timeout
@@ -65,18 +65,11 @@ class Task(Generic[T_co]):
         """Start the clock."""
         self._set_clock(runs=True)
 
-    def pause(self) -> None:
-        """Stop the clock; pauses nest, also those of several threads."""
+    def pause(self, by: int) -> None:
+        """Stop the clock with 1, and undo it with -1; pauses nest, also those of several threads."""
         with self._lock:
-            self._pauses += 1
-            self._set_clock(runs=False)
-
-    def resume(self) -> None:
-        """Undo one pause."""
-        with self._lock:
-            self._pauses -= 1
-            if not self._pauses:
-                self._set_clock(runs=True)
+            self._pauses += by
+            self._set_clock(runs=not self._pauses)
 
     def add_seconds(self, seconds: float) -> None:
         """Add time that passed on the clock of another machine while this one was paused."""
@@ -154,11 +147,11 @@ def paused() -> Iterator[None]:
     if task is None:
         yield
         return
-    task.pause()
+    task.pause(1)
     try:
         yield
     finally:
-        task.resume()
+        task.pause(-1)
 
 
 @contextmanager

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import numpy
 
 from aitrain.environment.contract import check_methods
-from aitrain.environment.loader import load_env
-from aitrain.environment.locator import EnvSource, errors_of, locate_environments
-from aitrain.environment.mixed_runner import MixedRunner, Runner
+from aitrain.environment.loader import EnvSource, errors_of, load_env, locate_environments
 from aitrain.environment.requirements import with_largest, with_requirements
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import EnvRunner, MixedRunner, Runner, start_runner
 from aitrain.events import Announce, Note
 from aitrain.options.train import TrainConfig
 

@@ -18,11 +18,9 @@ import numpy
 
 from aitrain.environment.contract import env_kind, named_by, scores_groups
 from aitrain.environment.dataset import fingerprint
-from aitrain.environment.env_http import EnvHttpServer
-from aitrain.environment.env_service import EnvService
-from aitrain.environment.remote_session import NoModel
+from aitrain.environment.env_service import EnvHttpServer, EnvService
 from aitrain.environment.requirements import requirements_of
-from aitrain.environment.runner import start_runner
+from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.tools import Tools
 from aitrain.environment.wire_format import PROTOCOL, EnvDescription
 from aitrain.errors import ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from accelerate import PartialState
 
 from aitrain.environment.dataset import Datasets
-from aitrain.environment.locator import errors_of
+from aitrain.environment.loader import errors_of
 from aitrain.errors import EnvironmentFailed
 from aitrain.training.run_context import RunContext
 from aitrain.workbench.check.before_training import FastCheck, check_quickly

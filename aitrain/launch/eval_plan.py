@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from aitrain.batch import BatchPlan
-from aitrain.environment.locator import find_environments
+from aitrain.environment.loader import find_environments
 from aitrain.errors import ConfigError
 from aitrain.launch.machines import given_machines
 from aitrain.launch.nvidia import visible_gpus

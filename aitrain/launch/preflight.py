@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
-from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
-from aitrain.environment.locator import EnvSource, find_environments
+from aitrain.environment.loader import EnvSource, find_environments
+from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
 from aitrain.launch.model_shape import read_model_shape
@@ -199,7 +199,7 @@ def check_functions(config: TrainConfig) -> None:
     """
     for option in FUNCTION_OPTIONS:
         for place in filter(None, (getattr(config, option) or "").split(",")):
-            function_file(option, place)
+            check_objects(parse_id(place), "function", option)
 
 
 def note_on_truncation(config: TrainConfig) -> str | None:

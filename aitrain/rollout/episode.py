@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from aitrain import activity
 from aitrain.activity import PlayedEpisodes
 from aitrain.environment.contract import Case, Prompt, Transcript
-from aitrain.environment.mixed_runner import Runner
-from aitrain.environment.runner import EnvSession
+from aitrain.environment.runner import EnvSession, Runner
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
@@ -24,7 +23,7 @@ from aitrain.environment.session import (
     UntrainedChat,
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.execution.failure import Failure
+from aitrain.execution.failure import CallFailed, Failure
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
@@ -178,7 +177,12 @@ class Rollout:
         with self.clock.running("environment"):
             sessions = await self.runner.open(*columns)  # type: ignore[arg-type]
         try:
-            episodes = [self._begin(session) for session in sessions]
+            episodes = [Episode(session) for session in sessions]
+            for episode in episodes:
+                with _failures_of(episode):
+                    _check(episode.session)
+                    if episode.session.reset.untrained is None:
+                        self._render_prompt(episode)
             pairs = zip(rows, episodes, strict=True)
             live = [(index, episode) for index, episode in pairs if episode.trajectory.stop is None]
             played.end(len(episodes) - len(live))
@@ -194,33 +198,18 @@ class Rollout:
             await self.runner.end(sessions)
         return episodes
 
-    def _begin(self, session: EnvSession) -> Episode:
-        episode = Episode(session)
-        if session.reset.untrained is None or session.failure is not None:
-            self._render_prompt(episode)
-        return episode
-
     def _render_prompt(self, episode: Episode) -> None:
-        trajectory, session = episode.trajectory, episode.session
-        if session.failure is None:
-            with _template_errors(session):
-                trajectory.prompt_ids = self._prompt_ids(episode)
-        if session.failure is not None:
-            trajectory.stop = "env_error"
-        elif self.limits.of(episode.case.env).room(len(trajectory.prompt_ids), 0) < 1:
-            trajectory.stop, episode.too_long, episode.is_dropped = "no_room", len(trajectory.prompt_ids), True
-        if trajectory.stop is not None:
-            trajectory.prompt_ids = trajectory.prompt_ids[:1] or [self.end.eos_ids[0]]  # TRL takes no empty prompt
-
-    def _prompt_ids(self, episode: Episode) -> list[int]:
-        reset = episode.session.reset
+        reset, trajectory = episode.session.reset, episode.trajectory
         if not episode.is_chat:
             refuse_tools_for_strings(reset.tools)
         elif reset.runs_tools:
             self.chat.check_tools()
         rendered = self.chat.render_prompt(episode.prompt, reset.tools)
         episode.rendered_prompt = rendered.text if episode.is_chat else ""
-        return rendered.ids
+        trajectory.prompt_ids = rendered.ids
+        if self.limits.of(episode.case.env).room(len(rendered.ids), 0) < 1:
+            trajectory.stop, trajectory.prompt_ids = "no_room", rendered.ids[:1]
+            episode.too_long, episode.is_dropped = len(rendered.ids), True
 
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
@@ -229,21 +218,33 @@ class Rollout:
         async def sample(ids: list[int], room: int, seed: SampleSeed | None) -> Completion:
             return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, index))
 
+        async def respond(turn: AssistantTurn) -> EnvResponse:
+            """The environment's response; its untrained conversations are answered until it continues the trained
+            one."""
+            while True:
+                with self.clock.running("environment"):
+                    response = await self.runner.respond(session, turn)
+                _check(session)
+                if response.untrained is None:
+                    return response
+                turn = await self._answer(session, response.untrained, sample)
+
         try:
-            if session.reset.untrained is not None:
-                response = await self._respond(session, EnvResponse(untrained=session.reset.untrained), sample)
-                session.reset = response.reset or ResetResult()
-                self._render_prompt(episode)
-            while trajectory.stop is None:
-                room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                sampling = session.sampling
-                seed = None if sampling is None else SampleSeed(sampling.seed, trajectory.sampled_tokens)
-                trajectory.append_completion(await sample(trajectory.context, room, seed))
-                response = await self._respond(session, self._read(episode), sample)
-                trajectory.stop = self._apply(episode, response)
-            is_cut_off = trajectory.stop in LIMITS and not response.is_over
-            if is_cut_off and self.runner.part_of(session.case).kind == "rollout":
-                await self._respond(session, AssistantTurn("", limit=LIMITS[trajectory.stop]), sample)
+            with _failures_of(episode):
+                if session.reset.untrained is not None:
+                    response = await respond(await self._answer(session, session.reset.untrained, sample))
+                    session.reset = response.reset or ResetResult()
+                    self._render_prompt(episode)
+                while trajectory.stop is None:
+                    room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
+                    sampling = session.sampling
+                    seed = None if sampling is None else SampleSeed(sampling.seed, trajectory.sampled_tokens)
+                    trajectory.append_completion(await sample(trajectory.context, room, seed))
+                    response = await respond(self._read(episode))
+                    trajectory.stop = self._apply(episode, response)
+                is_cut_off = trajectory.stop in LIMITS and not response.is_over
+                if is_cut_off and self.runner.part_of(session.case).kind == "rollout":
+                    await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
         finally:
             leave()
 
@@ -256,27 +257,11 @@ class Rollout:
         episode.messages.append(answer.message)
         return replace(answer.turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
 
-    async def _respond(self, session: EnvSession, turn: AssistantTurn | EnvResponse, sample: Sample) -> EnvResponse:
-        """The environment's response to a turn, or to the answer of an untrained conversation; such conversations are
-        answered until it continues the trained one."""
-        response = turn if isinstance(turn, EnvResponse) else await self._call(session, turn)
-        while response.untrained is not None and session.failure is None:
-            response = await self._call(session, await self._answer(session, response.untrained, sample))
-        return response
-
-    async def _call(self, session: EnvSession, turn: AssistantTurn) -> EnvResponse:
-        if session.failure is not None:
-            return EnvResponse(is_over=True)
-        with self.clock.running("environment"):
-            return await self.runner.respond(session, turn)
-
     async def _answer(self, session: EnvSession, chat: UntrainedChat, sample: Sample) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
-        ids: list[int] = []
-        with _template_errors(session):
-            ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
+        ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
         room = self.limits.of(session.case.env).room(len(ids), 0)
-        if room < 1 or session.failure is not None:
+        if room < 1:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
         seed = None if session.sampling is None else SampleSeed(session.sampling.next_call())
         completion = await sample(ids, room, seed)
@@ -285,22 +270,16 @@ class Rollout:
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
-        trajectory, session, limits = episode.trajectory, episode.session, self.limits.of(episode.case.env)
+        trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
         episode.tool_calls += response.calls
         episode.wrong_tool_calls += response.wrong_calls
-        if session.failure is not None:
-            return "env_error"
         if response.is_over:
             episode.messages += response.messages
             return "done" if trajectory.ended_by_policy else "max_tokens"
         if len(trajectory.turns) >= limits.turns:
             return "max_turns"
-        ids: list[int] = []
-        with _template_errors(session):
-            last = trajectory.ids[-1] if trajectory.ids else -1
-            ids = self.chat.following_ids(response.messages, last, episode.is_chat)
-        if session.failure is not None:
-            return "env_error"
+        last = trajectory.ids[-1] if trajectory.ids else -1
+        ids = self.chat.following_ids(response.messages, last, episode.is_chat)
         if limits.room(len(trajectory.prompt_ids), len(trajectory.ids) + len(ids)) < 1:
             return "truncated"
         trajectory.append_env_tokens(ids)
@@ -316,9 +295,10 @@ class Rollout:
                 )
         for episode, result in zip(begun, results, strict=True):
             episode.result = result
-        for episode in episodes:
-            if not episode.trajectory.ids:
-                episode.trajectory.append_env_tokens([self.end.eos_ids[0]])  # TRL takes no empty completion
+        for trajectory in (episode.trajectory for episode in episodes):  # TRL takes no empty prompt or completion
+            trajectory.prompt_ids = trajectory.prompt_ids or [self.end.eos_ids[0]]
+            if not trajectory.ids:
+                trajectory.append_env_tokens([self.end.eos_ids[0]])
 
 
 async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
@@ -334,12 +314,27 @@ async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 @contextmanager
-def _template_errors(session: EnvSession) -> Iterator[None]:
-    """Turn an error of the chat template into the failure of the episode."""
+def _failures_of(episode: Episode) -> Iterator[None]:
+    """Context in which what the environment raises, or the chat template for its messages, ends the episode."""
     try:
         yield
+    except CallFailed as error:
+        failure = error.failure
     except EnvironmentFailed as error:
-        session.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+        failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+    else:
+        return
+    episode.session.failure, episode.trajectory.stop = failure, "env_error"
+
+
+def _check(session: EnvSession) -> None:
+    """Raise the failure of the last call.
+
+    Raises:
+        CallFailed: it failed.
+    """
+    if session.failure is not None:
+        raise CallFailed(session.failure)
 
 
 def refuse_tools_for_strings(tools: Sequence[object]) -> None:

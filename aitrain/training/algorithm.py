@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from aitrain.environment.custom_functions import load_function
+from aitrain.environment.user_modules import load_function
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm

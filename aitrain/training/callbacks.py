@@ -13,7 +13,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain.batch import CaseSchedule
-from aitrain.environment.custom_functions import load_function
+from aitrain.environment.user_modules import load_function
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, EpisodesFailed
 from aitrain.events import Announce, Step
 from aitrain.execution.user_code import failure_message

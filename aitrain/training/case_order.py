@@ -24,7 +24,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case, arguments_for
-from aitrain.environment.custom_functions import load_function
+from aitrain.environment.user_modules import load_function
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
 from aitrain.runs.json_values import JsonObject, as_object

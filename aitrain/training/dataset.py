@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
-from aitrain.environment.locator import errors_of
+from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed

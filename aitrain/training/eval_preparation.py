@@ -26,7 +26,7 @@ from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.environment.contract import check_methods, named_by
 from aitrain.environment.dataset import Datasets
 from aitrain.environment.failure_count import FailureCount
-from aitrain.environment.locator import errors_of
+from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError

@@ -16,8 +16,8 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
-from aitrain.environment.locator import errors_of
-from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.loader import errors_of
+from aitrain.environment.runner import Runner
 from aitrain.errors import EpisodesFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from aitrain.environment.contract import Case, asks_nothing
 from aitrain.environment.dataset import Cases, Datasets, MixedCases, canonical_text
-from aitrain.environment.locator import errors_of
-from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.loader import errors_of
+from aitrain.environment.runner import Runner
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig

@@ -17,7 +17,7 @@ from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
-from aitrain.environment.locator import errors_of
+from aitrain.environment.loader import errors_of
 from aitrain.environment.seeds import derived_seed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode, Rollout

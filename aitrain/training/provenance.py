@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from aitrain.environment.adapters import adapter_named
-from aitrain.environment.mixed_runner import Runner
 from aitrain.environment.requirements import requirements_of
+from aitrain.environment.runner import Runner
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig

@@ -16,7 +16,7 @@ import torch
 
 from aitrain.environment.contract import Case
 from aitrain.environment.dataset import Cases
-from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.runner import Runner
 from aitrain.training.case_order import (
     CaseOrder,
     CustomOrder,

@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 
 from aitrain import activity
-from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.runner import Runner
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Note, NoteLevel, Phase
 from aitrain.options.train import TrainConfig

@@ -83,7 +83,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, replaced, savable_generation_config
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.sharded_tensors import gathered, whole
-from aitrain.environment.mixed_runner import Runner
+from aitrain.environment.runner import Runner
 from aitrain.errors import ConfigError
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits

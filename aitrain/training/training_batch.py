@@ -13,9 +13,9 @@ from typing import TypeAlias
 from accelerate.utils import gather_object
 
 from aitrain.environment.contract import Case
-from aitrain.environment.episode_group import Group, GroupMember
-from aitrain.environment.group_scoring import score_groups
+from aitrain.environment.runner import score_groups
 from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode
 from aitrain.runs.rollout_record import RolloutRecord

@@ -8,8 +8,7 @@ from typing import Any
 
 from aitrain.environment.contract import Case, check_contract, check_methods
 from aitrain.environment.dataset import Datasets, build_cases, columns, number_apart
-from aitrain.environment.loader import load_env
-from aitrain.environment.locator import errors_of, find_env, locate_environments
+from aitrain.environment.loader import errors_of, find_env, load_env, locate_environments
 from aitrain.environment.requirements import with_requirements
 from aitrain.errors import EnvironmentFailed
 from aitrain.options.train import TrainConfig

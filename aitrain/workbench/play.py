@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from aitrain.environment.contract import Case, Prompt
-from aitrain.environment.remote_session import NoModel
+from aitrain.environment.rollout_session import session_for
+from aitrain.environment.runner import NoModel
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import Message
-from aitrain.environment.session_kinds import session_for
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.options.train import TrainConfig

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.contract import Case, Prompt, Transcript, call_reference
-from aitrain.environment.episode_group import Group, GroupMember
-from aitrain.environment.group_scoring import score_groups
-from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
+from aitrain.environment.runner import EnvRunner, EnvSession, score_groups, start_runner
 from aitrain.environment.score_parsing import ScoreResult
-from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tool_call_parser import read_calls
 from aitrain.execution.failure import Failure
 from aitrain.options.train import TrainConfig

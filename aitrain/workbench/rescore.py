@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from aitrain.environment.contract import Case, Transcript, env_kind, scores_groups
-from aitrain.environment.episode_group import Group, GroupMember
-from aitrain.environment.group_scoring import score_groups
-from aitrain.environment.remote_session import NoModel
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import EnvRunner, NoModel, score_groups, start_runner
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.served_environment import ServedEnvironment
+from aitrain.environment.session import Group, GroupMember
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.runs.json_values import as_text

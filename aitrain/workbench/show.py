@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from aitrain.environment.contract import Case, env_kind
+from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import ResetResult
-from aitrain.environment.session_kinds import session_for
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.user_code import describe_error

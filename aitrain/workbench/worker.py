@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aitrain.environment.dataset import dataset_note
-from aitrain.environment.judges import asking
+from aitrain.environment.judges import model_judge
 from aitrain.errors import to_aitrain_error
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -56,7 +56,7 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
         subject = Subject(opened, config, tokenizer, clock=clock, unseeded=unseeded)
         counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
         name = type(opened.environment).__name__
-        quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(asking.not_asked)]
+        quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
         note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
         send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
         send({"planned": {one.name: one.description for one in checks}})
@@ -96,7 +96,7 @@ def main(run: Callable[[Message, Send], None] = check) -> None:
     try:
         request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         if not request.get("ask_judges"):
-            asking.go_offline()
+            model_judge.go_offline()
         run(request, send)
     except Exception as error:
         ours = to_aitrain_error(error)

@@ -14,8 +14,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.dataset import build_cases
-from aitrain.environment.loader import load_env
-from aitrain.environment.locator import check_by_reading, find_env
+from aitrain.environment.loader import check_by_reading, find_env, load_env
 from aitrain.environment.requirements import with_requirements
 from aitrain.workbench.player import Play, PlayedEpisode, Player, Script
 from tests.conftest import write

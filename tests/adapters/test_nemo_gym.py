@@ -13,8 +13,7 @@ import pytest
 
 from aitrain import EnvironmentFailed, TrainConfig
 from aitrain.environment.adapters.nemo_gym import NeMoGym
-from aitrain.environment.adapters.openenv import OpenEnv
-from aitrain.environment.adapters.openenv_text import OpenEnvText
+from aitrain.environment.adapters.openenv import OpenEnv, OpenEnvText
 from aitrain.environment.adapters.ors import OpenRewardServer
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, TrainConfig
-from aitrain.environment.adapters.openenv import OpenEnv
-from aitrain.environment.adapters.openenv_text import ActionRefusedError, OpenEnvText
+from aitrain.environment.adapters.openenv import ActionRefusedError, OpenEnv, OpenEnvText
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import start_runner
 from aitrain.environment.session import AssistantTurn

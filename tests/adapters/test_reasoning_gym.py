@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
 
-from tests.adapters.conftest import cases_of, made, play, refusal
+from aitrain import ConfigError
+from tests.adapters.conftest import cases_of, made, play
 
 FACTORY = """
 import random
-TASKS = {}
+DATASETS = {}
 
 def register_dataset(name, dataset, config, curriculum=None):
-    TASKS[name] = dataset, config
+    DATASETS[name] = dataset, config
 
 def create_dataset(name, **config):
-    dataset, kind = TASKS[name]
+    dataset, kind = DATASETS[name]
     return dataset(kind(**config))
 """
 SUMS = """
@@ -112,9 +112,14 @@ def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solv
         assert play(env, case, [env.reference(case.row["entry"])])[1].score == 1.0
 
 
-def test_tasks_and_their_settings_are_checked_without_importing_the_package() -> None:
-    assert "Did you mean sums?" in refusal("reasoning-gym:sum")
-    assert "Did you mean max_number?" in refusal("reasoning-gym:shouts", max_nunber=3)
+def test_tasks_and_their_settings_are_checked_when_they_are_made() -> None:
     parts = [{"name": "sums", "config": {"maximum": 3}}]
-    assert "does not take maximum" in refusal("reasoning-gym:composite", datasets=parts)
-    assert "reasoning_gym" not in sys.modules
+    for id, settings, words in (
+        ("sum", {}, "Did you mean sums?"),
+        ("shouts", {"max_nunber": 3}, "Did you mean max_number?"),
+        ("composite", {"datasets": parts}, "does not take maximum"),
+        ("composite", {}, "needs its tasks"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            made(f"reasoning-gym:{id}", **settings)  # type: ignore[arg-type]
+        assert words in str(refused.value)

@@ -13,7 +13,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.adapters import ADAPTERS, Adapter
-from aitrain.environment.locator import find_env
+from aitrain.environment.loader import find_env
 from tests.adapters.conftest import made, refusal
 from tests.conftest import write
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment.session_kinds import session_for
+from aitrain.environment.rollout_session import session_for
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
 

@@ -14,7 +14,7 @@ from tests.execution.waiting import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all deadlines. The thread that watches them looks at it whenever the timeout has passed for real."""
     clock = Clock()
-    for module in ("task", "deadline_thread"):
+    for module in ("task", "deadline_pool"):
         monkeypatch.setattr(f"aitrain.execution.{module}.time", clock)
     return clock
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment.judges import asking, judge_http
+from aitrain.environment.judges import model_judge
 from tests.adapters.http_servers import Handler, Server
 
 
@@ -41,7 +41,7 @@ class JudgeModel(Server):
 def forget_judges() -> Iterator[None]:
     """Checks of environments ask which judges of this process were not asked."""
     yield
-    asking.not_asked.clear()
+    model_judge.not_asked.clear()
 
 
 def quoted_in(body: dict[str, Any], name: str = "answer") -> list[str]:
@@ -53,6 +53,6 @@ def quoted_in(body: dict[str, Any], name: str = "answer") -> list[str]:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeModel]:
     """A running server; pauses between retries are short."""
-    monkeypatch.setattr(judge_http, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(model_judge, "FIRST_PAUSE", 0.001)
     with (served := JudgeModel()).running():
         yield served

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed
-from aitrain.environment.judges import asking
+from aitrain.environment.judges import model_judge
 from aitrain.runs.environment_source import kept_files
 from aitrain.workbench.worker import check
 from tests.adapters.conftest import cases_of, imports_of_its_own, made, play, refusal
@@ -78,7 +78,7 @@ def checked(only: list[str], judge: Any) -> list[Any]:
 def test_checks_leave_out_what_judges_behind_an_address_would_say(
     model: JudgeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(asking.VARIABLE, asking.OFFLINE)
+    monkeypatch.setenv(model_judge.VARIABLE, model_judge.OFFLINE)
     rubric = {"judge": "rubric", "url": model.url, "model": "m", "rubric": "Is it polite?", "weight": 0.5}
     opened, *_, result, _ = checked(["reference"], ["gsm8k", rubric])
     assert f"Not asked without --ask-judges: the judge at {model.url}." in opened["opened"]["note"]

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, Score, judges
-from aitrain.environment.judges.quoting import quoted
-from aitrain.environment.judges.verdict_store import Budget, VerdictStore
+from aitrain.environment.judges.model_judge import Budget, VerdictStore, quoted
 from aitrain.execution.async_calls import run_async
 from aitrain.execution.failure import CallFailed
 from tests.judges.conftest import JudgeModel, quoted_in

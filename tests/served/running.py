@@ -9,8 +9,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from aitrain import TrainConfig
-from aitrain.environment.env_http import EnvHttpServer
-from aitrain.environment.env_service import EnvService
+from aitrain.environment.env_service import EnvHttpServer, EnvService
 from aitrain.environment.runner import start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
 from aitrain.jobs.env_server import NO_MODEL, describe

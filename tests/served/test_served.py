@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, TrainConfig
-from aitrain.environment import env_connection, env_service, served_session
+from aitrain.environment import env_service, served_environment
 from aitrain.environment.contract import env_kind
 from aitrain.environment.dataset import build_cases
-from aitrain.environment.locator import check_by_reading, find_env
+from aitrain.environment.loader import check_by_reading, find_env
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
 from aitrain.environment.session import AssistantTurn
@@ -126,10 +126,10 @@ def test_a_failure_has_its_kind_and_the_line_of_the_servers_code_and_calls_that_
 def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = list[str]()
     with served(InOrder()) as client:
-        cases, exchange = list(build_cases(client, None)[0]), env_connection.EnvConnection._exchange
+        cases, exchange = list(build_cases(client, None)[0]), served_environment.EnvConnection.request
 
-        def lose_the_first(self: Any, connection: Any, method: str, path: str, body: Any) -> Any:
-            found = exchange(self, connection, method, path, body)
+        def lose_the_first(self: Any, method: str, path: str, body: Any = None) -> Any:
+            found = exchange(self, method, path, body)
             if path == "/v1/environment":
                 return found
             answers.append(path)
@@ -137,7 +137,7 @@ def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(mon
                 raise ConnectionResetError("lost")
             return found
 
-        monkeypatch.setattr(env_connection.EnvConnection, "_exchange", lose_the_first)
+        monkeypatch.setattr(served_environment.EnvConnection, "request", lose_the_first)
         played, _ = play(client, Scripted(answer), of=cases[:2])
     assert answers == ["/v1/score"] * 3
     assert [episode.result.score for episode in played] == [0.01, 0.02]
@@ -146,7 +146,7 @@ def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(mon
 def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(served_session, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(served_environment, "RETRY_SECONDS", 0.02)
     server = Running(Objects())
     with closing(connect(server.url)) as client, closing(runner_of(client, rl_env_timeout=1.0)) as runner:
         cases, port = build_cases(client, None)[0], server.port
@@ -167,7 +167,7 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
 def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone_or_refuses_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(served_session, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(served_environment, "RETRY_SECONDS", 0.02)
     first, second = Running(Objects()), Running(Objects())
     client = connect(f"{first.url}, {second.url}/")
     with closing(second), closing(client), closing(runner_of(client)) as runner:
@@ -184,13 +184,13 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone_or_refuses_
         assert (first.episodes, second.episodes) == (0, 0)
         first.close()
         assert opened() == (0, 6)
-        time.sleep(11 * served_session.RETRY_SECONDS)  # then it is tried again
+        time.sleep(11 * served_environment.RETRY_SECONDS)  # then it is tried again
         with closing(Running(Objects(rows=3), port)) as first:  # another environment: it would play the fewest
             assert opened() == (0, 6)
 
 
 def test_sessions_of_a_client_that_no_longer_says_that_it_lives_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_session, "CLIENT_SECONDS", 0.06)
+    monkeypatch.setattr(served_environment, "CLIENT_SECONDS", 0.06)
     environment, heard = Objects(), threading.Event()
     with (
         closing(Running(environment)) as server,

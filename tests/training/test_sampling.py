@@ -18,8 +18,7 @@ from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.rollout.engine import Decoding
-from aitrain.rollout.limits import EndOfTurn
-from aitrain.rollout.stop_strings import StopStrings
+from aitrain.rollout.limits import EndOfTurn, StopStrings
 from tests.finished_runs import Talk
 from tests.training.conftest import rollouts
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from aitrain.rollout.stop_strings import StopStrings
+from aitrain.rollout.limits import StopStrings
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
 

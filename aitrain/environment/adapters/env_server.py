@@ -4,15 +4,88 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from aitrain.environment.contract import Score, ToolResult
+from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import ConfigError, EnvironmentFailed
+
+
+@dataclass
+class StepRewards:
+    """The rewards of one episode. Its score is their sum or the last of them; without any it is `unrewarded`, as the
+    policy did nothing that is rewarded."""
+
+    use: str = "sum"
+    unrewarded: float | None = 0.0
+    values: list[float] = field(default_factory=list)
+    details: dict[str, float] = field(default_factory=dict)
+    """Numbers that came with rewards, such as their components; the last of each name."""
+
+    def add(self, reward: float | None, details: object = None) -> None:
+        """Add the reward of a step; None is no reward."""
+        if reward is not None:
+            self.values.append(float(reward))
+        if isinstance(details, Mapping):
+            self.details |= {str(name): float(value) for name, value in details.items() if is_number(value)}
+
+    @property
+    def score(self) -> Score:
+        """The score, with the sum and the number of rewards as metrics."""
+        metrics = {**self.details, "return": sum(self.values), "rewards": float(len(self.values))}
+        if not self.values:
+            return Score(self.unrewarded, metrics)
+        return Score(self.values[-1] if self.use == "last" else sum(self.values), metrics)
+
+
+def check_use(use: str) -> str:
+    """The setting `rewards` of an adapter.
+
+    Raises:
+        ConfigError: it is neither sum nor last.
+    """
+    if use not in ("sum", "last"):
+        raise ConfigError(f"rl_env_config: rewards must be sum or last, not {use}")
+    return use
+
+
+def is_number(value: object) -> bool:
+    """Whether a JSON value is a number or a truth value."""
+    return isinstance(value, (bool, int, float))
+
+
+ChatMessages = list[dict[str, object]]
+StepResponse = ChatMessages | ToolResult | str | None
+"""What a `step` returns."""
+
+
+async def run_calls(
+    calls: Sequence[ToolCall], run: Callable[[ToolCall], Awaitable[tuple[str, bool]]]
+) -> ChatMessages | ToolResult | None:
+    """The results of the calls as messages; None if there are no calls, which ends the episode.
+
+    `run` returns a call's result, and whether it ends the episode; calls that cannot be read get their problem instead.
+    """
+    results: ChatMessages = []
+    for call in calls:
+        text, is_last = (f"error: {call.problem}", False) if call.problem else await run(call)
+        results.append({"role": "tool", "name": call.name, "content": text})
+        if is_last:
+            return ToolResult(results, done=True)
+    return results or None
+
+
+def tool_schema(name: str, description: str | None, parameters: object) -> ToolJson:
+    """The schema of a tool, as `get_tools` returns it."""
+    return {"name": name, "description": description or "", "parameters": parameters or {}}
+
 
 CONNECT_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout

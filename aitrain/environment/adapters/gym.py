@@ -11,12 +11,10 @@ from collections.abc import Generator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.installed_source import check_registered, keywords_of
-from aitrain.environment.adapters.random_stream import RandomStream
-from aitrain.environment.adapters.settings import game_rows, read_score_range
-from aitrain.environment.adapters.user_objects import source_files
+from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, read_score_range
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
 
 MOST_INVALID = 3  # answers without an action that end an episode
@@ -26,7 +24,7 @@ HIGHLIGHT = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")  # coloured text of a term
 class Gymnasium:
     """One episode of the environment for each case. The score is the sum of its rewards."""
 
-    package, framework = "gymnasium", "gym"
+    package, framework, registry = "gymnasium", "gym", "registry"
 
     def __init__(
         self,
@@ -45,7 +43,8 @@ class Gymnasium:
         self.id, self.size, self.seed, self.system, self.actions = id, size, seed, system, list(actions)
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, self.framework))
         self.imports, self.config = imports, {**config, **(make or {})}
-        env = self.make()
+        with naming_unknown(self.package, id, self.registry):
+            env = self.make()
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
             self.config.setdefault("render_mode", "ansi")
         self.first, self.count = self._numbers(getattr(env, "action_space", None))
@@ -53,18 +52,6 @@ class Gymnasium:
             raise ConfigError(f"rl_env_config: {id} has {self.count} actions, and `actions` names {len(self.actions)}")
         self.source_files = source_files([(one, "") for one in imports], [getattr(env, "unwrapped", env)], self.package)
         getattr(env, "close", lambda: None)()
-
-    @classmethod
-    def check_id(cls, id: str, settings: Mapping[str, object]) -> None:
-        """Check id and settings against the installed source; ids that other packages register are not known there.
-
-        Raises:
-            ConfigError: there is no such environment, or it does not take a setting.
-        """
-        known = keywords_of(cls) | {"render_mode", "max_episode_steps"}
-        is_elsewhere = cls.package == "gymnasium" and (":" in id or not re.search(r"-v\d+$", id))
-        if not (is_elsewhere or settings.get("imports")):
-            check_registered(cls.package, id, [key for key in settings if key not in known], known)
 
     def make(self) -> Any:
         """A new environment of the framework."""
@@ -137,4 +124,4 @@ class Gymnasium:
 class Gem(Gymnasium):
     """Environments of GEM, which read the whole answer and may add a suffix to what they say."""
 
-    package, framework = "gem", "gem"
+    package, framework, registry = "gem", "gem", "ENV_REGISTRY"

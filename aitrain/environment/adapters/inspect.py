@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
-from aitrain.environment.adapters.user_objects import source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.environment.user_modules import parse, top_level
+from aitrain.environment.user_modules import parse, source_files, top_level
 from aitrain.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

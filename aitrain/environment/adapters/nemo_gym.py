@@ -8,11 +8,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from aitrain.environment.adapters.env_server import EnvServer, server_url, starting
+from aitrain.environment.adapters.env_server import (
+    EnvServer,
+    StepResponse,
+    is_number,
+    run_calls,
+    server_url,
+    starting,
+    tool_schema,
+)
 from aitrain.environment.adapters.rows import check_data, read_file
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range, with_system
-from aitrain.environment.adapters.step_rewards import is_number
-from aitrain.environment.adapters.tool_results import StepResponse, run_calls, tool_schema
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson

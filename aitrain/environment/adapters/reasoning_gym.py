@@ -5,15 +5,12 @@ Settings: those of `settings.py`, `answer_tag`, and the fields of the task's own
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
-from aitrain.environment.adapters.installed_source import class_named, fields_of, keywords_of, source_files
 from aitrain.environment.adapters.settings import conversation, read_score_range
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.environment.user_modules import parse
 from aitrain.errors import ConfigError, did_you_mean
 
 
@@ -38,12 +35,29 @@ class ReasoningGym:
     ) -> None:
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
+        from reasoning_gym.factory import DATASETS
+
+        def check(task: str, config: Mapping[str, object]) -> None:
+            if task not in DATASETS:
+                raise ConfigError(f"rl_env: reasoning-gym has no task {task}.{did_you_mean(task, DATASETS)}")
+            known = [field.name for field in fields(DATASETS[task][1])]
+            for key in config.keys() - known:
+                raise ConfigError(
+                    f"rl_env_config: the task {task} does not take {key}.{did_you_mean(key, known)}\n"
+                    f"It takes: {', '.join(known)}"
+                )
 
         self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "reasoning-gym"))
         if id == "composite":
+            if not config.get("datasets"):
+                example = '{"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}]}'
+                raise ConfigError(f"rl_env_config: reasoning-gym:composite needs its tasks: {example}")
             specs = [{"weight": 1, "config": {}, **spec} for spec in config["datasets"]]
+            for spec in specs:
+                check(spec["name"], spec["config"])
             config["datasets"] = [DatasetSpec(**spec) for spec in specs]
+        check(id, config)
         dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
@@ -74,47 +88,3 @@ class ReasoningGym:
 
     def _in_tag(self, answer: str) -> str:
         return f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if self.answer_tag else answer
-
-
-def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check the names of tasks, and the fields of their configurations, against the installed source.
-
-    Raises:
-        ConfigError: there is no such task, or it has no such field.
-    """
-    tasks, own = _tasks(), keywords_of(ReasoningGym)
-    if id == "composite":
-        specs = settings.get("datasets")
-        if not (
-            isinstance(specs, list) and specs and all(isinstance(spec, Mapping) and "name" in spec for spec in specs)
-        ):
-            example = '{"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}]}'
-            raise ConfigError(f"rl_env_config: reasoning-gym:composite needs its tasks: {example}")
-        for spec in specs:
-            _check_task(str(spec["name"]), spec.get("config", {}), tasks)
-    else:
-        _check_task(id, {key: value for key, value in settings.items() if key not in own}, tasks)
-
-
-def _check_task(task: str, config: Mapping[str, Any], tasks: Mapping[str, tuple[Path, str]]) -> None:
-    if task not in tasks:
-        raise ConfigError(f"rl_env: reasoning-gym has no task {task}.{did_you_mean(task, tasks)}")
-    file, class_name = tasks[task]
-    known = fields_of(class_named(parse(file), class_name)) | keywords_of(ReasoningGym)
-    for key in config:
-        if key not in known:
-            raise ConfigError(
-                f"rl_env_config: the task {task} does not take {key}.{did_you_mean(key, known)}\n"
-                f"It takes: {', '.join(sorted(known))}"
-            )
-
-
-def _tasks() -> dict[str, tuple[Path, str]]:
-    """The file and the configuration class of each task, as `register_dataset(name, dataset, configuration)` says."""
-    found = {}
-    for file in source_files("reasoning_gym"):
-        text = file.read_text(encoding="utf-8")
-        for name, constant, config in re.findall(r'register_dataset\(\s*(?:"(\w+)"|(\w+)),\s*\w+,\s*(\w+)', text):
-            value = re.search(rf'^{constant} = "(\w+)"', text, re.MULTILINE) if constant else None
-            found[value[1] if value else name] = (file, config)
-    return found

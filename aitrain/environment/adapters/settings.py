@@ -12,12 +12,47 @@ A score is passed on in the framework's own range, which the adapter declares, a
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.contract import Score
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.value_types import score_bounds
+
+_LOCK = threading.RLock()
+"""Held while a game draws: the global state is one for all threads of the process."""
+
+
+class RandomStream:
+    """The random numbers of one game."""
+
+    def __init__(self, seed: int) -> None:
+        self.python, self.numpy_seed = random.Random(seed).getstate(), seed % 2**32
+        self.numpy: object = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside the block the global functions of `random` and `numpy.random` draw from this stream."""
+        numpy = sys.modules.get("numpy.random")
+        with _LOCK:
+            python_before, numpy_before = random.getstate(), numpy and numpy.get_state()
+            random.setstate(self.python)
+            if numpy and self.numpy is None:
+                numpy.seed(self.numpy_seed)
+            elif numpy:
+                numpy.set_state(self.numpy)
+            try:
+                yield
+            finally:
+                self.python, self.numpy = random.getstate(), numpy and numpy.get_state()
+                random.setstate(python_before)
+                if numpy:
+                    numpy.set_state(numpy_before)
+
 
 Row = TypeVar("Row")
 ChatMessage = dict[str, object]
@@ -89,3 +124,19 @@ def weighted(components: Mapping[str, tuple[float | None, float]]) -> Score:
     known = {name: (float(value), weight) for name, (value, weight) in components.items() if value is not None}
     metrics = {name: value for name, (value, _) in known.items()}
     return Score(sum(value * weight for value, weight in known.values()) if known else None, metrics)
+
+
+@contextmanager
+def naming_unknown(package: str, id: str, registry: str = "ENV_REGISTRY") -> Iterator[None]:
+    """Context that makes an environment of a package which registers its environments.
+
+    Raises:
+        ConfigError: there is none of this id.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = vars(import_module(f"{package}.envs.registration"))[registry]
+        if id in known:
+            raise
+        raise ConfigError(f"rl_env: {package} has no environment {id}.{did_you_mean(id, known)}") from error

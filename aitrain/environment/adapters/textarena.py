@@ -8,18 +8,38 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.installed_source import check_registered, keywords_of
-from aitrain.environment.adapters.random_stream import RandomStream
-from aitrain.environment.adapters.scripted_opponents import MOVE, check_opponent, opponent_named
-from aitrain.environment.adapters.settings import game_rows, read_score_range
-from aitrain.environment.adapters.user_objects import source_files
+from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, read_score_range
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed
+
+Opponent = Callable[[str, random.Random], str]
+"""What another player says after an observation."""
+
+MOVE = re.compile(r"\[[^\[\]\n]+\]")
+OPPONENTS: dict[str, Opponent] = {
+    "any_legal": lambda seen, rng: rng.choice(moves_in(seen)),
+    "first_legal": lambda seen, rng: moves_in(seen)[0],
+}
+"""Opponents that say one of the moves in brackets that the game shows them last."""
+
+
+def moves_in(seen: str) -> list[str]:
+    """The moves in brackets that an observation shows.
+
+    Raises:
+        ValueError: there are none.
+    """
+    moves = MOVE.findall(seen)
+    if not moves:
+        raise ValueError("the game shows its other players no moves in brackets: give them an opponent of your own")
+    return moves
+
 
 MOST_PLAYERS = 15
 GAME = -1  # the sender of the game's own messages
@@ -47,9 +67,10 @@ class TextArena:
         self.id = id if is_named else f"{id}-raw"  # by default each observation is the whole game
         self.config = {**config, **(game or {})}
         self.size, self.seed, self.system, self.seat = size, seed, system, seat
-        self.opponent = opponent_named(opponent)
+        self.opponent: Opponent = OPPONENTS.get(opponent) or load_object(*parse_id(opponent)[0])
         self.source_files = source_files((), [self.opponent], "textarena")
-        self.players = players or self._fewest_players()
+        with naming_unknown("textarena", self.id):
+            self.players = players or self._fewest_players()
         if seat not in range(self.players):
             raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "textarena"))
@@ -132,11 +153,14 @@ class _Match:
 
 
 def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check game, settings and opponent against the installed source.
+    """Check the opponent without running anything.
 
     Raises:
-        ConfigError: there is no such game, opponent or setting.
+        ConfigError: there is none of that name.
     """
-    game, known = re.sub(r"-(raw|train)$", "", id), keywords_of(TextArena)
-    check_registered("textarena", game, [key for key in settings if key not in known], known)
-    check_opponent(str(settings.get("opponent", "any_legal")))
+    name = str(settings.get("opponent", "any_legal"))
+    if name not in OPPONENTS:
+        if ":" not in name:
+            known = ", ".join(OPPONENTS)
+            raise ConfigError(f"rl_env_config: there is no opponent {name}: name {known}, or a function: file.py:name")
+        check_objects(parse_id(name), "function")

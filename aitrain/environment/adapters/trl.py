@@ -11,13 +11,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aitrain.environment.adapters.random_stream import RandomStream
-from aitrain.environment.adapters.reward_functions import Rewards, check_functions
+from aitrain.environment.adapters.reward import Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
-from aitrain.environment.adapters.settings import read_score_range, weighted
-from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id, source_files
+from aitrain.environment.adapters.settings import RandomStream, read_score_range, weighted
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 

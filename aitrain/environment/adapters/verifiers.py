@@ -8,12 +8,416 @@ verifiers 0.3 and 0.4 have different APIs: `verifiers_legacy.py` is for 0.3, `ve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import copy
+import functools
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.verifiers_settings import VerifiersSettings
-from aitrain.environment.user_modules import module_specs
-from aitrain.errors import ConfigError
+from aitrain.environment.adapters.settings import (
+    ChatMessage,
+    ScoreRange,
+    choose,
+    read_score_range,
+    solved_cases,
+    with_system,
+)
+from aitrain.environment.contract import Score
+from aitrain.environment.endpoint import Endpoint
+from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.session import Message
+from aitrain.environment.user_modules import module_specs, package_files, source_files
+from aitrain.errors import ConfigError, EpisodeTruncated
+
+Foreign: TypeAlias = Any
+"""An object of verifiers, which has no types here."""
+
+
+@dataclass(frozen=True)
+class VerifiersSettings:
+    """The settings of both adapters."""
+
+    id: str
+    size: int | None = None
+    seed: int | None = None
+    system: str | None = None
+    few_shot: int = 0
+    score_range: object = None
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+    def read_range(self, weights: Sequence[float]) -> ScoreRange:
+        """The range of scores.
+
+        Raises:
+            ConfigError: it is not set: verifiers does not bound the value of a reward function.
+        """
+        if self.score_range is None:
+            low, high = sum(min(0.0, weight) for weight in weights), sum(max(0.0, weight) for weight in weights)
+            raise ConfigError(
+                "rl_env_config: a verifiers environment does not say between which values its rewards are: set"
+                f" score_range\nIts weights are {', '.join(f'{weight:g}' for weight in weights)}: if each reward is"
+                f' from 0 to 1, that is "score_range": "{low:g},{high:g}".'
+            )
+        return read_score_range(self.score_range, "verifiers")
+
+    @property
+    def module(self) -> str:
+        """The module of the id, which may name an owner, a version, a function or an environment around a taskset."""
+        return self.id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0].replace("-", "_")
+
+    def source_files(self, objects: Iterable[object]) -> list[Path]:
+        """The files of the module, and those that define these parts of its environment."""
+        own = package_files(self.module) if module_specs(self.module) else []
+        return list(dict.fromkeys([*own, *source_files((), objects, "verifiers")]))
+
+    def choose_rows(self, count: int) -> tuple[list[int], list[int]]:
+        """Numbers of the rows that are solved cases of the prompts, and of those that are asked."""
+        size = None if self.size is None else self.size + self.few_shot
+        chosen = choose(range(count), size, self.seed)
+        return chosen[: self.few_shot], chosen[self.few_shot :]
+
+    def prompt_with(self, prompt: Sequence[ChatMessage], shots: Sequence[tuple[str, object]]) -> list[ChatMessage]:
+        """A prompt with the system prompt and the solved cases of the settings.
+
+        Raises:
+            ConfigError: a solved case has no answer.
+        """
+        own = with_system(prompt, self.system)
+        head = [message for message in own[:1] if message["role"] == "system"]
+        for question, answer in shots:
+            if not isinstance(answer, (str, int, float)) or not question or answer == "":
+                raise ConfigError("rl_env_config: few_shot: the cases of this environment have no `answer` to show")
+        solved = solved_cases((question, str(answer)) for question, answer in shots)
+        return [*head, *solved, *own[len(head) :]]
+
+
+def as_openai(message: Foreign) -> Message:
+    """A message, a dict or an object of verifiers, in OpenAI's format."""
+    given = dict(message) if isinstance(message, Mapping) else message.model_dump()
+    plain = {key: value for key, value in given.items() if value is not None}
+    calls = [call if isinstance(call, Mapping) else call.model_dump() for call in plain.pop("tool_calls", None) or ()]
+    if calls:
+        plain["tool_calls"] = [call if "function" in call else _as_call(call) for call in calls]
+    return {**plain, "role": "user" if plain["role"] == "text" else plain["role"], "content": plain.get("content", "")}
+
+
+def _as_call(call: Mapping[str, object]) -> Message:
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+def endpoint_client(endpoint: Endpoint) -> Foreign:
+    """A model client of verifiers whose answers are the policy's."""
+    from verifiers import OverlongPromptError
+    from verifiers.clients import Client
+    from verifiers.types import Response, ResponseMessage, ToolCall, Usage
+
+    async def get_response(
+        self: Foreign, prompt: Foreign, model: str, sampling_args: Foreign, tools: Foreign = None, **_: Foreign
+    ) -> Foreign:
+        schemas = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in tools or ()]
+        try:
+            answer = await endpoint.answer([as_openai(message) for message in prompt], schemas)
+        except EpisodeTruncated as error:
+            raise OverlongPromptError(str(error)) from error
+        calls = [
+            ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+            for call in answer.message.get("tool_calls", ())
+        ]
+        is_cut = answer.finish_reason == "length"
+        message = ResponseMessage(
+            content=answer.message["content"], tool_calls=calls or None, is_truncated=is_cut,
+            finish_reason=answer.finish_reason,
+        )  # fmt: skip
+        used = answer.usage
+        usage = used and Usage(
+            prompt_tokens=used.prompt, reasoning_tokens=0, completion_tokens=used.completion,
+            total_tokens=used.prompt + used.completion,
+        )  # fmt: skip
+        return Response(id="0", created=int(time.time()), model=model, usage=usage, message=message)
+
+    rest = dict.fromkeys(Client.__abstractmethods__, _not_used)
+    return type("EndpointClient", (Client,), {**rest, "get_response": get_response})(None)
+
+
+async def _not_used(*_: Foreign) -> None:
+    """The client asks the policy itself, without a server's format."""
+
+
+class ScorerMessage(Message):
+    """A message that is a dict in OpenAI's format and an object of verifiers' class: reward functions were written for
+    the one or for the other."""
+
+    def __init__(self, message: Foreign) -> None:
+        super().__init__(as_openai(message))
+        self._message = message
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._message)
+
+    def __getattr__(self, name: str) -> Foreign:
+        return getattr(self._message, name)
+
+
+def for_scorers(given: Mapping[str, object]) -> Message:
+    """The arguments of a reward function, with messages that are dicts and objects."""
+    return {
+        name: [ScorerMessage(message) for message in value]
+        if name in ("prompt", "completion") and isinstance(value, list)
+        else value
+        for name, value in given.items()
+    }
+
+
+@dataclass
+class RubricOutcome:
+    """What verifiers' rubric does not pass on of the scoring of one rollout."""
+
+    error: Exception | None = None
+    """Of a function with a weight; the rubric turns it into 0."""
+    unknown: set[str] = field(default_factory=set)
+    """Functions without a number."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Entries of functions that return several."""
+
+    @classmethod
+    def of_this_rollout(cls) -> RubricOutcome:
+        """A new one, for the calling task."""
+        outcome = cls()
+        _current.set(outcome)
+        return outcome
+
+
+_current: ContextVar[RubricOutcome] = ContextVar("rubric_outcome")
+
+
+def watch_rubric(rubric: Foreign) -> list[Foreign]:
+    """Have the functions of a rubric, and of those in it, note what they raise; returns them."""
+    inner = [*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())]
+    rubric.funcs[:] = [_watched(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True)]
+    return [*rubric.funcs, *(function for each in inner for function in watch_rubric(each))]
+
+
+def _watched(function: Foreign, weight: float) -> Foreign:
+    @functools.wraps(function)
+    async def watched(**given: Foreign) -> float:
+        try:
+            value = function(**for_scorers(given))
+            value = await value if inspect.isawaitable(value) else value
+            if isinstance(value, Mapping) and not weight:
+                _current.get().metrics.update({f"{function.__name__}/{name}": each for name, each in value.items()})
+                raise TypeError("several numbers")
+            return float(value)
+        except Exception as error:
+            _current.get().unknown.add(function.__name__)
+            if weight:
+                _current.get().error = error
+            raise
+
+    return watched
+
+
+class LegacyVerifiers:
+    """One environment of verifiers 0.3, of any kind, with its rubric."""
+
+    def __init__(self, settings: VerifiersSettings) -> None:
+        self.settings = settings
+        with _kept_signals():
+            self.env = _load_legacy(settings)
+        rubric = self.env.rubric
+        if rubric.has_group_rewards:
+            raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
+        bounds = settings.read_range(rubric._get_reward_weights())
+        turns = getattr(self.env, "max_turns", None) or 0
+        self.requirements = EnvRequirements("process", max_turns=turns if turns > 0 else None, score_range=bounds)
+        self.source_files = settings.source_files([*watch_rubric(rubric), self.env])
+
+    def build_dataset(self) -> list[Message]:
+        """One row for each row of the environment's dataset, which holds all that a rollout needs."""
+        return self._rows(self.env.get_dataset())
+
+    @property
+    def build_eval_dataset(self) -> Callable[[], list[Message]] | None:
+        """The environment's own held-out rows; None if it has none."""
+        has_own = self.env.eval_dataset is not None or self.env.eval_dataset_source is not None
+        return (lambda: self._rows(self.env.get_eval_dataset())) if has_own else None
+
+    def _rows(self, dataset: Foreign) -> list[Message]:
+        shots, asked = self.settings.choose_rows(len(dataset))
+        solved = [
+            (_legacy_prompt(row)[-1]["content"], row.get("answer")) for row in (dataset[number] for number in shots)
+        ]
+        rows = []
+        for row in (dict(dataset[number]) for number in asked):
+            prompt = self.settings.prompt_with(_legacy_prompt(row), solved)
+            rows.append({"prompt": prompt, "vf_input": {key: row[key] for key in row if key != "prompt"}})
+        return rows
+
+    async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
+        """The environment's rollout; then the score of its rubric, each function of which is a metric."""
+        state = await self.env.rollout({**vf_input, "prompt": prompt}, endpoint_client(endpoint), endpoint.model, {})
+        if state.get("error") is not None:
+            raise state["error"]
+        scoring = RubricOutcome.of_this_rollout()
+        await self.env.rubric.score_rollout(state)
+        await self.env.rubric.cleanup(state)
+        if scoring.error is not None:
+            raise scoring.error
+        metrics = {name: value for name, value in state["metrics"].items() if name not in scoring.unknown}
+        return Score(state["reward"], {**metrics, **scoring.metrics})
+
+    async def close(self) -> None:
+        """Release what the environment holds; verifiers would do it when the process ends."""
+        await self.env._teardown()
+        self.env._teardown = _nothing
+
+
+def _load_legacy(settings: VerifiersSettings) -> Foreign:
+    import verifiers
+
+    module, _, function = settings.id.partition(":")
+    if function:
+        return getattr(import_module(module.replace("-", "_")), function)(**settings.arguments)
+    return verifiers.load_environment(settings.id, **settings.arguments)
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """Keep the handlers of Ctrl-C and SIGTERM, which an environment of verifiers replaces."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _legacy_prompt(row: Message) -> list[Message]:
+    prompt = row["prompt"]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [as_openai(message) for message in messages]
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
+LOCAL = {"type": "subprocess"}
+KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which its client reads the key of the address
+
+
+class VerifiersV1:
+    """One taskset of verifiers 0.4, with its own environment or a named one (`best-of-n+my-taskset`)."""
+
+    def __init__(self, settings: VerifiersSettings) -> None:
+        self.settings = settings
+        self.env = _load_v1(settings)
+        count = None if settings.size is None else settings.size + settings.few_shot
+        if count is None and self.env.taskset.INFINITE:
+            raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
+        self.tasks = list(islice(iter(self.env.taskset), count if settings.seed is None else None))
+        self.template = self.tasks[0]
+        rewards = self.template.hooks("reward")
+        self.source_files = settings.source_files([*rewards, self.env, self.env.taskset])
+        weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
+        weights += [judge.config.weight for judge in self.template.plugged_judges()]
+        self.requirements = EnvRequirements("process", score_range=settings.read_range(weights))
+        self.lock, self._starting = threading.Lock(), asyncio.Lock()
+        self._serving: AsyncExitStack | None = None
+
+    def build_dataset(self) -> list[Message]:
+        """One row for each task, with the task's data in it."""
+        shots, asked = self.settings.choose_rows(len(self.tasks))
+        known = (self.tasks[number].data for number in shots)
+        solved, rows = [(one.prompt_text, getattr(one, "answer", None)) for one in known], []
+        for task in (self.tasks[number] for number in asked):
+            prompt = self.settings.prompt_with(_v1_prompt(task.data), solved)
+            rows.append({"prompt": prompt, "vf_data": self._with_prompt(task.data, prompt).model_dump(mode="json")})
+        return rows
+
+    def _with_prompt(self, data: Foreign, prompt: list[Message]) -> Foreign:
+        """The task's data with the settings' system prompt and solved cases; unchanged without them."""
+        changed: Message = {} if self.settings.system is None else {"system_prompt": self.settings.system}
+        if self.settings.few_shot:
+            changed["prompt"] = [message for message in prompt if message["role"] != "system"]
+        return type(data).model_validate({**data.model_dump(), **changed}) if changed else data
+
+    async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:
+        """The environment's episode and its reward; each reward and metric is a metric."""
+        from verifiers.v1.clients import EvalClientConfig, ModelContext
+
+        await self._serve()
+        task = copy.copy(self.template)
+        task.data = type(task.data).model_validate(vf_data)
+        with self.lock:
+            os.environ[KEY] = endpoint.api_key
+        ctx = ModelContext(endpoint.model, EvalClientConfig(base_url=endpoint.base_url, api_key_var=KEY))
+        episode = await self.env.run_episode(task, ctx)
+        if not episode.ok:
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+            raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors)[:1000])
+        trace = episode.traces[0]
+        rewards = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
+        return Score(trace.reward, {**trace.metrics, **rewards})
+
+    async def _serve(self) -> None:
+        """Start what all episodes of this process share, once."""
+        async with self._starting:
+            if self._serving is None:
+                stack = AsyncExitStack()
+                await stack.enter_async_context(self.env.serving())
+                self._serving = stack
+
+    async def close(self) -> None:
+        """Stop what the episodes shared."""
+        if self._serving is not None:
+            await self._serving.aclose()
+
+
+def _load_v1(settings: VerifiersSettings) -> Foreign:
+    from pydantic import ValidationError
+    from verifiers.v1.configs.agent import agent_config_fields
+    from verifiers.v1.configs.env import EnvConfig
+    from verifiers.v1.env import Env
+    from verifiers.v1.utils.generic import concrete_type
+    from verifiers.v1.utils.loaders import environment_class, load_environment
+
+    from aitrain.environment.adapters import verifiers_harness
+
+    sys.modules[HARNESS] = verifiers_harness
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if os.getcwd() not in paths:  # the tool servers of a taskset are programs that import its module
+        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), os.getcwd()])
+    env, _, taskset = settings.id.rpartition("+")
+    fields: Foreign = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
+    agents = {name: {"harness": {"id": HARNESS}, "runtime": LOCAL} for name in agent_config_fields(fields())}
+    try:
+        config = fields.model_validate({"id": env, "taskset": {"id": taskset, **settings.arguments}, **agents})
+    except ValidationError as error:
+        raise ConfigError(f"rl_env_config: {' '.join(str(error).split())[:300]}") from error
+    return load_environment(config)
+
+
+def _v1_prompt(data: Foreign) -> list[Message]:
+    from verifiers.v1.dialects.chat import message_to_wire
+
+    own = data.prompt or []
+    asked = [{"role": "user", "content": own}] if isinstance(own, str) else [message_to_wire(one) for one in own]
+    return [{"role": "system", "content": data.system_prompt}, *asked] if data.system_prompt else asked
 
 
 def Verifiers(
@@ -31,10 +435,10 @@ def Verifiers(
     """The environment, by the adapter of the installed version."""
     settings = VerifiersSettings(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
     if _is_legacy():
-        from aitrain.environment.adapters.verifiers_legacy import LegacyVerifiers
+        from aitrain.environment.adapters.verifiers import LegacyVerifiers
 
         return LegacyVerifiers(settings)
-    from aitrain.environment.adapters.verifiers_v1 import VerifiersV1
+    from aitrain.environment.adapters.verifiers import VerifiersV1
 
     return VerifiersV1(settings)
 

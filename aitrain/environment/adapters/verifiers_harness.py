@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack
+from typing import Any
 
 import httpx
 from verifiers.v1.configs.harness import HarnessConfig
@@ -12,8 +13,6 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harness import Harness
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
-
-from aitrain.environment.adapters.verifiers_settings import Foreign
 
 
 class ChatLoopConfig(HarnessConfig):  # type: ignore[misc]
@@ -27,9 +26,9 @@ class ChatLoop(Harness[ChatLoopConfig]):  # type: ignore[misc]
     EXECUTES_CODE = NEEDS_CONTAINER = False
 
     async def launch(
-        self, ctx: Foreign, trace: Foreign, runtime: Foreign, endpoint: str, secret: str, mcp_urls: dict[str, str],
-        data: Foreign, tool_interception_url: str | None = None,
-    ) -> Foreign:  # fmt: skip
+        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: dict[str, str],
+        data: Any, tool_interception_url: str | None = None,
+    ) -> Any:  # fmt: skip
         """Run the loop against verifiers' own address, which records the conversation."""
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
@@ -54,7 +53,7 @@ class ChatLoop(Harness[ChatLoopConfig]):  # type: ignore[misc]
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
 
 
-async def _result(function: dict[str, str], dispatch: Foreign, servers: Foreign) -> Foreign:
+async def _result(function: dict[str, str], dispatch: Any, servers: Any) -> Any:
     """The result of a tool call; an error message for the model if the call is wrong."""
     if function["name"] not in dispatch:
         return f"error: there is no tool {function['name']}; tools: {', '.join(dispatch)}"

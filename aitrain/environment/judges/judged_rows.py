@@ -12,7 +12,7 @@ from typing import Any
 
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.contract import Score
-from aitrain.environment.judges.loading import JudgeDescription, JudgeSpecs
+from aitrain.environment.judges.judge_set import JudgeDescription, JudgeSpecs
 from aitrain.environment.requirements import EnvRequirements
 
 

@@ -5,38 +5,23 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pydantic import Field
+
 from aitrain.environment.contract import Prompt
-from aitrain.environment.judges.asking import is_offline
-from aitrain.environment.judges.model_judge import ModelJudge, Question
-from aitrain.environment.judges.quoting import DATA_RULE, as_text, quoted
-from aitrain.errors import ConfigError
+from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, Question, as_text, is_offline, quoted
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranking(ModelJudge):
+class Ranking(ModelJudge, frozen=True):
     """Ranks the answers of a group: 1.0 for the best, 0.0 for the worst; equal answers have equal scores."""
 
-    rubric: str
+    rubric: str = Field(min_length=1)
     """What makes an answer better."""
-    orders: int = 2
+    orders: int = Field(2, ge=1)
     """How often the model ranks them: in a shuffled order, in its reverse, in another shuffled order; the scores are
     averaged, as models prefer answers by their place."""
-
-    def check(self) -> None:
-        """Check all settings.
-
-        Raises:
-            ConfigError: one is wrong.
-        """
-        super().check()
-        if not isinstance(self.rubric, str) or not self.rubric:
-            raise ConfigError("judges: rubric must be a text that says what makes an answer better")
-        if not self.orders >= 1:
-            raise ConfigError(f"judges: orders must be at least 1, not {self.orders}")
 
     async def __call__(self, texts: Sequence[str], prompt: Prompt = "") -> list[float | None]:
         """The score of each answer; None for an answer that is alone.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.judges.asking import is_offline
-from aitrain.environment.judges.judge_http import JudgeServer
+from aitrain.environment.judges.model_judge import JudgeServer, is_offline
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoteJudge(JudgeServer):
+class RemoteJudge(JudgeServer, frozen=True):
     """Posts an answer, and takes a number or an object with `score` for its score; docs/judges.md has the fields."""
 
     key_name: str = "AITRAIN_JUDGE_KEY"

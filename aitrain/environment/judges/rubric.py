@@ -3,45 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
 
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.judges.asking import is_offline
-from aitrain.environment.judges.model_judge import ModelJudge, Question, number_in
-from aitrain.environment.judges.quoting import DATA_RULE, as_text, quoted
-from aitrain.errors import ConfigError
+from aitrain.environment.judges.model_judge import (
+    DATA_RULE,
+    ModelJudge,
+    Question,
+    as_text,
+    is_offline,
+    number_in,
+    quoted,
+)
+
+Text = Annotated[str, Field(min_length=1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rubric(ModelJudge):
+class Rubric(ModelJudge, frozen=True):
     """Scores one answer from 0.0 to 1.0: the mean of its criteria, each of which is a metric."""
 
-    rubric: str | Mapping[str, str]
-    """What to score by: one text, or a text for each criterion."""
-    scale: Sequence[int] = (0, 10)
+    rubric: Text | Annotated[Mapping[str, Text], Field(min_length=1)]
+    """What to score by: one text, or a text for each criterion; none is called reason."""
+    scale: tuple[int, int] = (0, 10)
     """Lowest and highest number that the model may give."""
     reference: str = "ground_truth"
     """Column with a right answer, which the model sees if the row has it."""
     reason: bool = False
     """Whether the model writes its reasons before the numbers, which costs tokens."""
 
-    def check(self) -> None:
-        """Check all settings.
-
-        Raises:
-            ConfigError: one is wrong.
-        """
-        super().check()
-        texts = self.criteria.values() if isinstance(self.rubric, (str, Mapping)) else ()
-        if not texts or not all(isinstance(text, str) and text for text in texts) or "reason" in self.criteria:
-            raise ConfigError("judges: rubric must be a text, or texts by the names of criteria; none is called reason")
-        if (
-            len(self.scale) != 2
-            or not all(isinstance(end, int) for end in self.scale)
-            or self.scale[0] >= self.scale[1]
-        ):
-            raise ConfigError("judges: scale must be two whole numbers with the lower one first, such as [0, 10]")
+    @field_validator("rubric", "scale")
+    @classmethod
+    def _check(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "reason" in value:
+            raise ValueError("no criterion can be called reason")
+        if isinstance(value, tuple) and value[0] >= value[1]:
+            raise ValueError("scale must be two whole numbers with the lower one first, such as [0, 10]")
+        return value
 
     @property
     def criteria(self) -> Mapping[str, str]:

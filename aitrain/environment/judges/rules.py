@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from aitrain.environment.adapters import answer_rules
+from aitrain.environment.adapters.reward import EXAMPLES as REWARD_EXAMPLES
+from aitrain.environment.adapters.reward import boxed, gsm8k
 from aitrain.errors import ConfigError
 
 MATH_CHARACTERS = 3000
@@ -19,16 +20,6 @@ MATH_SECONDS = 5
 def exact(text: str, ground_truth: object) -> float:
     """1.0 if the whole answer is the ground truth, white space at both ends aside."""
     return float(text.strip() == str(ground_truth).strip())
-
-
-def gsm8k(text: str, ground_truth: object) -> float:
-    """1.0 if the last `#### number` within the last 300 characters is the ground truth, commas aside."""
-    return answer_rules.gsm8k([text], [ground_truth])[0]
-
-
-def boxed(text: str, ground_truth: object) -> float:
-    r"""1.0 if the content of the last `\boxed{...}` is the ground truth, white space aside."""
-    return answer_rules.boxed([text], [ground_truth])[0]
 
 
 def math(text: str, ground_truth: object) -> float:
@@ -61,7 +52,7 @@ def require_math_verify() -> None:
 
 RULES: dict[str, Callable[..., float]] = {"exact": exact, "gsm8k": gsm8k, "boxed": boxed, "math": math}
 """Rules by name."""
-EXAMPLES = {"exact": "{}", "math": r"\boxed{{{}}}", **answer_rules.EXAMPLES}
+EXAMPLES = {"exact": "{}", "math": r"\boxed{{{}}}", **REWARD_EXAMPLES}
 """A right answer by each rule, with the ground truth in the place of the braces."""
 SOURCES = {
     "openai/gsm8k": "gsm8k",
@@ -71,3 +62,5 @@ SOURCES = {
     "HuggingFaceH4/MATH-500": "math",
 }
 """The rule for rows of well-known data sets, by their `data_source`."""
+
+__all__ = ["EXAMPLES", "RULES", "SOURCES", "boxed", "exact", "gsm8k", "math", "require_math_verify"]

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from aitrain.errors import Interrupted
 from aitrain.execution.process_tree import ProcessTree
-from aitrain.execution.stacks import stack_of_dump
-from aitrain.execution.user_code import users_line
+from aitrain.execution.user_code import stack_of_dump, users_line
 from aitrain.runs.watchdog import DUMP
 from aitrain.workbench.check.finding import NO_TIME, EnvFinding
 from aitrain.workbench.check.report import Message

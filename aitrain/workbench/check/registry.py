@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aitrain.environment.contract import scores_groups
-from aitrain.environment.judges import asking
+from aitrain.environment.judges import model_judge
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.user_code import describe_error
@@ -78,7 +78,7 @@ class EnvCheck:
 
 def _only_judges_score(subject: Subject) -> bool:
     """Whether no answer has a score, as the judges that would give it are not asked."""
-    if not asking.not_asked:
+    if not model_judge.not_asked:
         return False
     played = subject.play((case, subject.reference(case) or JUNK) for case in subject.sample)
     return all(one.score is None and one.failure is None for one in played)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from aitrain.environment.schema_tool import function_part
 from aitrain.environment.tool_call_parser import ToolJson
+from aitrain.environment.tools import function_part
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.player import JUNK, Script, is_of_service

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.conftest import cases_of, made, play, refusal
+from aitrain import ConfigError
+from tests.adapters.conftest import cases_of, made, play
 from tests.adapters.real.conftest import Train, in_environment
 
 RANKS = "--num-processes=2"
@@ -33,4 +34,5 @@ def test_a_game_of_gem_is_won() -> None:
     env = made("gem:game:GuessTheNumber-v0-easy", size=4, score_range="-1,1", max_turns=11)
     results = [play(env, case, [rf"\boxed{{{n}}}" for n in range(1, 11)])[1] for case in cases_of(env)]
     assert [result.score for result in results] == [1.0] * 4
-    assert "Did you mean game:GuessTheNumber-v0-easy?" in refusal("gem:game:GuessTheNumber-v0-eazy")
+    with pytest.raises(ConfigError, match="Did you mean game:GuessTheNumber-v0-easy"):
+        made("gem:game:GuessTheNumber-v0-eazy", score_range="-1,1")
