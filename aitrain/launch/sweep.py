@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Announce, Evaluated, Failed, Note, RunResult, RunStarted, decode
-from aitrain.launch.local_processes import PYTHON
+from aitrain.launch.processes import PYTHON
 from aitrain.launch.sweep_plan import SweepPlan
 from aitrain.machine import usable_cores
 from aitrain.options.sweep import SweepConfig
