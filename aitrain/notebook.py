@@ -38,7 +38,7 @@ from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
-    from aitrain.jobs.chat_session import ChatSession
+    from aitrain.jobs.chat import ChatSession
     from aitrain.training.run_context import StopRequest
 
 
@@ -279,7 +279,7 @@ class Chat:
         Raises:
             ConfigError: the conversation leaves no room for an answer.
         """
-        from aitrain.jobs.chat_session import Silent  # here, as it needs the model's libraries
+        from aitrain.jobs.chat import Silent  # here, as it needs the model's libraries
 
         with errors_in_python():
             return Answers(self._session.ask(question, Silent()), self._session.titles)
@@ -290,7 +290,7 @@ class Chat:
         Raises:
             AitrainError: there is no such case, or the environment failed.
         """
-        from aitrain.jobs.chat_session import Silent, answers_and_scores
+        from aitrain.jobs.chat import Silent, answers_and_scores
 
         with errors_in_python():
             episodes = self._session.play(self._session.case(str(wanted)), Silent())
@@ -312,7 +312,7 @@ def chat_here(
 ) -> Chat:
     """Load a model and its base for a chat in this process; see `aitrain.chat`."""
     _silence_tqdm()
-    from aitrain.jobs.chat_session import open_session
+    from aitrain.jobs.chat import open_session
 
     with errors_in_python():
         own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}
