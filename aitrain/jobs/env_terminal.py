@@ -71,7 +71,7 @@ def _play(request: Request) -> Document:
 def _play_model(request: Request, options: PlayOptions) -> Document:
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     opened, config = open_environment(config, LazyTokenizer(config))
-    from aitrain.jobs.env_policy import play_model  # here, because an environment that fails needs no torch
+    from aitrain.jobs.env_model import play_model  # here, because an environment that fails needs no torch
 
     return play_model(opened, config, options)  # its runner closes the environment
 
