@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
-from aitrain.launch.libraries import version_of
 from aitrain.launch.machine_store import POLL, MachineStore, StoreLostError
 from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
-from aitrain.packages import PACKAGE
+from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
 from aitrain.runs.node_info import NodeInfo
 
