@@ -7,7 +7,6 @@ models, which get the same questions and cases, one after another, with the same
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -27,8 +26,8 @@ from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
 from aitrain.environment.tool_call_parser import clean
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted, RunFailed
-from aitrain.jobs.env_terminal import exit_now
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.jobs.terminal_job import exit_now, run_job
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
 from aitrain.rollout.engine import Decoding
@@ -43,7 +42,6 @@ from aitrain.training.dataset import check_chat_template
 from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.policy_loader import LoadedPolicy, load_policy
 from aitrain.ui.chat_view import ChatView, as_text
-from aitrain.ui.error_line import show_error
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.episode_view import STOPS, show_heading
 from aitrain.workbench.opening import OpenedEnvironment, open_environment
@@ -450,25 +448,20 @@ def _print_line(values: dict[str, Any], as_json: bool) -> None:
 def main(request: ChatSetup) -> int:
     """Chat until the input ends; returns the exit code."""
     transformers_logging.set_verbosity_error()
-    try:
+
+    def work() -> int:
         is_typed = sys.stdin.isatty()
         if is_typed:
             print("loading the model ...", file=sys.stderr)
         with closing(open_session(request)) as session:
-            if is_typed:
-                return TerminalChat(session, Console(highlight=False)).run(request.case)
-            return answer_lines(session, request.case, request.as_json)
-    except (KeyboardInterrupt, ChatStoppedError):
-        print()
-        return Interrupted.exit_code
-    except AitrainError as error:
-        return show_error(str(error), error.exit_code, request.as_json)
-    except BrokenPipeError:  # `aitrain chat runs/sums < questions | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return RunFailed.exit_code
-    except Exception as error:
-        what = " ".join(str(error).split())[:300]
-        return show_error(f"The chat failed: {type(error).__name__}: {what}", RunFailed.exit_code, request.as_json)
+            try:
+                if is_typed:
+                    return TerminalChat(session, Console(highlight=False)).run(request.case)
+                return answer_lines(session, request.case, request.as_json)
+            except ChatStoppedError:
+                raise KeyboardInterrupt from None
+
+    return run_job(work, request.as_json, "chat")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
@@ -23,7 +22,8 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from aitrain.engines.scopes import savable_generation_config
-from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.jobs.terminal_job import run_job
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING
@@ -37,7 +37,6 @@ from aitrain.training.merging import LogitCheck, planned_weights, write_whole_mo
 from aitrain.training.model import asking_hub, load_tokenizer, model_path
 from aitrain.training.policy_loader import load_policy
 from aitrain.ui.card import try_to_write_card, write_short_card
-from aitrain.ui.error_line import show_error
 from aitrain.ui.escape_controls import escape_controls
 
 CARD = "README.md"
@@ -55,18 +54,13 @@ def main(request: ExportRequest) -> int:
     """Export as requested, and print the result; returns the exit code."""
     transformers_logging.set_verbosity_error()
     warnings.simplefilter("ignore")  # the libraries' advice is for those who call them
-    try:
+
+    def work() -> int:
         plan = Export(request, read_model(request.model))
         (show_plan if request.dry_run else carry_out)(plan)
         return 0
-    except KeyboardInterrupt:
-        print("\naitrain: stopped", file=sys.stderr)
-        return Interrupted.exit_code
-    except AitrainError as error:
-        return show_error(str(error), error.exit_code, request.as_json)
-    except Exception as error:
-        what = " ".join(str(error).split())[:300]
-        return show_error(f"The export failed: {type(error).__name__}: {what}", RunFailed.exit_code, request.as_json)
+
+    return run_job(work, request.as_json, "export")
 
 
 @dataclass
@@ -265,8 +259,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _convert_to_gguf(folder: Path, file: Path) -> None:
-    """Convert a folder with llama.cpp's script: in the folder that LLAMA_CPP names, on the PATH, or beside a `gguf`
-    package that is part of a checkout of llama.cpp.
+    """Convert a folder with llama.cpp's script, in the folder that LLAMA_CPP names or on the PATH.
 
     Raises:
         RunFailed: the converter is not installed, with the commands that do it, or it failed.
@@ -276,9 +269,6 @@ def _convert_to_gguf(folder: Path, file: Path) -> None:
         places += [Path(given).expanduser() / SCRIPT, Path(given).expanduser()]
     if on_path := shutil.which(SCRIPT) or shutil.which(SCRIPT.removesuffix(".py")):
         places.append(Path(on_path))
-    package = importlib.util.find_spec("gguf")
-    if package is not None and package.origin is not None:
-        places += [parent / SCRIPT for parent in Path(package.origin).resolve().parents[1:3]]
     saved = read_object(folder / "config.json")
     more = ["--outtype", GGUF_TYPES.get(str(saved.get("dtype")), "auto")]
     shown = shlex.join([str(folder), "--outfile", str(file), *more])
