@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 PROC = Path("/proc")
@@ -18,20 +19,14 @@ PARTS = ("quota", "period")
 
 def usable_cores() -> int:
     """Number of cores, at least 1; a quota of 2.5 cores counts as 2."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min([cores, *_quotas()])))
-
-
-def _quotas() -> Iterator[float]:
-    """CPU limit, in cores, of each control group of this process that has one."""
+    cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _groups("cpu"):
         parts = _read(folder / "cpu.max").split() or [_read(folder / f"cpu.cfs_{part}_us") for part in PARTS]
-        try:
+        with suppress(ValueError):  # `max 100000`: no limit
             quota, period = map(int, parts)
-        except ValueError:  # `max 100000`: no limit
-            continue
-        if quota > 0 and period > 0:  # version 1 has -1 for no limit
-            yield quota / period
+            if quota > 0 and period > 0:  # version 1 has -1 for no limit
+                cores = min(cores, quota / period)
+    return max(1, int(cores))
 
 
 # -- memory, in bytes
@@ -39,41 +34,35 @@ def _quotas() -> Iterator[float]:
 
 def total_memory() -> int | None:
     """Maximum memory in bytes that this process may use; None if unknown."""
-    system = _system_memory()
-    return None if system is None else min([system[0], *(limit for limit, _ in _memory_groups())])
+    found = _memory()
+    return found[0] if found else None
 
 
 def free_memory() -> int | None:
-    """Memory in bytes that can still be allocated, within the limits of control groups."""
-    system = _system_memory()
-    return None if system is None else min([system[1], *(max(0, limit - used) for limit, used in _memory_groups())])
+    """Memory in bytes that can still be allocated, within the limits of control groups; None if unknown."""
+    found = _memory()
+    return found[1] if found else None
 
 
-def _system_memory() -> tuple[int, int] | None:
-    """Total and available memory, without the limits of containers."""
-    lines = dict(line.split(":", 1) for line in _read(PROC / "meminfo").splitlines() if ":" in line)
-    found = [lines.get(name, "").split() for name in ("MemTotal", "MemAvailable")]
-    if all(parts and parts[0].isdecimal() for parts in found):
-        return int(found[0][0]) * 1024, int(found[1][0]) * 1024
-    import psutil  # here, as it takes a sixth of the time of `aitrain plan`: for systems without these two lines
+def _memory() -> tuple[int, int] | None:
+    """Total and free memory. Cached files of a control group do not count as used: the kernel drops them."""
+    import psutil  # here, as most commands need none of it
 
     try:
         with warnings.catch_warnings(action="ignore"):  # of a kernel that leaves out figures we do not read
             memory = psutil.virtual_memory()
     except (OSError, KeyError):
         return None
-    return memory.total, memory.available
-
-
-def _memory_groups() -> Iterator[tuple[int, int]]:
-    """Limit and use of each control group that has a limit. Cached files do not count: the kernel drops them."""
+    total, free = int(memory.total), int(memory.available)
     for folder in _groups("memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
         stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
         cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
         if limit.isdecimal() and used.isdecimal():
-            yield int(limit), max(0, int(used) - int(cached))
+            total = min(total, int(limit))
+            free = min(free, max(0, int(limit) - max(0, int(used) - int(cached))))
+    return total, free
 
 
 # -- open files

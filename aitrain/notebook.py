@@ -7,8 +7,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -17,7 +17,7 @@ from aitrain import activity
 from aitrain.cells import is_notebook, name_cells
 from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Announce, Note
+from aitrain.events import SERVER_VARIABLE, Announce, Event, Note
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
@@ -38,7 +38,7 @@ from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
-    from aitrain.jobs.chat_session import ChatSession
+    from aitrain.jobs.chat import ChatSession
     from aitrain.training.run_context import StopRequest
 
 
@@ -96,10 +96,6 @@ def _in_python(text: str) -> str:
     return name_cells(in_python(text, TrainConfig.model_fields))
 
 
-def _with_notes_in_python(announce: Announce) -> Announce:
-    return lambda event: announce(replace(event, text=_in_python(event.text)) if isinstance(event, Note) else event)
-
-
 def _for_one_process(config: TrainConfig) -> TrainConfig:
     if config.launcher == "ray" or config.is_env_on_ray:
         option = "launcher" if config.launcher == "ray" else "rl_env_workers"
@@ -116,17 +112,48 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     if environment is None and "" in plan.sources:
         environment = load_env(plan.sources[""], plan.config.rl_env_config or {})
     report, is_cell = ReportWriter(folder), is_notebook()
-    with NotebookDisplay() if is_cell else Screen() as screen, _printed_to(folder) if is_cell else nullcontext():
-        show = _with_notes_in_python(screen)
+    screen: NotebookDisplay | Screen = NotebookDisplay() if is_cell else Screen()
+    with screen, ExitStack() as stack:
+
+        def show(event: Event) -> None:
+            screen(replace(event, text=_in_python(event.text)) if isinstance(event, Note) else event)
+
         if is_cell:
+            stack.enter_context(_printed_to(folder))
             show(Note(f"What the environment prints goes to {folder.log}.", "info"))
-        try:
-            progress = Progress(stall_timeout=plan.config.stall_timeout)
-            with Heartbeat(folder, progress, announce=show) as heartbeat:
-                result = _train(plan, environment, Watchers(folder, show, screen.start, report, heartbeat))
-        finally:
-            if folder.metrics.exists():
-                report.finish(show)
+        stack.callback(lambda: report.finish(show) if folder.metrics.exists() else None)
+        heartbeat = Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout), announce=show)
+        stack.enter_context(heartbeat)
+        disable_telemetry(plan.config.telemetry)
+        from aitrain.environment.requirements import with_requirements
+        from aitrain.environment.runner import start_runner
+        from aitrain.jobs.env_loading import load_runner
+        from aitrain.jobs.grpo import run
+        from aitrain.training.run_context import RunContext, StopRequest
+
+        resolved, required, runner = plan.config, "", None
+        if environment is None:
+            runner = load_runner(plan.config, show)
+            resolved = runner.config
+        else:
+            resolved, required = with_requirements(plan.config, environment)
+            folder.write_config(resolved)
+        for note in (*plan.notes, *remarks(folder, plan.config.project_name), *filter(None, [required])):
+            show(Note(note))
+        server = stack.enter_context(managed_server(plan, folder, show))
+        stack.enter_context(_variables(server))
+        stop = stack.enter_context(StopRequest(raises_on_second=True).on_signals())
+        served = {"vllm_server_url": server[SERVER_VARIABLE]} if server else {}
+        config = resolved.model_copy(update={"project_name": folder.path.name, **served})
+        runner = runner or start_runner(environment, config)
+        activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
+        heartbeat.start()
+        screen.start()  # the thread that redraws the clocks, after forking
+        stack.enter_context(_ended_if_stalled(config, folder, show, heartbeat, stop))
+        stack.enter_context(_one_thread_if_small(plan))
+        stack.enter_context(SystemRecorder(folder.system))
+        announce, progress = report.during(show), heartbeat.progress
+        result = run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, progress))
     return replace(result, stopped_because=result.stopped_because and _in_python(result.stopped_because))
 
 
@@ -136,53 +163,6 @@ def _printed_to(folder: RunFolder) -> Iterator[None]:
     log = folder.log.open("a", buffering=1, encoding="utf-8")  # stays open for those who keep sys.stdout, as loggers do
     with redirect_stdout(cast(TextIO, RedactedStream(log))):
         yield
-
-
-@dataclass(frozen=True)
-class Watchers:
-    """The folder of a run, and what shows its progress."""
-
-    folder: RunFolder
-    show: Announce
-    start_clock: Callable[[], object]
-    """Starts the thread that redraws the clocks; call it after forking."""
-    report: ReportWriter
-    heartbeat: Heartbeat
-
-
-def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
-    disable_telemetry(plan.config.telemetry)
-    from aitrain.environment.requirements import with_requirements
-    from aitrain.environment.runner import start_runner
-    from aitrain.jobs.env_loading import load_runner
-    from aitrain.jobs.grpo import run
-    from aitrain.training.run_context import RunContext, StopRequest
-
-    folder, show, heartbeat = watchers.folder, watchers.show, watchers.heartbeat
-    resolved, required, runner = plan.config, "", None
-    if environment is None:
-        runner = load_runner(plan.config, show)
-        resolved = runner.config
-    else:
-        resolved, required = with_requirements(plan.config, environment)
-        folder.write_config(resolved)
-    for note in (*plan.notes, *remarks(folder, plan.config.project_name), *filter(None, [required])):
-        show(Note(note))
-    with (
-        managed_server(plan, folder, show) as server,
-        _variables(server),
-        StopRequest(raises_on_second=True).on_signals() as stop,
-    ):
-        served = {"vllm_server_url": server[SERVER_VARIABLE]} if server else {}
-        changed = {"project_name": folder.path.name, **served}
-        config = resolved.model_copy(update=changed)
-        runner = runner or start_runner(environment, config)
-        activity.own.enter("starting", moves_files=True)  # not the last phase of this process's run before
-        heartbeat.start()
-        watchers.start_clock()
-        announce = watchers.report.during(show)
-        with _ended_if_stalled(config, watchers, stop), _one_thread_if_small(plan), SystemRecorder(folder.system):
-            return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
 
 
 @contextmanager
@@ -218,7 +198,9 @@ INTERRUPT_SECONDS = 5.0
 
 
 @contextmanager
-def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest) -> Iterator[None]:
+def _ended_if_stalled(
+    config: TrainConfig, folder: RunFolder, show: Announce, heartbeat: Heartbeat, stop: StopRequest
+) -> Iterator[None]:
     """Interrupt a run that makes no progress, as Ctrl-C would. The process is the caller's and is not ended.
 
     Raises:
@@ -229,15 +211,15 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
 
     def on_stall(stall: Stall) -> None:
         with suppress(OSError):
-            write_stacks(watchers.folder.log, f"Stalled: {stall.phase}")
-        watchers.heartbeat.progress.status = "stalled"
-        watchers.heartbeat.beat()
-        messages.append(message(stall, watchers.folder, 1))
+            write_stacks(folder.log, f"Stalled: {stall.phase}")
+        heartbeat.progress.status = "stalled"
+        heartbeat.beat()
+        messages.append(message(stall, folder, 1))
         stop.requested = True  # the next request raises
         if is_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if not over.wait(INTERRUPT_SECONDS):
-            watchers.show(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
+            show(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
 
     read = partial(activity.read, activity.own.memory)
     with Watchdog(config.stall_timeout, [0], read, on_stall, {0: os.getpid()}):
@@ -279,7 +261,7 @@ class Chat:
         Raises:
             ConfigError: the conversation leaves no room for an answer.
         """
-        from aitrain.jobs.chat_session import Silent  # here, as it needs the model's libraries
+        from aitrain.jobs.chat import Silent  # here, as it needs the model's libraries
 
         with errors_in_python():
             return Answers(self._session.ask(question, Silent()), self._session.titles)
@@ -290,7 +272,7 @@ class Chat:
         Raises:
             AitrainError: there is no such case, or the environment failed.
         """
-        from aitrain.jobs.chat_session import Silent, answers_and_scores
+        from aitrain.jobs.chat import Silent, answers_and_scores
 
         with errors_in_python():
             episodes = self._session.play(self._session.case(str(wanted)), Silent())
@@ -312,7 +294,7 @@ def chat_here(
 ) -> Chat:
     """Load a model and its base for a chat in this process; see `aitrain.chat`."""
     _silence_tqdm()
-    from aitrain.jobs.chat_session import open_session
+    from aitrain.jobs.chat import open_session
 
     with errors_in_python():
         own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -29,3 +30,16 @@ def installed(name: str) -> ModuleSpec | None:
         others = (finder.find_spec(name, None) for finder in sys.meta_path if finder is not PathFinder)
         found = next((spec for spec in others if spec is not None), None)
     return found if found is not None and found.origin is not None else None
+
+
+def version_of(library: str) -> str | None:
+    """Installed version of a distribution; None if it is not installed."""
+    from importlib import metadata  # here, as most commands need none
+
+    try:
+        found = metadata.distribution(library)
+    except metadata.PackageNotFoundError:
+        return None
+    header = (found.read_text("METADATA") or "").partition("\n\n")[0]
+    line = re.search(r"^Version: *(\S+)", header, re.MULTILINE)  # `found.version` would parse the whole file
+    return line[1] if line else found.version

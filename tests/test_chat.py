@@ -11,8 +11,7 @@ from typing import cast
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.jobs.chat_models import LoadedChat
-from aitrain.jobs.chat_session import ChatSession, Silent
+from aitrain.jobs.chat import ChatSession, LoadedChat, Silent
 from aitrain.options.yaml_text import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding

@@ -19,12 +19,12 @@ from aitrain.cli.node_run import report_refusal
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import machine_store, nodes
 from aitrain.launch.machine_store import MachineStore, join_store, serve_store
-from aitrain.launch.machines import LaunchedRank, Nodes, expand, find_nodes, idle_nodes, launched_rank
+from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
 from aitrain.launch.nodes import NodeGroup, SharedFolder, difference, facts
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import process_variables
 
-FACTS = {"versions": {"trl": "1.0"}, "options": {"lr": 1.0}}
+FACTS = {"trl": "1.0", "lr": 1.0}
 SLURM = {
     "SLURM_JOB_ID": "7",
     "SLURM_STEP_ID": "0",
@@ -152,9 +152,11 @@ def test_a_process_knows_its_rank_by_the_variables_of_the_program_that_started_i
     assert launched_rank(environ) == found
 
 
-def test_names_and_idle_machines_of_a_slurm_job_are_read() -> None:
-    assert expand("gpu[01-03,7],login") == ["gpu01", "gpu02", "gpu03", "gpu7", "login"]
-    assert expand("r[1-2]n[08-09]") == ["r1n08", "r1n09", "r2n08", "r2n09"]
+def test_the_first_machine_and_idle_machines_of_a_slurm_job_are_read() -> None:
+    for listed, first in (("gpu[01-03,7],login", "gpu01"), ("r[1-2]n[08-09]", "r1n08"), ("login,gpu1", "login")):
+        found = find_nodes(TrainConfig(), {**SLURM, "SLURM_STEP_NODELIST": listed})
+        assert found is not None
+        assert found.address == first
     assert idle_nodes({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}) == 3
     assert idle_nodes({**SLURM, "SLURM_JOB_NUM_NODES": "4"}) == 0
 
@@ -206,8 +208,7 @@ def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
     assert difference(own, of_this_machine(node_rank=1, output_dir="there")) == ""
     assert difference(own, of_this_machine(lr=2e-5)) == "lr 2e-05 (node 0: 1e-05)"
     assert difference(own, of_this_machine(1)) == "number of training processes 1 (node 0: 2)"
-    older = {**own, "versions": {**own["versions"], "trl": "0.9"}}
-    assert difference(own, older) == f"trl 0.9 (node 0: {own['versions']['trl']})"
+    assert difference(own, {**own, "trl": "0.9"}) == f"trl 0.9 (node 0: {own['trl']})"
     assert difference(own, {}) != ""
     (tmp_path / "config.json").write_text("[]")
     assert difference(own, of_this_machine()).startswith("the model's files ")
@@ -234,10 +235,10 @@ def test_machines_that_are_equal_meet_and_know_each_other(pair: tuple[NodeGroup,
 def test_a_machine_that_differs_ends_the_start_on_both_with_the_same_sentence(
     count: int, options: dict[str, Any], says: str, stores: list[MachineStore]
 ) -> None:
-    other = beside(lambda: group_of(stores, 1, count).meet({**FACTS, "options": options}, 0, 20.0))
+    other = beside(lambda: group_of(stores, 1, count).meet({**FACTS, **options}, 0, 20.0))
     with pytest.raises(ConfigError, match=rf"node 1 \(.*\) differs from node 0: {says}") as own:
         group_of(stores, 0).meet(FACTS, 0, 20.0)
-    with pytest.raises(ConfigError) as theirs:
+    with pytest.raises(AitrainError) as theirs:
         other.result(20)
     assert str(own.value) == str(theirs.value)
 
@@ -306,7 +307,7 @@ def test_a_machine_that_is_silent_is_named_and_one_that_has_ended_is_not_lost(
 ) -> None:
     lost: list[str] = []
     pair[0].on_lost = lost.append
-    pair[1]._over.set()
+    pair[1]._over.set()  # without a word
     pair[1]._changed.set()
     with pytest.raises(RunFailed, match=r"node 1 \(.*, 127.0.0.1\) is gone"):
         pair[0].show_folder(tmp_path, None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event as Flag
@@ -14,12 +16,12 @@ from typing import Any
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.events import Announce, Ended, Event, Failed, Note, Started, Step, decode, encode
-from aitrain.launch import ray_processes, ray_worker
-from aitrain.launch.local_processes import Ranks
+from aitrain.events import Announce, Ended, Event, Failed, Note, Started, Step, encode
+from aitrain.launch import ray_processes
+from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan, check
-from aitrain.launch.ray_processes import RankFiles
-from aitrain.launch.ray_worker import PRIVATE, STOP, RankJob, RankPlace, RankProcesses
+from aitrain.launch.processes import Processes
+from aitrain.launch.ray_processes import PRIVATE, STOP, RankJob, RankPlace, RayProcesses, listening, parent_of
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder, read_object
 from tests.conftest import has_ended
@@ -30,7 +32,6 @@ from tests.ray_standin import started
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("aitrain.launch.preflight.check_packages", lambda _: None)  # also without Ray
-    monkeypatch.setattr(ray_worker, "LOOK", 0.02)
     monkeypatch.setattr(ray_processes, "LOOK", 0.02)
     return check(TrainConfig(model="tiny", rl_env="envs.arithmetic", launcher="ray", num_processes=2))
 
@@ -49,26 +50,20 @@ def place(rank: int) -> RankPlace:
 # -- the parent of a rank
 
 
-class Script(RankProcesses):
+def run_rank(
+    plan: RunPlan, folder: RunFolder, body: str, announce: Announce, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Processes, Failed | Ended]:
     """Rank 1 of two, whose process runs Python code; `say` writes a line for its parent."""
-
-    body = ""
-
-    def _command(self) -> list[str]:
-        say = "import os, signal, sys, time\nsay = lambda line: print(line, end='', flush=True)\n"
-        return [sys.executable, "-c", say + self.body]
-
-
-def rank_of(plan: RunPlan, folder: RunFolder, body: str, announce: Announce) -> Script:
-    job = RankJob(plan, folder, str(Path.cwd()))
-    here, places = Ranks(1, 1, 2, "10.0.0.0", 1000), [place(0), place(1)]
-    made = Script(plan, folder, announce, rank=1, here=here, places=places, job=job)
-    made.body = body
-    return made
+    say = "import os, signal, sys, time\nsay = lambda line: print(line, end='', flush=True)\n"
+    monkeypatch.setattr(Processes, "_command", lambda _: [sys.executable, "-c", say + body])
+    rank = LaunchedRank(1, 2, 0, 1, "10.0.0.0", 1000)
+    made = parent_of(rank, [place(0), place(1)], RankJob(plan, folder, str(Path.cwd())), announce)
+    with listening(made):
+        return made, made.run()
 
 
 def test_a_rank_knows_the_others_by_its_variables_and_a_stop_request_reaches_it_as_sigterm(
-    plan: RunPlan, folder: RunFolder
+    plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     end = Ended("stopped", 1)
@@ -84,17 +79,18 @@ def test_a_rank_knows_the_others_by_its_variables_and_a_stop_request_reaches_it_
         if isinstance(event, Started):
             (folder.path / PRIVATE / STOP).touch()
 
-    assert rank_of(plan, folder, body, hear).run() == end
+    assert run_rank(plan, folder, body, hear, monkeypatch)[1] == end
     assert Note("1 0 2 1 10.0.0.0 1000") in heard
     assert (folder.path / "train-node1.log").exists()
 
 
-def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(plan: RunPlan, folder: RunFolder) -> None:
+def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(
+    plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[Any] = []
     body = "child = os.fork()\nif not child: time.sleep(600)\n"
     body += f"say({encode(Note('CHILD'))!r}.replace('CHILD', str(child))); os.kill(os.getpid(), signal.SIGKILL)"
-    rank = rank_of(plan, folder, body, heard.append)
-    end = rank.run()
+    rank, end = run_rank(plan, folder, body, heard.append, monkeypatch)
     assert isinstance(end, Failed)
     assert "Rank 1 of 2 ended without an error message: SIGKILL" in end.message
     assert (rank.last, rank.lost) == (None, (1, -9))
@@ -104,13 +100,13 @@ def test_the_loss_of_a_process_is_known_and_nothing_that_it_forked_is_left(plan:
 def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
     plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_worker, "newest_checkpoint", lambda *_: Path("newest"))
+    monkeypatch.setattr(ray_processes, "newest_checkpoint", lambda *_: Path("newest"))
     job = RankJob(replace(plan, checkpoint=Path("first")), folder, str(Path.cwd()))
-    first, second = (ray_worker._first_words(job, "10.0.0.0") for _ in range(2))
+    first, second = (ray_processes.first_words(job, "10.0.0.0") for _ in range(2))
     assert (first["name"], first["checkpoint"]) == ("start-000", "first")
     assert second["checkpoint"] == "first"  # its records may still lie before newer checkpoints
-    ray_worker._say(folder.path / PRIVATE / "start-001" / "0.jsonl", Step(1, 2, 0.5, 0.0))
-    assert ray_worker._first_words(job, "10.0.0.0")["checkpoint"] == "newest"
+    ray_processes.say(folder.path / PRIVATE / "start-001", 0, Step(1, 2, 0.5, 0.0))
+    assert ray_processes.first_words(job, "10.0.0.0")["checkpoint"] == "newest"
 
 
 def test_the_key_of_the_vllm_server_is_not_shown(plan: RunPlan, folder: RunFolder) -> None:
@@ -123,12 +119,15 @@ def test_the_key_of_the_vllm_server_is_not_shown(plan: RunPlan, folder: RunFolde
 class Cluster:
     """Ranks that write what a test says, while Ray Train runs until the test ends it."""
 
-    def __init__(self, plan: RunPlan, folder: RunFolder) -> None:
-        self.folder, self.over = folder, Flag()
-        self.files = RankFiles(plan, folder, lambda event: None)
-        self.files._fitting = Thread(target=self.over.wait, daemon=True)
-        self.files._fitting.start()
-        self.lines = self.files.lines()
+    def __init__(self, plan: RunPlan, folder: RunFolder, over: Flag) -> None:
+        self.folder, self.over, self.heard = folder, over, list[Event]()
+        self.processes = RayProcesses(plan, folder, self.heard.append)
+        self.running = Thread(target=self.run, daemon=True)
+        self.running.start()
+        self.next(2)  # it connects, and waits for room
+
+    def run(self) -> None:
+        self.end = self.processes.run()
 
     def start(self, number: int, checkpoint: str | None = None) -> Path:
         said = self.folder.path / PRIVATE / f"start-{number:03d}"
@@ -137,24 +136,39 @@ class Cluster:
             (said / f"{rank}.json").write_text(json.dumps({**asdict(place(rank)), "checkpoint": checkpoint}))
         return said
 
-    def next(self) -> Event | None:
-        return decode(next(self.lines))
+    def next(self, count: int = 1) -> Event:
+        """The last one of the next events."""
+        while len(self.heard) < count:
+            assert self.running.is_alive() or self.heard
+            time.sleep(0.005)
+        found = self.heard[:count]
+        del self.heard[:count]
+        return found[-1]
+
+    def ended(self) -> Failed | Ended:
+        self.over.set()
+        self.running.join()
+        return self.end
 
 
 @pytest.fixture
 def cluster(plan: RunPlan, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(ray_processes, "machines", lambda: [place(0), place(1)])
-    made = Cluster(plan, folder)
+    monkeypatch.setattr(ray_processes, "connected", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(ray_processes, "has_gpus", lambda: False)
+    over = Flag()
+    monkeypatch.setattr(ray_processes, "fit", lambda *_: over.wait())
+    made = Cluster(plan, folder, over)
     yield made
-    made.over.set()
+    made.ended()
 
 
 def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are_not_the_end(cluster: Cluster) -> None:
     said = cluster.start(0)
     assert cluster.next() == Note("Training on Ray: rank 0 on node0, 10.0.0.0; rank 1 on node1, 10.0.0.1.", "info")
     assert [node["host"] for node in read_object(cluster.folder.status)["nodes"]] == ["node0", "node1"]
-    ray_worker._say(said / "0.jsonl", Failed("Connection closed by peer", 1))
-    ray_worker._say(said / "0.jsonl", Note("more"))
+    ray_processes.say(said, 0, Failed("Connection closed by peer", 1))
+    ray_processes.say(said, 0, Note("more"))
     (said / "1.lost").write_text(json.dumps({"message": "Rank 1 of 2 was ended by SIGKILL"}))
     assert cluster.next() == Note("more")
     again = cluster.start(1, "run/checkpoints/checkpoint-3")
@@ -163,10 +177,9 @@ def test_a_lost_rank_and_the_restart_are_told_and_the_failures_of_the_others_are
     assert note.text.startswith(
         "Rank 1 of 2 was ended by SIGKILL. All ranks continue from checkpoint-3 (restart 1 of 3): "
     )
-    ray_worker._say(again / "0.jsonl", Ended("finished", 4))
+    ray_processes.say(again, 0, Ended("finished", 4))
     assert cluster.next() == Ended("finished", 4)
-    cluster.over.set()
-    assert list(cluster.lines) == []
+    assert cluster.ended() == Ended("finished", 4)
 
 
 def test_a_machine_that_is_gone_is_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +194,11 @@ def test_an_error_of_the_run_itself_is_its_end_and_what_ray_says_where_there_is_
     said = cluster.start(0)
     cluster.next()
     wrong = Failed("The environment is wrong", 3)
-    ray_worker._say(said / "1.jsonl", wrong)
-    cluster.files.failure = RuntimeError("of Ray Train")
-    cluster.over.set()
-    assert cluster.next() == wrong
-    cluster.files.failed = None
-    assert "of Ray Train" in str(cluster.files._end())
+    ray_processes.say(said, 1, wrong)
+    cluster.processes.failure = RuntimeError("of Ray Train")
+    assert cluster.ended() == wrong
+    cluster.processes.failed = None
+    assert "of Ray Train" in str(cluster.processes._why_failed())
 
 
 def test_ray_train_gets_the_number_of_processes_and_of_restarts(

@@ -55,10 +55,7 @@ def report_refusal(config: TrainConfig, group: NodeGroup | None, error: AitrainE
         if nodes is None:
             return
         group = group or _connect(nodes, REFUSAL_SECONDS)
-        if nodes.rank == 0:
-            group.refuse(f"nnodes: node 0 cannot run this command: {why}")
-        else:
-            group.meet({"refused": why}, 0, REFUSAL_SECONDS)
+        group.refuse(f"nnodes: node {nodes.rank} cannot run this command: {why}")
 
 
 def follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-    from aitrain.launch.sweep_plan import SweepPlan
+    from aitrain.launch.sweep import SweepPlan
 
 
 def sweep(
@@ -51,7 +51,7 @@ def sweep(
             raise ConfigError(
                 f'aitrain sweep: {package} is not installed\nInstall it with: pip install "aitrain[sweep]"'
             )
-    from aitrain.launch.sweep_plan import check_sweep  # here, because help needs none of it
+    from aitrain.launch.sweep import check_sweep  # here, because help needs none of it
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
     from aitrain.options.yaml_text import write_yaml

@@ -1,37 +1,54 @@
 """The process of `aitrain chat`: `python -m aitrain.jobs.chat FILE`, on the terminal of the command.
 
-FILE holds the request as JSON. Questions are typed, or come line by line from a file or a pipe.
+FILE holds the request as JSON. Questions are typed, or come line by line from a file or a pipe. A chat has one or two
+models, which get the same questions and cases, one after another, with the same seeds.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from aitrain.environment.contract import Case
+from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.environment.contract import Case, env_kind
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
 from aitrain.environment.tool_call_parser import clean
-from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
-from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, open_session
-from aitrain.jobs.env_terminal import exit_now
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.jobs.terminal_job import exit_now, run_job
+from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
+from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.model_chat import NOT_PART, ChatStoppedError
+from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.limits import Limits
+from aitrain.rollout.model_chat import NOT_PART, AnswerText, CaseSeeds, ChatStoppedError, ModelChat, ShownEngine
 from aitrain.runs.chat_setup import ChatSetup
+from aitrain.runs.model_reference import ModelReference, before_training, read_model
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.dataset import check_chat_template
+from aitrain.training.episode_format import format_of_episodes, tools_shown
+from aitrain.training.policy_loader import LoadedPolicy, load_policy
 from aitrain.ui.chat_view import ChatView, as_text
-from aitrain.ui.error_line import show_error
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.episode_view import STOPS, show_heading
+from aitrain.workbench.opening import OpenedEnvironment, open_environment
+from aitrain.workbench.play import chosen_case
 
+ANSWER_TOKENS = 512
+"""Maximum tokens of an answer to a person, unless the user sets it: a run's limit may be that of short answers."""
 HELP = """\
 /case N       let the models play case N of the environment, with its tools and its score
 /system TEXT  begin a new conversation with this system prompt; without TEXT with none
@@ -40,28 +57,232 @@ HELP = """\
 Ctrl-C interrupts an answer. After a case, the conversation continues from its end."""
 
 
-def main(request: ChatSetup) -> int:
-    """Chat until the input ends; returns the exit code."""
-    transformers_logging.set_verbosity_error()
-    try:
-        is_typed = sys.stdin.isatty()
-        if is_typed:
-            print("loading the model ...", file=sys.stderr)
-        with closing(open_session(request)) as session:
-            if is_typed:
-                return TerminalChat(session, Console(highlight=False)).run(request.case)
-            return answer_lines(session, request.case, request.as_json)
-    except (KeyboardInterrupt, ChatStoppedError):
-        print()
-        return Interrupted.exit_code
-    except AitrainError as error:
-        return show_error(str(error), error.exit_code, request.as_json)
-    except BrokenPipeError:  # `aitrain chat runs/sums < questions | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return RunFailed.exit_code
-    except Exception as error:
-        what = " ".join(str(error).split())[:300]
-        return show_error(f"The chat failed: {type(error).__name__}: {what}", RunFailed.exit_code, request.as_json)
+# -- the models: one that was trained, and what it was before the training; with LoRA, one set of weights
+
+
+class LoadedChat(NamedTuple):
+    """A model to talk to, and its weights."""
+
+    chat: ModelChat
+    policy: LoadedPolicy
+
+
+def load_chats(
+    reference: ModelReference, config: TrainConfig, only: str | None, answer_tokens: int | None = None
+) -> list[LoadedChat]:
+    """The models to talk to, base first; `only` is `base` or `tuned`, None for both.
+
+    Raises:
+        ConfigError: a model cannot be loaded, or the base is not known.
+    """
+    before, wanted = before_training(reference), {"base", "tuned"} if only is None else {only}
+    label = reference.label if reference.step is None else f"{reference.label}, step {reference.step}"
+    if before is None:
+        if only == "base":
+            raise ConfigError(f"only: it is not known what {reference.given} was trained from")
+        return [_loaded("model", label, load_policy(reference, config), answer_tokens)]
+    is_one_model = reference.adapter is not None and before.adapter is None and before.base == reference.base
+    if is_one_model:
+        policy = load_policy(reference, config)
+        both = [
+            _loaded("base", before.label, policy, answer_tokens, policy.model.disable_adapter),
+            _loaded("tuned", label, policy, answer_tokens),
+        ]
+        return [each for each in both if each.chat.name in wanted]
+    named = [("base", before.label, before), ("tuned", label, reference)]
+    return [_loaded(name, what, load_policy(one, config), answer_tokens) for name, what, one in named if name in wanted]
+
+
+def _loaded(
+    name: str,
+    label: str,
+    policy: LoadedPolicy,
+    answer_tokens: int | None,
+    scope: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> LoadedChat:
+    chat = chat_format(policy.tokenizer, policy.config.trl_table("chat_template_kwargs"))
+    answer = AnswerText(chat)
+    model = HFModel(policy.model, policy.tokenizer, on_tokens=answer.on_tokens)
+    engine = ShownEngine(HFEngine(model, policy.sampling, policy.end, policy.context), answer)
+    limits = replace(policy.limits, turn_tokens=answer_tokens or ANSWER_TOKENS, episode_tokens=None)
+    has_template = policy.tokenizer.chat_template is not None
+    return LoadedChat(ModelChat(name, label, engine, chat, limits, policy.end, has_template, scope), policy)
+
+
+# -- the conversations
+
+
+class Listener(Protocol):
+    """Gets what is said, as it is said; `name` is the model in whose conversation that is."""
+
+    def answer(self, name: str, text: str) -> None:
+        """The text so far of the model's present answer."""
+        return
+
+    def said(self, name: str, messages: Sequence[Message]) -> None:
+        """The environment's messages after an answer."""
+        return
+
+
+class Silent(Listener):
+    """Shows nothing while the answers come."""
+
+
+@dataclass
+class ChatSession:
+    """The conversations of a chat; close it at the end."""
+
+    loaded: list[LoadedChat]
+    config: TrainConfig
+    """The options of cases."""
+    seed: int = 0
+    decoding: Decoding = Decoding.SEEDED
+    system: str = ""
+    environment: object = None
+    """The environment of cases; None: the options name it."""
+    is_stopped: bool = False
+    """Whether Ctrl-C was pressed during the last answer."""
+    _loop: EventLoop = field(default_factory=EventLoop)
+    _asked: int = 0
+    _opened: OpenedEnvironment | None = None
+    _runner: EnvRunner | None = None
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """What each model is, by its name."""
+        return {one.chat.name: f"{one.chat.name}: {one.chat.label}" for one in self.loaded}
+
+    def reset(self) -> None:
+        """Begin new conversations, with the system prompt if there is one."""
+        for chat, _ in self.loaded:
+            chat.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def ask(self, question: str, listener: Listener) -> dict[str, str]:
+        """The answers by the models' names.
+
+        Raises:
+            ConfigError: a conversation leaves no room for an answer.
+            ChatStoppedError: the person has interrupted; then the question is part of no conversation.
+        """
+        seed = self._next_seed()
+        with self._taken_back_if_stopped():
+            answers = {}
+            for one in self.loaded:
+                with self._heard(one, listener), one.chat.scope():
+                    answers[one.chat.name] = self._loop.run(one.chat.ask(question, seed, self.decoding))
+            return answers
+
+    def case(self, wanted: str) -> Case:
+        """The case of the environment with this number, or this name.
+
+        Raises:
+            AitrainError: there is none, or the environment cannot be loaded.
+        """
+        if self._opened is None:
+            tokenizer = self.loaded[0].policy.tokenizer
+            self._opened, self.config = open_environment(self.config, tokenizer, self.environment)
+        return chosen_case(self._opened.all_cases, wanted)
+
+    def play(self, case: Case, listener: Listener) -> dict[str, Episode]:
+        """The episodes of a case, played as in training, by the models' names; the conversations are then theirs.
+
+        Raises:
+            AitrainError: a model cannot play the environment.
+            ChatStoppedError: the person has interrupted.
+        """
+        seeds = CaseSeeds(self.seed, self._next_seed(), self.decoding)
+        with self._taken_back_if_stopped():
+            return {one.chat.name: self._played(one, case, seeds, listener) for one in self.loaded}
+
+    def close(self) -> None:
+        """Close the environment, and end its threads."""
+        if self._runner is not None:
+            self._runner.close()
+        self._loop.close()
+
+    def _played(self, one: LoadedChat, case: Case, seeds: CaseSeeds, listener: Listener) -> Episode:
+        assert self._opened is not None  # there is a case
+        environment, chat, config = self._opened.environment, one.chat, self.config
+        is_chat = case.is_chat or env_kind(environment) == "rollout"
+        check_chat_template(is_chat, one.policy.tokenizer)
+        tools = tools_shown(environment, chat.chat, is_chat, lambda _: None)
+        chat_format = format_of_episodes(environment, chat.chat, tools, is_chat, lambda _: None)
+        limits = Limits(
+            config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, chat.limits.context
+        )
+        if self._runner is None:
+            self._runner = start_runner(environment, config)
+        self._runner.offer(one.policy.model, one.policy.tokenizer)
+        self._runner.on_messages = lambda _, messages: listener.said(chat.name, messages)
+        with self._heard(one, listener), chat.scope():
+            return self._loop.run(chat.play(self._runner, chat_format, limits, case, seeds))
+
+    def _next_seed(self) -> int:
+        self._asked += 1
+        return derived_seed(self.seed, "chat", self._asked)
+
+    @contextmanager
+    def _heard(self, one: LoadedChat, listener: Listener) -> Iterator[None]:
+        answer = one.chat.engine.answer
+        answer.show, answer.is_stopped = (lambda text: listener.answer(one.chat.name, text)), lambda: self.is_stopped
+        if self.is_stopped:
+            raise ChatStoppedError(NOT_PART)
+        yield
+
+    @contextmanager
+    def _taken_back_if_stopped(self) -> Iterator[None]:
+        """Context in which Ctrl-C ends an answer, and what was said since its beginning is then taken back; a second
+        Ctrl-C raises KeyboardInterrupt. Only the main thread gets it."""
+        messages = [list(one.chat.messages) for one in self.loaded]
+        self.is_stopped = False
+
+        def stop(*_: object) -> None:
+            if self.is_stopped:
+                raise KeyboardInterrupt
+            self.is_stopped = True
+
+        is_main = threading.current_thread() is threading.main_thread()
+        handler = signal.signal(signal.SIGINT, stop) if is_main else None
+        try:
+            yield
+        except (ChatStoppedError, ConfigError):
+            for one, before in zip(self.loaded, messages, strict=True):
+                one.chat.messages = before
+            raise
+        finally:
+            if is_main:
+                signal.signal(signal.SIGINT, handler)
+
+
+def open_session(request: ChatSetup, environment: object = None) -> ChatSession:
+    """Load the models of a chat; the options name the environment of its cases, unless an object is given.
+
+    Raises:
+        ConfigError: a model cannot be loaded.
+    """
+    config = request.config
+    loaded = load_chats(read_model(request.model), config, request.only, request.answer_tokens)
+    decoding = Decoding.GREEDY if request.greedy else Decoding.SEEDED
+    return ChatSession(loaded, config, request.seed, decoding, request.system, environment)
+
+
+def answers_and_scores(episodes: Mapping[str, Episode]) -> tuple[dict[str, str], dict[str, float | None]]:
+    """The last answers in episodes and their scores, by the models' names.
+
+    Raises:
+        EnvironmentFailed: the environment failed in one of them.
+    """
+    for message in (episode.failure_message for episode in episodes.values()):
+        if message:
+            raise EnvironmentFailed(message)
+    answers = {}
+    for name, episode in episodes.items():
+        said = (message for message in reversed(episode.messages) if message["role"] == "assistant")
+        answers[name] = str(next(said, {}).get("content", ""))
+    return answers, {name: episode.result.score for name, episode in episodes.items()}
 
 
 # -- on a terminal
@@ -106,7 +327,7 @@ class TerminalChat:
         except AitrainError as error:
             self._say(str(error), "red")
         except KeyboardInterrupt:
-            if self.session.stop.is_set:  # the second one during an answer
+            if self.session.is_stopped:  # the second one during an answer
                 raise
             self._say("\n(Ctrl-D ends)")  # the answer was complete, and was being printed
 
@@ -222,6 +443,25 @@ def _print_line(values: dict[str, Any], as_json: bool) -> None:
         one_line = answer.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
         shown.append((f"{name}: " if len(answers) > 1 else "") + escape_controls(one_line))
     print(json.dumps(values) if as_json else "\t".join(shown), flush=True)
+
+
+def main(request: ChatSetup) -> int:
+    """Chat until the input ends; returns the exit code."""
+    transformers_logging.set_verbosity_error()
+
+    def work() -> int:
+        is_typed = sys.stdin.isatty()
+        if is_typed:
+            print("loading the model ...", file=sys.stderr)
+        with closing(open_session(request)) as session:
+            try:
+                if is_typed:
+                    return TerminalChat(session, Console(highlight=False)).run(request.case)
+                return answer_lines(session, request.case, request.as_json)
+            except ChatStoppedError:
+                raise KeyboardInterrupt from None
+
+    return run_job(work, request.as_json, "chat")
 
 
 if __name__ == "__main__":

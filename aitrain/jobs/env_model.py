@@ -1,31 +1,43 @@
-"""`aitrain env check` with --tokenizer or --model: `python -m aitrain.jobs.env_model REQUEST`.
+"""A model that plays environments outside of training, with the engine, limits and episodes of a run.
 
-The checks of workbench/worker.py, and those that render prompts as the model sees them, or let the model answer.
+`python -m aitrain.jobs.env_model REQUEST` is `aitrain env check` with --tokenizer or --model: the checks of
+workbench/worker.py, and those that render prompts as the model sees them, or let the model answer.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
+from itertools import pairwise
 
+from rich.console import Console
 from transformers import AutoConfig
 
-from aitrain.environment.contract import Prompt
-from aitrain.errors import AitrainError
-from aitrain.jobs.env_policy import policy_rollout
+from aitrain.environment.contract import Prompt, env_kind
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.engine import Decoding
+from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
+from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
+from aitrain.training.dataset import check_chat_template
 from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.model import load_tokenizer, model_path
+from aitrain.training.policy_loader import load_policy
 from aitrain.workbench import worker
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.registry import EnvCheck
 from aitrain.workbench.check.report import Message
 from aitrain.workbench.check.subject import NotCheckedError, Subject, spread
+from aitrain.workbench.episode_view import show_ended, show_heading, show_text
+from aitrain.workbench.opening import OpenedEnvironment
+from aitrain.workbench.play import PlayOptions, chosen_case, episode_json, show_title
 from aitrain.workbench.player import JUNK
 
 PROMPTS = 500
@@ -33,6 +45,65 @@ GROUPS, GROUP_SIZE = 8, 4
 FLAT = 0.8
 """Fraction of groups with equal scores above which there is too little to learn from."""
 CUT_OFF = 0.5
+
+
+def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRunner | None = None) -> Rollout:
+    """Rollouts of the environment with the model of the options, by transformers; close its `runner` at the end, unless
+    it was given.
+
+    Raises:
+        AitrainError: the model cannot be loaded, or not play the environment.
+    """
+    policy = load_policy(read_model(config.model), config)
+    is_chat = opened.cases[0].is_chat or env_kind(opened.environment) == "rollout"
+    check_chat_template(is_chat, policy.tokenizer)
+    chat = chat_format(policy.tokenizer, config.trl_table("chat_template_kwargs"))
+    tools = tools_shown(opened.environment, chat, is_chat, lambda _: None)
+    chat = format_of_episodes(opened.environment, chat, tools, is_chat, lambda _: None)
+    runner = runner or start_runner(opened.environment, config)
+    runner.offer(policy.model, policy.tokenizer)
+    return Rollout(runner, policy.engine(), chat, policy.limits, policy.end)
+
+
+# -- env play
+
+
+def play_model(opened: OpenedEnvironment, config: TrainConfig, options: PlayOptions) -> dict[str, object]:
+    """Let the model play one episode, and show it turn by turn, as the text of its token ids: what the model got, and
+    what it sampled; returns it for `--json`.
+
+    Raises:
+        AitrainError: the model cannot play, or the environment failed.
+    """
+    case = chosen_case(opened.all_cases, options.case)
+    rollout = policy_rollout(opened, config)
+    with closing(EventLoop()) as loop, closing(rollout.runner):
+        (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
+    console = Console(highlight=False, quiet=options.as_json)
+    show_title(console, opened, case, options, config.model)
+
+    def show(ids: list[int], style: str = "") -> None:
+        show_text(console, str(rollout.chat.tokenizer.decode(ids, skip_special_tokens=False)), style)
+
+    trajectory = episode.trajectory
+    got, places = trajectory.prompt_ids, [*trajectory.turn_starts, len(trajectory.ids)]
+    for number, (start, end) in enumerate(pairwise(places), start=1):
+        then = "" if number == 1 else "then "
+        show_heading(console, f"turn {number}: the model {then}gets {len(got)} tokens")
+        show(got)
+        sampled = sum(trajectory.mask[start:end])
+        show_heading(console, f"model answers, {sampled} token{'' if sampled == 1 else 's'}")
+        show(trajectory.ids[start : start + sampled], "cyan")
+        got = trajectory.ids[start + sampled : end]
+    if episode.failure_message:
+        raise EnvironmentFailed(episode.failure_message)
+    turns = len(trajectory.turns)
+    show_ended(console, episode.stop, turns, episode.result)
+    end_of_play = {"stop": episode.stop, "turns": turns}
+    return episode_json(case, options, episode.prompt, episode.messages, end_of_play, episode.result)
+
+
+# -- env check
 
 
 def check(request: Message, send: worker.Send) -> None:
@@ -50,9 +121,6 @@ def check(request: Message, send: worker.Send) -> None:
     worker.check(request, send, tokenizer, more)
 
 
-# -- what the model sees
-
-
 def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     """Prompts are rendered by the chat template, and leave room for an answer."""
     opened = [episode.conversation for episode in subject.play((case, JUNK) for case in subject.sample)]
@@ -62,8 +130,8 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
             raise AitrainError("The tokenizer has no chat template, and the prompts are messages.")
         if is_chat:
             environment = subject.opened.environment
-            shown = tools_shown(environment, chat, is_chat, lambda _: None)
-            format_of_episodes(environment, chat, shown, is_chat, lambda _: None)
+            offered = tools_shown(environment, chat, is_chat, lambda _: None)
+            format_of_episodes(environment, chat, offered, is_chat, lambda _: None)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
         if any(conversation.reset.prompt is not None for conversation in opened):
             asked = [conversation.prompt for conversation in opened if conversation.prompt]
@@ -74,11 +142,6 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
         fix = "Choose a model with a fitting chat template, or give one with --chat-template FILE."
         yield EnvFinding("tokenizer", "fail", str(error), "The run would be refused.", fix)
         return
-    yield from _room(subject, lengths)
-
-
-def _room(subject: Subject, lengths: Sequence[int]) -> Iterator[EnvFinding]:
-    """What the lengths of prompts leave of the context."""
     config = subject.config
     stated = AutoConfig.from_pretrained(model_path(config.model), trust_remote_code=config.trust_remote_code)
     context = config.model_max_length or getattr(stated.get_text_config(), "max_position_embeddings", None)
@@ -100,19 +163,14 @@ def _room(subject: Subject, lengths: Sequence[int]) -> Iterator[EnvFinding]:
         yield EnvFinding("tokenizer", "info", f"{shown}, of a context of {context}.")
 
 
-# -- what the model answers
-
-
 def answers(subject: Subject) -> Iterator[EnvFinding]:
     """Scores of a group of answers differ."""
     cases = spread(subject.cases, GROUPS)
     several = [case for case in cases for _ in range(GROUP_SIZE)]
     seeds = [number // GROUP_SIZE for number in range(len(several))]
-    rollout, loop = policy_rollout(subject.opened, subject.config, subject.player.runner), EventLoop()
-    try:
+    rollout = policy_rollout(subject.opened, subject.config, subject.player.runner)
+    with closing(EventLoop()) as loop:
         episodes = loop.run(rollout.play(several, seeds, range(len(several))))
-    finally:
-        loop.close()
     groups = [episodes[place : place + GROUP_SIZE] for place in range(0, len(episodes), GROUP_SIZE)]
     scored = [[e.result.score for e in group if e.result.score is not None] for group in groups]
     flat = [scores for scores in scored if len(set(scores)) < 2]

@@ -44,9 +44,16 @@ def serve_environment(config: TrainConfig, tokenizer: object, is_loaded: IsLoade
         AitrainError: the environment cannot be constructed, or the port is taken.
     """
     say = partial(print, flush=True)
-    _seed(config.seed)
+
+    def seed() -> None:  # as a run does before it constructs the environment and before it builds rows
+        random.seed(config.seed)
+        numpy.random.seed(config.seed)
+        if torch := sys.modules.get("torch"):
+            torch.manual_seed(config.seed)
+
+    seed()
     environment = construct(config)
-    _seed(config.seed)
+    seed()
     opened, config = open_environment(config, tokenizer, environment)
     description = describe(opened, config, config.model if is_loaded() else None)
     runner = start_runner(environment, config)
@@ -59,14 +66,6 @@ def serve_environment(config: TrainConfig, tokenizer: object, is_loaded: IsLoade
     with closing(runner):
         service = EnvService(runner, opened.all_cases, description, kept_files(environment), say)
         asyncio.run(_serve(service, place, say))
-
-
-def _seed(seed: int) -> None:
-    """Set the seeds of random numbers, as a run does before it constructs the environment and before it builds rows."""
-    random.seed(seed)
-    numpy.random.seed(seed)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
 
 
 async def _serve(service: EnvService, place: tuple[str, int], say: Say) -> None:

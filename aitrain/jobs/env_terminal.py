@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from aitrain.errors import AitrainError, ConfigError, Interrupted
+from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
+from aitrain.jobs.terminal_job import exit_now, run_job
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder, to_jsonable
-from aitrain.ui.error_line import show_error
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment, open_environment, open_environments
@@ -44,17 +43,15 @@ NO_DEADLINE = 1e9
 def main(request: Request) -> int:
     """Do what the request says; returns the exit code."""
     as_json = request[request["command"]].get("as_json", False)
-    try:
+
+    def work() -> int:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # also what the environment prints
             document = COMMANDS[request["command"]](request)
         if as_json:
             print(json.dumps(to_jsonable(document), indent=2))
         return 0
-    except KeyboardInterrupt:
-        print()
-        return Interrupted.exit_code
-    except AitrainError as error:
-        return show_error(str(error), error.exit_code, as_json)
+
+    return run_job(work, as_json)
 
 
 def _play(request: Request) -> Document:
@@ -71,7 +68,7 @@ def _play(request: Request) -> Document:
 def _play_model(request: Request, options: PlayOptions) -> Document:
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     opened, config = open_environment(config, LazyTokenizer(config))
-    from aitrain.jobs.env_policy import play_model  # here, because an environment that fails needs no torch
+    from aitrain.jobs.env_model import play_model  # here, because an environment that fails needs no torch
 
     return play_model(opened, config, options)  # its runner closes the environment
 
@@ -195,13 +192,6 @@ COMMANDS: dict[str, Callable[[Request], Document]] = {
     "rescore": _rescore,
     "serve": _serve,
 }
-
-
-def exit_now(code: int) -> NoReturn:
-    """End the process also if a thread of the environment still runs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

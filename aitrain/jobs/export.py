@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -19,10 +22,11 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from aitrain.engines.scopes import savable_generation_config
-from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
-from aitrain.jobs.gguf import convert_to_gguf, refuse_existing_gguf
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.jobs.terminal_job import run_job
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
+from aitrain.runs.checkpoint import STAGING
 from aitrain.runs.export_request import DTYPES, ExportRequest
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
@@ -33,30 +37,30 @@ from aitrain.training.merging import LogitCheck, planned_weights, write_whole_mo
 from aitrain.training.model import asking_hub, load_tokenizer, model_path
 from aitrain.training.policy_loader import load_policy
 from aitrain.ui.card import try_to_write_card, write_short_card
-from aitrain.ui.error_line import show_error
 from aitrain.ui.escape_controls import escape_controls
 
 CARD = "README.md"
 NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin", "manifest.json"}
 """Files that only the training reads."""
+SCRIPT = "convert_hf_to_gguf.py"
+"""llama.cpp's converter, a script of its repository that no package contains."""
+VARIABLE = "LLAMA_CPP"
+"""Environment variable with the folder of llama.cpp."""
+GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+"""Types of GGUF that keep every bit."""
 
 
 def main(request: ExportRequest) -> int:
     """Export as requested, and print the result; returns the exit code."""
     transformers_logging.set_verbosity_error()
     warnings.simplefilter("ignore")  # the libraries' advice is for those who call them
-    try:
+
+    def work() -> int:
         plan = Export(request, read_model(request.model))
-        (_show_plan if request.dry_run else _carry_out)(plan)
+        (show_plan if request.dry_run else carry_out)(plan)
         return 0
-    except KeyboardInterrupt:
-        print("\naitrain: stopped", file=sys.stderr)
-        return Interrupted.exit_code
-    except AitrainError as error:
-        return show_error(str(error), error.exit_code, request.as_json)
-    except Exception as error:
-        what = " ".join(str(error).split())[:300]
-        return show_error(f"The export failed: {type(error).__name__}: {what}", RunFailed.exit_code, request.as_json)
+
+    return run_job(work, request.as_json, "export")
 
 
 @dataclass
@@ -144,41 +148,62 @@ class Export:
             "files": files,
         }
 
+    @property
+    def in_dtype(self) -> str:
+        """` in bfloat16`; empty for an adapter, which is copied."""
+        return "" if self.request.adapter_only else f" in {self.dtype}"
+
+    def print(self, text: str) -> None:
+        """Print a line, unless the result is printed as JSON."""
+        if not self.request.as_json:
+            print(escape_controls(text), flush=True)
+
 
 # -- what is done
 
 
-def _carry_out(plan: Export) -> None:
-    request, folder = plan.request, plan.folder
+def carry_out(plan: Export) -> None:
+    """Write the folder, and upload and convert it, as requested."""
+    request, folder, adapter = plan.request, plan.folder, plan.reference.adapter
+    file = folder.with_name(f"{folder.name}.gguf")
     if request.push_to_hub:
         check_token()
         plan.repository.refuse_public()
-    if request.gguf:
-        refuse_existing_gguf(folder)
+    if request.gguf and file.exists():
+        raise ConfigError(f"--gguf: {file} exists, and is not overwritten\nDelete it first.")
     check = None if plan.is_in_place else _write(plan)
-    facts = plan.facts(_files(folder))
+    files = _files(folder)
+    facts = plan.facts(files)
+    what = f"{folder}  {len(files)} files, {_size(sum(files.values()))}{plan.in_dtype}"
+    plan.print(what if plan.is_in_place else f"exported {what}")
     if check is not None:
         facts |= {"logit_difference": check.difference, "adapter_effect": check.adapter_effect}
-    if not request.as_json:
-        _print_written(plan, check)
+        plan.print(check.sentence(getattr(torch, plan.dtype)))
+    quantization = plan.options.get("quantization")
+    if quantization and adapter is not None and not request.adapter_only:
+        plan.print(f"! The adapter was trained on the base in {quantization}; the export has the base{plan.in_dtype}.")
     if request.push_to_hub:
         _say("uploading")
-        facts["repository"] = plan.repository.upload(folder, list(_files(folder)))
-        _print(request, f"uploaded to {facts['repository']}")
+        facts["repository"] = plan.repository.upload(folder, list(files))
+        plan.print(f"uploaded to {facts['repository']}")
     if request.gguf:
         _say("converting to GGUF")
-        facts["gguf"] = str(convert_to_gguf(folder))
-        _print(request, f"GGUF: {facts['gguf']}")
+        _convert_to_gguf(folder, file)
+        facts["gguf"] = str(file)
+        plan.print(f"GGUF: {file}")
     if request.as_json:
         print(json.dumps(facts, indent=2))
 
 
 def _write(plan: Export) -> LogitCheck | None:
     """Write the folder; returns None for an adapter, which is copied byte by byte."""
-    refuse_unmergeable(plan)
+    _refuse_unmergeable(plan)
+    check, reference = None, plan.reference
     with new_folder(plan.folder) as partial:
         try:
-            check = None if plan.request.adapter_only else _write_model(plan, partial)
+            if not plan.request.adapter_only:
+                _say(f"loading {reference.base}{plan.in_dtype}, and merging" if reference.adapter else "loading")
+                check = write_whole_model(lambda: load_policy(reference, plan.config), partial, plan.request.shard_size)
             _write_small_files(plan, partial)
         except (OSError, SafetensorError) as error:
             why = " ".join(str(error).split())[:200]
@@ -186,12 +211,7 @@ def _write(plan: Export) -> LogitCheck | None:
     return check
 
 
-def _write_model(plan: Export, partial: Path) -> LogitCheck:
-    _say(f"loading {plan.reference.base} in {plan.dtype}, and merging" if plan.reference.adapter else "loading")
-    return write_whole_model(lambda: load_policy(plan.reference, plan.config), partial, plan.request.shard_size)
-
-
-def refuse_unmergeable(plan: Export) -> None:
+def _refuse_unmergeable(plan: Export) -> None:
     """Check that the adapter can become part of its base.
 
     Raises:
@@ -238,78 +258,86 @@ def _files(folder: Path) -> dict[str, int]:
     }
 
 
+def _convert_to_gguf(folder: Path, file: Path) -> None:
+    """Convert a folder with llama.cpp's script, in the folder that LLAMA_CPP names or on the PATH.
+
+    Raises:
+        RunFailed: the converter is not installed, with the commands that do it, or it failed.
+    """
+    places: list[Path] = []
+    if given := os.environ.get(VARIABLE):
+        places += [Path(given).expanduser() / SCRIPT, Path(given).expanduser()]
+    if on_path := shutil.which(SCRIPT) or shutil.which(SCRIPT.removesuffix(".py")):
+        places.append(Path(on_path))
+    saved = read_object(folder / "config.json")
+    more = ["--outtype", GGUF_TYPES.get(str(saved.get("dtype")), "auto")]
+    shown = shlex.join([str(folder), "--outfile", str(file), *more])
+    script = next((place for place in places if place.is_file()), None)
+    if script is None:
+        raise RunFailed(
+            "GGUF needs llama.cpp's converter, which is not installed here:\n"
+            "  git clone --depth 1 https://github.com/ggml-org/llama.cpp\n"
+            "  python -m pip install -r llama.cpp/requirements/requirements-convert_hf_to_gguf.txt\n"
+            f"  python llama.cpp/{SCRIPT} {shown}"
+        )
+    with tempfile.TemporaryDirectory(prefix=STAGING, dir=file.parent) as hidden:
+        partial = Path(hidden) / file.name
+        command = [sys.executable, str(script), str(folder), "--outfile", str(partial), *more]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        if done.returncode or not partial.exists():
+            lines = [line.strip()[:200] for line in done.stdout.splitlines() if line.strip()]
+            last = lines[-1] if lines else f"exit code {done.returncode}"
+            again = f"python {shlex.quote(str(script))} {shown}"
+            raise RunFailed(
+                f"llama.cpp's converter failed: {last}\nThe export is in {folder}. The command was:\n{again}"
+            )
+        partial.replace(file)
+
+
 # -- what would be done
 
 
-def _show_plan(plan: Export) -> None:
+def show_plan(plan: Export) -> None:
     """Print what would be written and uploaded. The weights are not loaded; all other files are made, and deleted."""
-    refuse_unmergeable(plan)
+    _refuse_unmergeable(plan)
+    request, weights = plan.request, dict[str, int]()
     with tempfile.TemporaryDirectory(prefix="aitrain-export-") as temporary:
         place = plan.folder if plan.is_in_place else Path(temporary)
-        weights = {} if plan.is_in_place or plan.request.adapter_only else _planned_model(plan, place)
+        if not plan.is_in_place and not request.adapter_only:
+            policy = load_policy(plan.reference, plan.config, with_weights=False)
+            policy.tokenizer.save_pretrained(place)
+            policy.model.config.save_pretrained(place)
+            with suppress(OSError):  # the model has none
+                policy.model.generation_config = GenerationConfig.from_pretrained(model_path(plan.reference.base))
+            with savable_generation_config(policy.model):
+                policy.model.generation_config.save_pretrained(place)
+            weights = planned_weights(policy.model, request.shard_size)
         if not plan.is_in_place:
             _write_small_files(plan, place)
         files = dict(sorted((_files(place) | weights).items()))
         card = (place / CARD).read_text(encoding="utf-8", errors="replace") if (place / CARD).is_file() else ""
-    repository, state = plan.repository.look() if plan.request.push_to_hub else ("", "new")
-    if plan.request.as_json:
-        upload = {"repository": repository, "state": state, "private": plan.request.hub_private}
+    repository, state = plan.repository.look() if request.push_to_hub else ("", "new")
+    if request.as_json:
+        upload = {"repository": repository, "state": state, "private": request.hub_private}
         print(json.dumps(plan.facts(files) | (upload if repository else {}) | {"card": card}, indent=2))
         return
     if not plan.is_in_place:
-        _print(plan.request, f"would write {plan.folder}{_in_dtype(plan)}")
+        plan.print(f"would write {plan.folder}{plan.in_dtype}")
     if repository:
-        _print(plan.request, f"would upload to {repository}: {_state_text(plan, state)}")
+        kind = "private" if request.hub_private else "public"
+        what = f"it exists and is {state}"
+        if state == "public" and request.hub_private:
+            what += ", so the upload is refused without --no-hub-private"
+        elif state == "unknown":
+            what = f"a {kind} repository, if it is new (the Hub could not be asked)"
+        elif state == "new":
+            what = f"a new {kind} repository"
+        plan.print(f"would upload to {repository}: {what}")
     for name, size in files.items():
-        _print(plan.request, f"  {'about ' if name in weights else '':>6}{_size(size):>9}  {name}")
-    _print(plan.request, f"  {_size(sum(files.values())):>15}  in all")
+        plan.print(f"  {'about ' if name in weights else '':>6}{_size(size):>9}  {name}")
+    plan.print(f"  {_size(sum(files.values())):>15}  in all")
     if card:
-        _print(plan.request, f"model card ({CARD}):\n{card}")
-
-
-def _planned_model(plan: Export, place: Path) -> dict[str, int]:
-    """Write all files but the weights, and return their names with about their sizes."""
-    policy = load_policy(plan.reference, plan.config, with_weights=False)
-    policy.tokenizer.save_pretrained(place)
-    policy.model.config.save_pretrained(place)
-    with suppress(OSError):  # the model has none
-        policy.model.generation_config = GenerationConfig.from_pretrained(model_path(plan.reference.base))
-    with savable_generation_config(policy.model):
-        policy.model.generation_config.save_pretrained(place)
-    return planned_weights(policy.model, plan.request.shard_size)
-
-
-def _state_text(plan: Export, state: str) -> str:
-    kind = "private" if plan.request.hub_private else "public"
-    if state == "public" and plan.request.hub_private:
-        return "it exists and is public, so the upload is refused without --no-hub-private"
-    if state == "unknown":
-        return f"a {kind} repository, if it is new (the Hub could not be asked)"
-    return f"a new {kind} repository" if state == "new" else f"it exists and is {state}"
-
-
-# -- printed
-
-
-def _print_written(plan: Export, check: LogitCheck | None) -> None:
-    reference, files = plan.reference, _files(plan.folder)
-    what = f"{plan.folder}  {len(files)} files, {_size(sum(files.values()))}{_in_dtype(plan)}"
-    _print(plan.request, what if plan.is_in_place else f"exported {what}")
-    if check is not None:
-        _print(plan.request, check.sentence(getattr(torch, plan.dtype)))
-    quantization = plan.options.get("quantization")
-    if quantization and reference.adapter is not None and not plan.request.adapter_only:
-        note = f"! The adapter was trained on the base in {quantization}; the export has the base in {plan.dtype}."
-        _print(plan.request, note)
-
-
-def _in_dtype(plan: Export) -> str:
-    return "" if plan.request.adapter_only else f" in {plan.dtype}"
-
-
-def _print(request: ExportRequest, text: str) -> None:
-    if not request.as_json:
-        print(escape_controls(text), flush=True)
+        plan.print(f"model card ({CARD}):\n{card}")
 
 
 def _say(text: str) -> None:

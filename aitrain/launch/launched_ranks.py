@@ -8,7 +8,6 @@ folder's lock over a Unix socket, whose path it writes into the store.
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import socket
@@ -16,25 +15,25 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
-from aitrain.events import BYE, COMMAND_VARIABLE, LAUNCHER_VARIABLE
-from aitrain.launch.local_processes import ALL_HAVE_ENDED, Ranks, inherited_files, rank_variables
+from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
 from aitrain.launch.machine_store import POLL, MachineStore, StoreLostError, join_store, serve_store
 from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
 from aitrain.launch.nodes import NodeGroup
 from aitrain.options.train import TrainConfig
-from aitrain.redaction import RedactedLog
 
 MEET_SECONDS = 600.0
 """Seconds for the launcher's processes to connect."""
 SHOWS = ("--dry-run", "--help", "--help-all", "-h")
 """Flags with which `aitrain grpo` trains nothing."""
+
+
+# -- in a process of the launcher
 
 
 def start_rank(arguments: list[str]) -> None:
@@ -55,8 +54,7 @@ def start_rank(arguments: list[str]) -> None:
         if rank.rank > 0:
             sys.exit(0)
         return
-    place = Ranks(rank.local_world, rank.rank - rank.local_rank, rank.world, rank.address, rank.port, rank.has_store)
-    os.environ.update(rank_variables(place, rank.rank))  # torch's, whoever started this process
+    os.environ.update(rank.variables)  # torch's, whoever started this process
     command = os.fork() if rank.local_rank == 0 else None
     if command != 0:
         _become_worker(rank, command)
@@ -77,8 +75,10 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
             sys.exit(code)
 
     try:
-        store = join_store(rank.address, rank.port, MEET_SECONDS, look)
-        said = store.below(rank.restarts).wait(name, math.inf, look)
+        store = join_store(rank.address, rank.port, MEET_SECONDS, look).below(rank.restarts)
+        while (said := store.get(name)) is None:
+            look()
+            time.sleep(POLL)
     except (ConfigError, StoreLostError):  # the command has ended, which was the store's server
         look()
         sys.exit(1)
@@ -92,7 +92,6 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
             text += piece
     job = json.loads(text)
     variables = {**job["defaults"], **without_ranks(os.environ), **job["variables"], LAUNCHER_VARIABLE: str(launcher)}
-    variables |= rank_variables(Ranks(**job["ranks"]), rank.rank)
     if command is not None:
         variables[COMMAND_VARIABLE] = str(command)
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files[:2]]):
@@ -101,6 +100,9 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
         os.set_inheritable(file, True)
         variables[name] = str(file)
     os.execve(job["command"][0], job["command"], variables)
+
+
+# -- in the command of a machine
 
 
 def open_group(rank: LaunchedRank) -> tuple[NodeGroup, MachineStore]:
@@ -123,99 +125,77 @@ def restarted(config: TrainConfig, rank: LaunchedRank, store: MachineStore) -> T
     folders = (store.below(number).get("folder") for number in reversed(range(rank.restarts)))
     if (found := next(filter(None, folders), None)) is None or rank.rank > 0:
         return config
-    path = Path(found["path"])
+    path = Path(found)
     place = {"output_dir": str(path.parent), "project_name": path.name}
     return config.model_copy(update={**place, "resume_from_checkpoint": "auto"})
 
 
-class LaunchedProcesses:
-    """The training processes of this machine that a launcher started, in the command of the machine."""
+class LaunchedProcess:
+    """A training process that a launcher started; the part of a ProcessTree that a run needs."""
 
-    def __init__(self, rank: LaunchedRank, store: MachineStore, on_exit: Callable[[int, int | None], None]) -> None:
-        self.rank, self.store, self.on_exit = rank, store, on_exit
-        self.pids: dict[int, int] = {}
-        """Process ids by rank."""
-        self._said_bye: set[int] = set()
-        self._reading, self._writing = os.pipe()
-        self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
-
-    def start(
-        self,
-        command: list[str],
-        defaults: Mapping[str, str],
-        variables: Mapping[str, str],
-        ranks: Ranks,
-        log: RedactedLog,
-        lock: int | None,
-        listener: socket.socket | None,
-    ) -> None:
-        """Give each process what it needs to become a training process.
-
-        Raises:
-            RunFailed: one does not ask for it.
-        """
-        job = {"command": command, "defaults": defaults, "variables": variables, "ranks": asdict(ranks)}
-        with tempfile.TemporaryDirectory(prefix="aitrain-") as folder, socket.socket(socket.AF_UNIX) as server:
-            server.bind(f"{folder}/ranks")
-            server.listen(self.rank.local_world)
-            server.settimeout(MEET_SECONDS)
-            self.store.put(f"ranks/{self.rank.node}", {"socket": f"{folder}/ranks"})
-            while len(self.pids) < self.rank.local_world:
-                try:
-                    connection, _ = server.accept()
-                except TimeoutError:
-                    raise RunFailed("The processes that the launcher started do not answer") from None
-                with connection, connection.makefile() as said:
-                    rank, pid = map(int, said.readline().split())
-                    files = inherited_files(rank, lock, listener)
-                    text = json.dumps({**job, "files": list(files)}).encode()
-                    socket.send_fds(connection, [text[:1]], [self._writing, log.pipe.fileno(), *files.values()])
-                    connection.sendall(text[1:])
-                    self.pids[rank] = pid
-        self._watching.start()
-
-    def lines(self) -> Iterator[str]:
-        """What they write, until all of them have ended."""
-        with open(self._reading, encoding="utf-8", errors="replace") as file:
-            for line in iter(file.readline, ALL_HAVE_ENDED):
-                if line.startswith(BYE):
-                    self._said_bye.add(int(line.removeprefix(BYE)))
-                else:
-                    yield line
+    def __init__(self, pid: int) -> None:
+        self.pid, self.has_left = pid, threading.Event()
+        """Set when it has said that it has ended."""
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to each of them."""
-        for pid in self.pids.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        """Send a signal to the process; the launcher ends what is left."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        """SIGKILL to each of them; the launcher ends what is left."""
+    def wait_for_program(self) -> int | None:
+        """Wait for its end; returns 0, or None if it has not said that it ends: only the launcher knows its code."""
+        while not self.has_left.wait(POLL) and self._is_alive():
+            pass
+        return 0 if self.has_left.wait(POLL) else None
+
+    def wait(self) -> None:
+        """No-op: the launcher waits for what it has started."""
+
+    def close(self) -> None:
+        """Kill it, and do not wait for it any more."""
         self.send(signal.SIGKILL)
+        self.has_left.set()
 
-    def wait(self, seconds: float) -> None:
-        """Wait for all of them to end; kill those that have not ended by then."""
-        self._watching.join(seconds)
-        if self._watching.is_alive():
-            self.kill()
+    def _is_alive(self) -> bool:
+        """Whether it runs; one that has ended may not be waited for yet by the launcher."""
+        import psutil
 
-    def _watch(self) -> None:
-        left = dict(self.pids)
-        while left:
-            for rank, pid in list(left.items()):
-                if rank in self._said_bye or not _is_alive(pid):
-                    del left[rank]
-                    self.on_exit(rank, 0 if rank in self._said_bye else None)
-            time.sleep(POLL)
-        with suppress(BrokenPipeError), os.fdopen(self._writing, "wb") as pipe:
-            pipe.write(f"\n{ALL_HAVE_ENDED}".encode())
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended may not be waited for yet by the launcher."""
-    import psutil
+def hand_over(
+    ranks: Sequence[LaunchedRank],
+    node: int,
+    store: MachineStore,
+    job: Mapping[str, Any],
+    pipes: tuple[int, int],
+    files: Mapping[int, Mapping[str, int]],
+) -> dict[int, LaunchedProcess]:
+    """Give each process of this machine what it needs to become a training process: command and variables, the pipes
+    for events and the log, and its inherited files.
 
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    Raises:
+        RunFailed: one does not ask for it.
+    """
+    variables = {rank.rank: {**job["variables"], **rank.variables} for rank in ranks}
+    processes: dict[int, LaunchedProcess] = {}
+    with tempfile.TemporaryDirectory(prefix="aitrain-") as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/ranks")
+        server.listen(len(ranks))
+        server.settimeout(MEET_SECONDS)
+        store.put(f"ranks/{node}", {"socket": f"{folder}/ranks"})
+        while len(processes) < len(ranks):
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                raise RunFailed("The processes that the launcher started do not answer") from None
+            with connection, connection.makefile() as said:
+                rank, pid = map(int, said.readline().split())
+                text = json.dumps({**job, "variables": variables[rank], "files": list(files[rank])}).encode()
+                socket.send_fds(connection, [text[:1]], [*pipes, *files[rank].values()])
+                connection.sendall(text[1:])
+                processes[rank] = LaunchedProcess(pid)
+    return processes

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,16 @@ class StoreLostError(RunFailed):
     """The store does not answer: its machine or the connection to it is lost."""
 
 
+@contextmanager
+def _lost_if_silent() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise StoreLostError("The store of the run is gone") from error
+
+
 class MachineStore:
-    """Values by name, for all processes that are connected."""
+    """Values by name, for all processes that are connected. Every method raises StoreLostError if the store is gone."""
 
     def __init__(self, store: Store, prefix: str = "aitrain") -> None:
         self._store, self._prefix = store, prefix
@@ -40,39 +49,20 @@ class MachineStore:
         return MachineStore(self._store, f"{self._prefix}/{start}")
 
     def put(self, name: str, value: object) -> None:
-        """Set a value.
-
-        Raises:
-            StoreLostError: the store is gone.
-        """
-        try:
+        """Set a value."""
+        with _lost_if_silent():
             self._store.set(f"{self._prefix}/{name}", json.dumps(value))
-        except RuntimeError as error:
-            raise StoreLostError("The store of the run is gone") from error
 
     def get(self, name: str) -> Any:
-        """A value; None if it is not set yet.
-
-        Raises:
-            StoreLostError: the store is gone.
-        """
+        """A value; None if it is not set yet."""
         key = f"{self._prefix}/{name}"
-        try:
+        with _lost_if_silent():
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
-        except RuntimeError as error:
-            raise StoreLostError("The store of the run is gone") from error
 
-    def wait(self, name: str, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> Any:
-        """A value, once it is set; None after these seconds. `meanwhile` is called again and again.
-
-        Raises:
-            StoreLostError: the store is gone.
-        """
-        deadline = time.monotonic() + seconds
-        while (value := self.get(name)) is None and time.monotonic() < deadline:
-            meanwhile()
-            time.sleep(POLL)
-        return value
+    def is_first(self, name: str) -> bool:
+        """Whether no other process has asked this."""
+        with _lost_if_silent():
+            return self._store.add(f"{self._prefix}/{name}", 1) == 1
 
 
 def serve_store(address: str, port: int, is_local: bool) -> MachineStore:

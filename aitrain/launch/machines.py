@@ -12,12 +12,15 @@ from aitrain.options.train import TrainConfig
 
 PORTS = range(20000, 30000)
 """Ports for jobs that have no MASTER_PORT, so that jobs that share a machine do not meet each other."""
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 """Environment variables from which torch's `env://` knows the other processes."""
 FOREIGN_VARIABLES = (
     *("GROUP_RANK", "ROLE_RANK", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    *("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "TORCHELASTIC_USE_AGENT_STORE"),
+    *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 """Variables of launchers that accelerate or torch would read in a training process."""
 MPI = {
@@ -45,14 +48,14 @@ class Nodes:
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """One training process, as another launcher started it."""
+    """One training process, and where all of them meet, whoever starts them."""
 
-    rank: int
-    world: int
-    local_rank: int
-    local_world: int
-    address: str
-    port: int
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
     has_store: bool = False
     """Whether the launcher runs the TCPStore at this address; else node 0 does."""
     restarts: int = 0
@@ -69,6 +72,14 @@ class LaunchedRank:
         count = self.world // self.local_world
         return None if count == 1 else Nodes(count, self.node, self.address, self.port)
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables by which the process knows the others; none if it is alone."""
+        if self.world == 1:
+            return {}
+        values = (self.rank, self.local_rank, self.world, self.local_world, self.address, self.port, self.has_store)
+        return dict(zip(RANK_VARIABLES, map(str, values), strict=True))
+
 
 def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | None:
     """The training process that torchrun, accelerate launch, srun or mpirun started with this command; None if it
@@ -79,9 +90,23 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
     """
     tasks, nodes = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_STEP_NUM_NODES")
     local = next((name for name in MPI if name in environ), None)
-    found: LaunchedRank | None
     if {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= environ.keys():
-        found = _torch_rank(environ)
+        for name, instead in (("FSDP", "--distributed-backend fsdp2"), ("DEEPSPEED", "--trl deepspeed=FILE")):
+            if environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
+                raise ConfigError(f"accelerate launch is set up for {name}, which is an option here\nUse {instead}.")
+        world = _number(environ, "WORLD_SIZE")
+        if world == 1 and "TORCHELASTIC_RUN_ID" not in environ:  # a single process that no torchrun restarts
+            return None
+        found = LaunchedRank(
+            _number(environ, "RANK", 0),
+            world,
+            _number(environ, "LOCAL_RANK", 0),
+            _number(environ, "LOCAL_WORLD_SIZE", world),
+            environ.get("MASTER_ADDR", "127.0.0.1"),
+            _number(environ, "MASTER_PORT", 29500),
+            environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        )
     elif "SLURM_PROCID" in environ and tasks > nodes:
         if tasks % nodes:
             raise ConfigError(f"srun started {tasks} tasks on {nodes} nodes\nUse the same number on each of them.")
@@ -90,10 +115,15 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
         found = LaunchedRank(rank, tasks, number, share, *_slurm_place(environ))
     elif local is not None and _number(environ, MPI[local][1]) > 1:
         rank, world, share = (_number(environ, name, 0) for name in MPI[local])
-        found = LaunchedRank(rank, world, _number(environ, local, 0), share, *_mpi_place(environ, world == share))
+        if "MASTER_ADDR" not in environ and world > share:
+            raise ConfigError(
+                "mpirun does not say where the machines meet\nSet MASTER_ADDR to the name of the first one."
+            )
+        # on one machine, a port by the number of the process that started the ranks
+        port = PORTS[os.getppid() % len(PORTS)] if world == share else 29400
+        place = environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT", port)
+        found = LaunchedRank(rank, world, _number(environ, local, 0), share, *place)
     else:
-        return None
-    if found is None:
         return None
     if found.world % found.local_world or found.rank % found.local_world != found.local_rank:
         raise ConfigError(
@@ -111,40 +141,12 @@ def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _torch_rank(environ: Mapping[str, str]) -> LaunchedRank | None:
-    """The process by torch's own variables; None for a single one that no torchrun restarts."""
-    for name, instead in (("FSDP", "--distributed-backend fsdp2"), ("DEEPSPEED", "--trl deepspeed=FILE")):
-        if environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
-            raise ConfigError(f"accelerate launch is set up for {name}, which is an option here\nUse {instead}.")
-    world = _number(environ, "WORLD_SIZE")
-    if world == 1 and "TORCHELASTIC_RUN_ID" not in environ:
-        return None
-    return LaunchedRank(
-        _number(environ, "RANK", 0),
-        world,
-        _number(environ, "LOCAL_RANK", 0),
-        _number(environ, "LOCAL_WORLD_SIZE", world),
-        environ.get("MASTER_ADDR", "127.0.0.1"),
-        _number(environ, "MASTER_PORT", 29500),
-        environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
-    )
-
-
 def _slurm_place(environ: Mapping[str, str]) -> tuple[str, int]:
     """The first machine of SLURM's step, and a port by the numbers of job and step."""
-    first = expand(environ.get("SLURM_STEP_NODELIST", ""))[0]
+    names = re.sub(r"\[(\w+)[^\]]*\]", r"\1", environ.get("SLURM_STEP_NODELIST", ""))  # `gpu[01-03,7],login`
     spread = _number(environ, "SLURM_JOB_ID") * 7 + _number(environ, "SLURM_STEP_ID", 0)
-    address, port = environ.get("MASTER_ADDR", first), PORTS[spread % len(PORTS)]
-    return address, _number(environ, "MASTER_PORT", port)
-
-
-def _mpi_place(environ: Mapping[str, str], is_local: bool) -> tuple[str, int]:
-    """MPI names no place: on one machine, a port by the number of the process that started the ranks."""
-    if "MASTER_ADDR" not in environ and not is_local:
-        raise ConfigError("mpirun does not say where the machines meet\nSet MASTER_ADDR to the name of the first one.")
-    port = PORTS[os.getppid() % len(PORTS)] if is_local else 29400
-    return environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT", port)
+    address = environ.get("MASTER_ADDR", names.partition(",")[0])
+    return address, _number(environ, "MASTER_PORT", PORTS[spread % len(PORTS)])
 
 
 def find_nodes(config: TrainConfig, environ: Mapping[str, str] = os.environ) -> Nodes | None:
@@ -195,26 +197,6 @@ def idle_nodes(environ: Mapping[str, str]) -> int:
     """Number of further machines of a SLURM job in whose batch script this command runs without srun."""
     in_step = "SLURM_STEP_NUM_TASKS" in environ
     return 0 if in_step or "SLURM_JOB_ID" not in environ else _number(environ, "SLURM_JOB_NUM_NODES") - 1
-
-
-def expand(nodelist: str) -> list[str]:
-    """Names in SLURM's short form: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login."""
-    names: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
-        pieces = re.split(r"\[([^\]]*)\]", part)
-        made = [pieces[0]]
-        for numbers, after in zip(pieces[1::2], pieces[2::2], strict=True):
-            made = [f"{name}{number}{after}" for name in made for number in _numbers(numbers)]
-        names += made
-    return names
-
-
-def _numbers(text: str) -> list[str]:
-    found: list[str] = []
-    for piece in text.split(","):
-        low, _, high = piece.partition("-")
-        found += [f"{number:0{len(low)}d}" for number in range(int(low), int(high or low) + 1)]
-    return found
 
 
 def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:

@@ -38,9 +38,7 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
     with ExitStack() as stack:
         servers = VLLMServer.start_all(plans, lambda text: announce(Phase(f"{many}{text}")))
         stack.callback(stop_all, servers)
-        states = _ServerStates(servers, announce, folder)
-        for server in servers:
-            stack.enter_context(_Restarter(server, plan.config.vllm_max_restarts, states).watching())
+        stack.enter_context(_Restarter(servers, plan.config.vllm_max_restarts, announce, folder).watching())
         yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
 
 
@@ -93,26 +91,66 @@ def servers_in_words(plan: RunPlan) -> str:
     return ", ".join([*parts, *argument_words(config.vllm_args)])
 
 
-class _ServerStates:
-    """What is known of each server of a run, in vllm-server.json."""
+@dataclass
+class _Restarter:
+    """Restarts servers that have died, each at most `restarts` times; what is known of them is in vllm-server.json."""
 
-    def __init__(self, servers: list[VLLMServer], announce: Announce, folder: RunFolder) -> None:
-        self.servers, self.announce, self.folder = servers, announce, folder
-        self.lock = threading.Lock()
-        self.states = {server.url: {"state": "running", "restarts": 0, "why": ""} for server in servers}
+    servers: list[VLLMServer]
+    restarts: int
+    announce: Announce
+    folder: RunFolder
+    over: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.states = {server.url: {"state": "running", "restarts": 0, "why": ""} for server in self.servers}
         self._write()
 
-    def name(self, server: VLLMServer) -> str:
-        return "vLLM's server" if len(self.servers) == 1 else f"The vLLM server at {server.url}"
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch each server in a thread."""
+        threads = [
+            threading.Thread(target=self._watch, args=[server], name="vllm-watch", daemon=True)
+            for server in self.servers
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self.over.set()
+            for server, thread in zip(self.servers, threads, strict=True):
+                while thread.is_alive():
+                    server.ask_to_end()  # it may be starting, which can take minutes
+                    thread.join(LOOK)
 
-    def say(self, text: str) -> None:
-        """Show a text on the screen, and write it to train.log."""
-        self.announce(Note(text))
-        with self.folder.log.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
+    def _watch(self, server: VLLMServer) -> None:
+        name = "vLLM's server" if len(self.servers) == 1 else f"The vLLM server at {server.url}"
+        for restart in range(1, self.restarts + 2):
+            while (code := server.poll()) is None:
+                if self.over.wait(LOOK):
+                    return
+            ended = f"{name} ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+            if restart > self.restarts:
+                why = f"{ended}, and is not restarted again (--vllm-max-restarts)."
+                self._note(server, "ended", self.restarts, why, why)
+                return
+            self._note(server, "starting", restart, f"{ended}: restart {restart} of {self.restarts}.")
+            try:
+                server.restart()
+            except RunFailed as error:
+                if not self.over.is_set():
+                    self._note(server, "ended", restart, str(error), str(error))
+                return
+            self._note(server, "running", restart)
 
-    def note(self, server: VLLMServer, state: str, restarts: int, why: str = "") -> None:
-        """Write a server's state; once all have ended, with the reason, so that the training processes stop waiting."""
+    def _note(self, server: VLLMServer, state: str, restarts: int, text: str = "", why: str = "") -> None:
+        """Write a server's state, and show a text, which train.log gets as well; once all have ended, the reason is
+        written, so that the training processes stop waiting."""
+        if text:
+            self.announce(Note(text))
+            with self.folder.log.open("a", encoding="utf-8") as log:
+                log.write(f"{text}\n")
         with self.lock:
             self.states[server.url] = {"state": state, "restarts": restarts, "why": why}
             self._write()
@@ -121,61 +159,3 @@ class _ServerStates:
         reasons = [state["why"] for state in self.states.values()]
         written = {"why": "\n".join(map(str, reasons[-2:])) if all(reasons) else "", "servers": self.states}
         write_json(self.folder.server, written, durable=False)
-
-
-@dataclass
-class _Restarter:
-    """Restarts a server that has died, at most `restarts` times."""
-
-    server: VLLMServer
-    restarts: int
-    states: _ServerStates
-    over: threading.Event = field(default_factory=threading.Event)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the server in a thread."""
-        thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self.over.set()
-            while thread.is_alive():
-                self.server.ask_to_end()  # it may be starting, which can take minutes
-                thread.join(LOOK)
-
-    def _watch(self) -> None:
-        server, states = self.server, self.states
-        for restart in range(1, self.restarts + 1):
-            code = self._wait_for_death()
-            if code is None:
-                return
-            states.say(f"{states.name(server)} ended ({_how(code)}): restart {restart} of {self.restarts}.")
-            states.note(server, "starting", restart)
-            try:
-                server.restart()
-            except RunFailed as error:
-                if not self.over.is_set():
-                    self._give_up(str(error), restart)
-                return
-            states.note(server, "running", restart)
-        if (code := self._wait_for_death()) is not None:
-            why = f"{states.name(server)} ended ({_how(code)}), and is not restarted again (--vllm-max-restarts)."
-            self._give_up(why, self.restarts)
-
-    def _give_up(self, why: str, restarts: int) -> None:
-        self.states.say(why)
-        self.states.note(self.server, "ended", restarts, why)
-
-    def _wait_for_death(self) -> int | None:
-        """The server's exit code, or None if the run ends first."""
-        while not self.over.wait(LOOK):
-            code = self.server.poll()
-            if code is not None:
-                return code
-        return None
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,6 +1,8 @@
-"""Starts, watches and ends the training processes of a run.
+"""Starts, watches and ends the training processes of a run on this machine: one for each rank.
 
-The first Ctrl-C or SIGTERM makes the training processes finish their step and save; a second one kills them.
+The first Ctrl-C or SIGTERM makes the training processes finish their step and save; a second one kills them. Compared
+with torchrun a start takes a second less, a rank that is killed is known by its number and signal, and nothing waits
+for a rendezvous that is gone.
 """
 
 from __future__ import annotations
@@ -11,36 +13,41 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
-from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Started, decode
-from aitrain.launch.launched_ranks import LaunchedProcesses
-from aitrain.launch.local_processes import LocalProcesses, Ranks, how_it_ended, worker_command
-from aitrain.launch.machines import without_ranks
+from aitrain.errors import Interrupted, RunFailed
+from aitrain.events import BYE, STORE_VARIABLE, Announce, Ended, Event, Failed, Note, Phase, Started, decode
+from aitrain.execution.process_tree import ProcessTree
+from aitrain.launch.launched_ranks import LaunchedProcess, hand_over
+from aitrain.launch.machines import LaunchedRank, without_ranks
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
-from aitrain.launch.nodes import SEES_WITHIN, NodeGroup, State, interface_variables, look_again
+from aitrain.launch.nodes import NodeGroup, State, appears, interface_variables
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs import node_info
+from aitrain.runs.new_folder import LOCK_VARIABLE
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
+PYTHON = [sys.executable, "-P"]
+"""`-P` keeps the working directory off the path: a folder named `vllm` there must not hide the library."""
+WORKER = "aitrain.jobs.worker"
+ALL_HAVE_ENDED = "\0\n"
+"""The last line of the processes' output, which is ours."""
 PATIENCE = 60.0
 """Seconds that a process gets to exit after it reported its end."""
 AFTER_FAILURE = 10.0
@@ -56,25 +63,9 @@ LOOK_SECONDS = 5.0
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
-class StartedProcesses(Protocol):
-    """The training processes of this machine, whoever started them."""
-
-    def lines(self) -> Iterator[str]:
-        """What they write, until all of them have ended."""
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to each of them."""
-
-    def kill(self) -> None:
-        """End each of them at once."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait for all of them to end; end those that have not ended by then."""
-
-
 @dataclass
 class Processes:
-    """The training processes of one run, in their parent."""
+    """The training processes of one run on this machine, in their parent."""
 
     plan: RunPlan
     folder: RunFolder
@@ -83,16 +74,22 @@ class Processes:
     """The machines of the run; also of one machine whose processes another launcher started."""
     checkpoint: Path | None = None
     """Where the training continues from."""
+    ranks: list[LaunchedRank] = field(default_factory=list)
+    """The processes of this parent; where Ray has not decided on them, all of this machine."""
+    node: int = 0
+    """Number of this machine."""
+    machines: list[NodeInfo] = field(default_factory=list)
+    """All machines of the run, if there are several."""
+    server: dict[str, str] = field(default_factory=dict)
+    """Environment variables with address and key of the run's own vLLM servers."""
+    trees: dict[int, ProcessTree | LaunchedProcess] = field(default_factory=dict)
+    """The processes by rank, each with all that it has started."""
     pids: dict[int, int] = field(default_factory=dict)
     """Process ids by rank."""
     last: Failed | Ended | None = None
     stops: int = 0
-    ranks: Ranks = field(default_factory=Ranks)
-    local: StartedProcesses | None = None
     lost: tuple[int, int | None] | None = None
     """Rank and exit code of the first process that ended with an error and was not ended by us."""
-    server: dict[str, str] = field(default_factory=dict)
-    """Environment variables with address and key of the run's own vLLM servers."""
     watchdog: Watchdog | None = None
     listener: socket.socket | None = None
     """On which rank 0 runs torch's store, on one machine."""
@@ -100,9 +97,12 @@ class Processes:
     """Phases and progress counts, written by the training processes."""
     cause: Failed | None = None
     """The loss of a machine or of a process of another one, which explains the errors of the ranks."""
+    is_started: bool = False
     _is_killed: bool = False
-    _decided: threading.Event = field(default_factory=threading.Event)
-    """Set when it is known how the run ended."""
+
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            self.node, self.machines = self.group.nodes.rank, self.group.infos
 
     def run(self) -> Failed | Ended:
         """Start the processes, announce their events, and wait for the last one to exit.
@@ -115,35 +115,65 @@ class Processes:
             if self.group is not None:
                 stack.push(self._leave)
                 self.group.on_state, self.group.on_lost = self._on_state, self._on_lost
-                self._check_others()
-            self._prepare(stack)
-            stack.enter_context(self._watched())
-            stack.enter_context(SystemRecorder(self.system))
+                if self.group.lost:
+                    self._on_lost(self.group.lost)
+            if not self.ranks:
+                self._prepare(stack)
+            if isinstance(self.last, Failed):  # another machine has
+                return self._end()
+            numbers = [rank.rank for rank in self.ranks]
+            self.activity = SharedMemory(self.world)
+            stack.callback(self.activity.unlink)
+            seconds, look = self.plan.config.stall_timeout, partial(read, self.activity.memory)
+            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self.pids, self._waits)
+            self.watchdog.are_all = len(numbers) == self.world
+            stack.enter_context(self.watchdog)
+            if self.ranks[0].local_rank == 0:
+                stack.enter_context(
+                    SystemRecorder(self.folder.system_of(self.node) if self.node else self.folder.system)
+                )
             log = stack.enter_context(RedactedLog(self.log, self._environment()))
-            self.local = self._start(log)
-            if self.stops:  # another thread asked while vLLM was being started
-                self.local.send(signal.SIGTERM)
-            if self._is_killed:  # likewise, or another machine failed
-                self.local.kill()
+            reading, writing = os.pipe()
             try:
-                for line in self.local.lines():
-                    if (event := decode(line)) is not None:
-                        self._hear(event)
+                self._start(log, writing)
+            except BaseException:
+                self._send(signal.SIGKILL)
+                raise
+            waiting = [
+                threading.Thread(target=self._wait, args=(rank, tree), name=f"rank-{rank}", daemon=True)
+                for rank, tree in self.trees.items()
+            ]
+            for thread in waiting:
+                thread.start()
+            threading.Thread(target=_write_last_line, args=(writing, waiting), name="ranks", daemon=True).start()
+            self.is_started = True
+            if self.stops or self._is_killed:  # another thread or machine asked while vLLM was being started
+                self._send(signal.SIGKILL if self._is_killed else signal.SIGTERM)
+            try:
+                with open(reading, encoding="utf-8", errors="replace") as file:
+                    for line in iter(file.readline, ALL_HAVE_ENDED):  # what cannot be ended may keep the pipe open
+                        if line.startswith(BYE):
+                            launched = self.trees[int(line.removeprefix(BYE))]
+                            assert isinstance(launched, LaunchedProcess)
+                            launched.has_left.set()
+                        elif (event := decode(line)) is not None:
+                            self._hear(event)
             finally:
-                self.local.wait(PATIENCE)
+                deadline = time.monotonic() + PATIENCE
+                for thread in waiting:
+                    thread.join(max(0.0, deadline - time.monotonic()))
+                for tree in self.trees.values() if any(thread.is_alive() for thread in waiting) else ():
+                    tree.close()
+                for thread in waiting:
+                    thread.join()
                 log.close()
                 self.pids.clear()
             return self._end()
 
     @property
-    def node(self) -> int:
-        """Number of this machine."""
-        return 0 if self.group is None else self.group.nodes.rank
-
-    @property
-    def machines(self) -> list[NodeInfo]:
-        """All machines of the run, if there are several."""
-        return self.group.infos if self.group else []
+    def world(self) -> int:
+        """Number of all ranks."""
+        return self.ranks[0].world if self.ranks else self.plan.batch.processes
 
     @property
     def log(self) -> Path:
@@ -151,61 +181,71 @@ class Processes:
         append to one file of a network file system."""
         return self.folder.path / f"train-node{self.node}.log" if self.node else self.folder.log
 
-    @property
-    def system(self) -> Path:
-        """Where the use of this machine is recorded."""
-        return self.folder.system_of(self.node) if self.node else self.folder.system
-
     def _prepare(self, stack: ExitStack) -> None:
-        """Start what the processes need, and decide on their ranks."""
+        """Start what the processes need, and decide on their ranks. Other machines wait until node 0 is ready."""
         count, world = self.plan.processes, self.plan.batch.processes
-        others = self.group.others if self.group else []
-        port = 0
+        address, port, secret = "127.0.0.1", 0, self.folder.path / SECRET
         if self.node == 0:
-            if others:
-                assert self.group is not None
-                self.folder.write_status("running", nodes=node_info.as_json(self.group.infos))
+            if self.machines:
+                self.folder.write_status("running", nodes=node_info.as_json(self.machines))
             self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             if world > 1:
-                self.listener = stack.enter_context(
-                    socket.create_server(("" if others else "127.0.0.1", 0), backlog=world)
-                )
+                place = "" if self.machines else address, 0
+                self.listener = stack.enter_context(socket.create_server(place, backlog=world))
                 port = self.listener.getsockname()[1]
-        if others:
-            port = self._begin(stack, port)
-        address = self.group.infos[0].address if self.group and others else "127.0.0.1"
-        self.ranks = Ranks(count, count * self.node, world, address, port, has_store=True)
+        if self.group is not None and self.machines:
+            address = self.machines[0].address
+            if self.node == 0:
+                with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                    json.dump(self.server, file)  # the store is open to the network
+                stack.callback(secret.unlink, missing_ok=True)
+                self.group.say(begin=port)
+            else:
+                port = self.group.hear(0, "begin")
+                appears(secret)
+                self.server = {name: str(value) for name, value in read_object(secret).items()}
+        first = count * self.node
+        self.ranks = [LaunchedRank(first + n, world, n, count, address, port, has_store=True) for n in range(count)]
 
-    def _begin(self, stack: ExitStack, port: int) -> int:
-        """Begin on all machines: the others wait until node 0 is ready. Returns the port of torch's store."""
-        assert self.group is not None
-        secret = self.folder.path / SECRET
-        if self.node == 0:
-            with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                json.dump(self.server, file)  # the store is open to the network
-            stack.callback(secret.unlink, missing_ok=True)
-            self.group.store.put("begin", port)
-            return port
-        port = self.group.store.wait("begin", math.inf, self._check_others)
-        deadline = time.monotonic() + SEES_WITHIN
-        while not secret.exists() and time.monotonic() < deadline:
-            look_again(self.folder.path)
-            time.sleep(0.1)
-        self.server = {name: str(value) for name, value in read_object(secret).items()}
-        return port
+    def _start(self, log: RedactedLog, writing: int) -> None:
+        """Start one process for each rank. All write events to the same pipe, and inherit the run folder's lock.
 
-    def _start(self, log: RedactedLog) -> StartedProcesses:
+        Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it; if the parent is
+        killed, they finish their step, save and leave.
+        """
+        command, lock = self._command(), self.folder.lock
+        files: dict[int, dict[str, int]] = {
+            rank.rank: {} if lock is None else {LOCK_VARIABLE: lock} for rank in self.ranks
+        }
+        if self.listener is not None:
+            files[0][STORE_VARIABLE] = self.listener.fileno()
         if self.group is not None and self.plan.launched is not None:
-            launched = LaunchedProcesses(self.plan.launched, self.group.store, self._on_exit)
-            place = self.ranks, log, self.folder.lock, self.listener
-            launched.start(self._command(), self._defaults(), self._added(), *place)
-            return launched
-        local = LocalProcesses(self._on_exit)
-        local.start(self._command(), self._environment(), self.ranks, log, self.folder.lock, self.listener)
-        return local
+            job = {"command": command, "defaults": self._defaults(), "variables": self._added()}
+            pipes = writing, log.pipe.fileno()
+            self.trees |= hand_over(self.ranks, self.node, self.group.store, job, pipes, files)
+            return
+        for rank in self.ranks:
+            numbers = {name: str(file) for name, file in files[rank.rank].items()}
+            self.trees[rank.rank] = ProcessTree(
+                command,
+                math.inf,
+                env={**self._environment(), **rank.variables, **numbers},
+                stdout=writing,
+                stderr=log.pipe,
+                pass_fds=tuple(files[rank.rank].values()),
+            )
+
+    def _wait(self, rank: int, tree: ProcessTree | LaunchedProcess) -> None:
+        self._on_exit(rank, tree.wait_for_program())
+        tree.wait()
 
     def _command(self) -> list[str]:
-        return worker_command(self.plan, self.folder, self.checkpoint or self.plan.checkpoint)
+        """The command of a training process; all ranks have the same one."""
+        checkpoint = self.checkpoint or self.plan.checkpoint
+        arguments = [str(self.folder.path), str(self.folder.epoch), *([str(checkpoint)] if checkpoint else [])]
+        if self.plan.config.resume_anyway and checkpoint:
+            arguments.append("anyway")
+        return [*PYTHON, "-m", WORKER, *arguments]
 
     def _environment(self) -> dict[str, str]:
         return {**self._defaults(), **without_ranks(os.environ), **self._added()}
@@ -224,7 +264,7 @@ class Processes:
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
-            if self.activity is not None and len(self.pids) == len(list(self.ranks)):
+            if self.activity is not None and len(self.pids) == len(self.ranks):
                 self.activity.unlink()  # all have opened it: no file is left if this process is killed
         elif isinstance(event, Failed):
             event = self._explain_timeout(event)
@@ -243,16 +283,14 @@ class Processes:
         why = f"{found[0]}: rank {hung.rank} made no progress for {hung.idle.seconds:.0f} seconds ({phase})"
         return replace(event, message=why + event.message[found.end() :])
 
-    def _remember(self, event: Failed | Ended) -> None:
+    def _remember(self, event: Failed | Ended, said: State | None = None) -> None:
         """Keep the first failure, as the others follow from it; kill processes that do not exit in time."""
         if self.last is None:
             self.last = event
-            self._say_end(event)
-            self._decided.set()
+            self._say_end(event, said)
             if self.watchdog is not None:
                 self.watchdog.stop()
-            is_alone = self.ranks.world == 1
-            self._kill_in(PATIENCE if is_alone or isinstance(event, Ended) else AFTER_FAILURE)
+            self._kill_in(PATIENCE if self.world == 1 or isinstance(event, Ended) else AFTER_FAILURE)
 
     def _kill_in(self, seconds: float) -> None:
         timer = threading.Timer(seconds, self._kill)
@@ -260,19 +298,6 @@ class Processes:
         timer.start()
 
     # -- hangs
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """End the run if it makes no progress."""
-        self.activity = shared = SharedMemory(self.ranks.world)
-        seconds, look = self.plan.config.stall_timeout, partial(read, shared.memory)
-        self.watchdog = Watchdog(seconds, list(self.ranks), look, self._on_stall, self.pids, self._waits)
-        self.watchdog.are_all = len(list(self.ranks)) == self.ranks.world
-        try:
-            with self.watchdog:
-                yield
-        finally:
-            shared.unlink()
 
     def _waits(self, rank: int, seen: Snapshot) -> bool:
         """Whether a stalled rank waits for another rank, by its stacks, which go to train.log."""
@@ -285,14 +310,14 @@ class Processes:
     def _on_stall(self, stall: Stall) -> None:
         """Called in the watchdog's thread."""
         if self.last is None:
-            text = message(stall, self.folder, self.ranks.world)
+            text = message(stall, self.folder, self.world)
             self._remember(Failed(text, RunFailed.exit_code, "stalled"))
             self._kill()
 
     # -- ending
 
     def _on_signal(self, *_: object) -> None:
-        if self.local is None:
+        if not self.is_started:
             raise KeyboardInterrupt  # while vLLM is being started
         self.stop()
 
@@ -306,15 +331,18 @@ class Processes:
             return
         # in a thread, as this one may be announcing an event already
         threading.Thread(target=self.announce, args=[Phase(STOPPING)], daemon=True).start()
-        if self.local is not None:
-            self.local.send(signal.SIGTERM)
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to each process; SIGKILL also to all that they have started."""
+        for tree in list(self.trees.values()):
+            tree.send(number)
 
     def _kill(self) -> None:
         self._is_killed = True
         if self.group is not None and self.node == 0:
             self.group.say(kill=True)
-        if self.local is not None:
-            self.local.kill()
+        self._send(signal.SIGKILL)
 
     def _on_exit(self, rank: int, code: int | None) -> None:
         """Called in a thread when a process has ended. If it was not ended by us, the others would wait for it."""
@@ -322,85 +350,73 @@ class Processes:
             return
         self.lost = self.lost or (rank, code)
         if code is not None and code < 0 and self.last is None and not self.stops:
-            self._say_end(Failed(how_it_ended(rank, self.ranks.world, code), RunFailed.exit_code), is_cause=True)
-        if self.ranks.world > 1 and self.last is None:
+            self._say_end(Failed(self._how_it_ended(rank, code), RunFailed.exit_code), is_cause=True)
+        if self.world > 1 and self.last is None:
             self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
+
+    def _how_it_ended(self, rank: int, code: int | None) -> str:
+        """`Rank 1 of 2 was ended by SIGKILL (out of memory?)`, from an exit code, which only its launcher may know."""
+        who = "The training process" if self.world == 1 else f"Rank {rank} of {self.world}"
+        how = "see the output of its launcher" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
+            how = signal.Signals(-code).name + (" (out of memory?)" if code == -signal.SIGKILL else "")
+        return f"{who} ended without an error message: {how}"
 
     def _end(self) -> Failed | Ended:
         """How the run ended. Where a rank was killed, or a machine lost, the others failed because of that."""
-        if self.group is not None and self.group.others:
-            self._end_with_others(self.group)
+        if self.group is not None and self.machines:
+            if self.node > 0 and self.last is None and self.lost is None and not self._is_killed:
+                self.group.wait_for_others(PATIENCE, lambda: self.last is not None)
+            elif not isinstance(self.last, Ended):  # a lost machine is named in time
+                self.group.wait_for_others(self.group.silence + LOOK_SECONDS, lambda: self.cause is not None)
+            elif self.node == 0:
+                self.group.wait_for_others(PATIENCE)
         is_failure = isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code
         if self.cause is not None and is_failure and not self.stops:
             return self.cause
-        rank, code = self.lost or (self.ranks.first, 0)
-        is_cause = (
-            (code is None or -code in CRASHES)
-            and isinstance(self.last, Failed)
-            and self.last.exit_code == RunFailed.exit_code
-        )
-        if self.last is not None and not is_cause:
+        rank, code = self.lost or (min(self.trees, default=0), 0)
+        if self.last is not None and not (is_failure and (code is None or -code in CRASHES)):
             return self.last
         if self.stops:
             return Failed("Stopped.", Interrupted.exit_code)
-        lines = [how_it_ended(rank, self.ranks.world, code)]
+        lines = [self._how_it_ended(rank, code)]
         if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
             lines.append("If the environment's code ended it: with --rl-env-isolation process the training continues.")
         return Failed("\n".join(lines), RunFailed.exit_code)
 
     # -- other machines
 
-    def _check_others(self) -> None:
-        """Called before the processes are started.
-
-        Raises:
-            AitrainError: another machine is lost, has failed, or was stopped.
-        """
-        if self.group is not None:
-            self.group.check()
-        if isinstance(self.last, Failed):
-            error = AitrainError(self.last.message)
-            error.exit_code = self.last.exit_code
-            raise error
-
-    def _say_end(self, event: Failed | Ended, is_cause: bool = False) -> None:
+    def _say_end(self, event: Failed | Ended, said: State | None = None, is_cause: bool = False) -> None:
         """Tell the other machines how the run ended, or that a process was killed, which is the cause of all else."""
         if self.group is not None and (self.node == 0 or isinstance(event, Failed)):
-            self.group.say(end={**asdict(event), "is_cause": is_cause})
+            self.group.say(end=said or {**asdict(event), "node": self.node, "is_cause": is_cause})
 
     def _on_state(self, rank: int, state: State) -> None:
         """Called again and again, in a thread, with what another machine says of itself."""
         assert self.group is not None
-        name = self.group.name(rank)
         if state.get("stops", 0) > 0 and self.stops == 0:
-            if self.node == 0:
-                self.announce(Note(f"{name} was asked to stop", "info"))
-                self.stop()
-            else:
-                self.stops = 1
-                if self.local is not None:
-                    self.local.send(signal.SIGTERM)
+            self.announce(Note(f"{self.group.name(rank)} was asked to stop", "info"))
+            self.stop()
         if (state.get("stops", 0) > 1 or state.get("kill")) and not self._is_killed:
             self.stops = max(self.stops, state.get("stops", 0))
             self._kill()
-        if "end" in state:
-            self._hear_end(state["end"], name, self.group.name(self.node))
+        if end := state.get("end"):
+            self._hear_end(end)
         elif state.get("over") and self.last is None and self.lost is None and not self.stops:
-            self._on_lost(f"{name} ended")
+            self._on_lost(f"{self.group.name(rank)} ended")
 
-    def _hear_end(self, end: State, name: str, own: str) -> None:
+    def _hear_end(self, end: State) -> None:
         """Node 0 hears of failures elsewhere; the others hear from node 0 how the run ended, on whichever machine."""
+        assert self.group is not None
         if "step" in end:
             self._remember(Ended(end["status"], end["step"], end["because"]))
             return
-        message, is_own = end["message"], end["message"].startswith(f"{own}: ")
-        text = message.removeprefix(f"{own}: ") if is_own else f"{name}: {message}"
-        failed = Failed(text, end["exit_code"], end["status"])
-        if not is_own and (end["is_cause"] or self.node > 0):
+        failed = Failed(self.group.message_of(end), end["exit_code"], end["status"])
+        if end["node"] != self.node and (end["is_cause"] or self.node > 0):
             self.cause = self.cause or failed
         if self.last is None and self.node == 0:
             self.announce(failed)
-        self._remember(failed)
+        self._remember(failed, end)
         if end["is_cause"] and not self._is_killed:
             self._kill()
 
@@ -411,24 +427,22 @@ class Processes:
             self._remember(self.cause)
             self._kill()
 
-    def _end_with_others(self, group: NodeGroup) -> None:
-        """Wait for the word of node 0, or on node 0 until the others have ended; a lost machine is named in time."""
-        if self.node > 0 and self.last is None and self.lost is None and not self._is_killed:
-            self._decided.wait(PATIENCE)
-        elif not isinstance(self.last, Ended):
-            group.wait_for_others(group.silence + LOOK_SECONDS, lambda: self.cause is not None)
-        elif self.node == 0:
-            group.wait_for_others(PATIENCE, lambda: False)
-
     def _leave(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Tell the others that this machine ends, and why if nothing was said yet."""
         assert self.group is not None
         if error is not None and self.last is None:
             is_stop = isinstance(error, (KeyboardInterrupt, Interrupted))
-            message = "was stopped" if is_stop else str(error) or type(error).__name__
+            text = "was stopped" if is_stop else str(error) or type(error).__name__
             code = Interrupted.exit_code if is_stop else getattr(error, "exit_code", RunFailed.exit_code)
-            self._say_end(Failed(message, code))
+            self._say_end(Failed(text, code))
         self.group.leave()
+
+
+def _write_last_line(pipe: int, waiting: list[threading.Thread]) -> None:
+    for thread in waiting:
+        thread.join()
+    with suppress(BrokenPipeError), os.fdopen(pipe, "wb") as opened:
+        opened.write(f"\n{ALL_HAVE_ENDED}".encode())
 
 
 def process_variables(plan: RunPlan) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """The training of a run on a Ray cluster: Ray Train starts the ranks, and starts all again when one is lost.
 
-The command reads what the ranks say from the run folder, which all machines share (`launch/ray_worker.py`).
+Ray calls its functions outside of the main thread of a worker, and ends them with it; so there each rank is a process
+of its own with a parent, as in a local run. All that a rank says lies in a folder of its start in the run folder, which
+all machines share, and where the command reads it.
 """
 
 from __future__ import annotations
@@ -8,74 +10,85 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from aitrain.errors import AitrainError, RunFailed
-from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, decode, encode
+import aitrain
+from aitrain.errors import AitrainError, ConfigError, RunFailed
+from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Step, decode, encode
 from aitrain.execution.ray_connection import connected, has_gpus, machines
-from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import Processes, StartedProcesses
-from aitrain.launch.ray_server import server_on_ray
-from aitrain.launch.ray_worker import KILL, LOOK, PRIVATE, STOP, RankJob, RankPlace, nodes_of, read_places, run_rank
+from aitrain.launch.machines import LaunchedRank
+from aitrain.launch.managed_server import managed_server
+from aitrain.launch.preflight import RunPlan, starts_server
+from aitrain.launch.processes import PATIENCE, Processes
 from aitrain.launch.stop_signals import on_stop_signals
-from aitrain.redaction import RedactedLog
+from aitrain.redaction import disable_telemetry
 from aitrain.runs import node_info
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.checkpoint import newest_checkpoint
+from aitrain.runs.node_info import NodeInfo
+from aitrain.runs.run_folder import RunFolder, append_text, read_object, write_json
 
+PRIVATE = ".ray"
+"""Folder in the run folder for what the ranks say and Ray Train writes; deleted at the end."""
+STOP, KILL = "stop", "kill"
+"""Files in it by which the command asks the ranks to stop, or ends them."""
+MEET_SECONDS = 60.0
+"""Seconds in which the files of all ranks must appear; network file systems are late."""
+LOOK = 0.5
+"""Seconds between two looks for these files."""
 STOP_SECONDS = 10.0
 """Seconds for the machines to end the ranks that were killed, or of which one was lost before."""
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank of a start runs."""
+
+    rank: int
+    host: str
+    address: str
+    gpus: str = ""
+    """As in CUDA_VISIBLE_DEVICES."""
+
+    def __str__(self) -> str:
+        return f"{self.host}, {self.address}" if self.host != self.address else self.host
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """What each rank of a run gets from the command."""
+
+    plan: RunPlan
+    folder: RunFolder
+    working_directory: str
+    server: dict[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables with address and key of the run's own vLLM servers."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Further environment variables."""
+
+
+# -- in the command
 
 
 @dataclass
 class RayProcesses(Processes):
     """The training processes of one run on a Ray cluster, in the process of the command."""
 
-    def _prepare(self, stack: ExitStack) -> None:
-        private = self.folder.path / PRIVATE
-        shutil.rmtree(private, ignore_errors=True)
-        private.mkdir()
-        stack.callback(shutil.rmtree, private, ignore_errors=True)
-        self.announce(Phase("connecting to Ray"))
-        stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
-        stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
-        self.announce(Phase(f"waiting for {self.plan.batch.processes} x {_in_words(training_needs())} of Ray"))
-        self.server = stack.enter_context(server_on_ray(self.plan, self.folder, self.announce))
-        self.ranks = replace(self.ranks, count=self.plan.batch.processes, world=self.plan.batch.processes)
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """The parent of each rank watches it."""
-        yield
-
-    def _start(self, log: RedactedLog) -> StartedProcesses:
-        files = RankFiles(self.plan, replace(self.folder, path=self.folder.path.absolute(), lock=None), self.announce)
-        files.start(self.server)
-        return files
-
-
-@dataclass
-class RankFiles:
-    """The ranks that Ray Train runs, by the files in which they say something."""
-
-    plan: RunPlan
-    folder: RunFolder
-    announce: Announce
     starts: list[Path] = field(default_factory=list)
     """The folders of the starts so far, the last one is of the ranks that run."""
     failure: BaseException | None = None
     """Why Ray Train gave up."""
     failed: Failed | None = None
     """What the first rank of the last start that failed said; Ray may start all again."""
-    has_ended: bool = False
-    """Whether rank 0 said how the run ended."""
     stopped: float = float("inf")
     """When the ranks were asked to stop."""
-    _fitting: threading.Thread | None = None
     _read: dict[Path, int] = field(default_factory=dict)
     """Bytes that were read of each file."""
     _lost: str = ""
@@ -83,53 +96,76 @@ class RankFiles:
     _met: bool = False
     """Whether all ranks of the last start are there."""
 
-    def start(self, server: dict[str, str]) -> None:
-        """Start Ray Train in a thread, as it blocks until the run has ended."""
-        self._fitting = threading.Thread(target=self._fit, args=[server], name="ray-train", daemon=True)
-        self._fitting.start()
+    def run(self) -> Failed | Ended:
+        """Run Ray Train, announce the events of the ranks, and wait for its end.
 
-    def _fit(self, server: dict[str, str]) -> None:
+        A failure is the last event, because Ray may start all again.
+        """
+        disable_telemetry(self.plan.config.telemetry)
+        self.folder = replace(self.folder, path=self.folder.path.absolute(), lock=None)
+        with ExitStack() as stack:
+            stack.enter_context(on_stop_signals(self._on_signal))
+            shutil.rmtree(self.private, ignore_errors=True)
+            self.private.mkdir()
+            stack.callback(shutil.rmtree, self.private, ignore_errors=True)
+            self.announce(Phase("connecting to Ray"))
+            stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
+            stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
+            needs = " and ".join(f"{count:g} {name}" for name, count in training_needs().items())
+            self.announce(Phase(f"waiting for {self.world} x {needs} of Ray"))
+            self.server = stack.enter_context(server_on_ray(self.plan, self.folder, self.announce))
+            fitting = threading.Thread(target=self._fit, name="ray-train", daemon=True)
+            fitting.start()
+            self.is_started = True
+            while (is_running := fitting.is_alive()) and not self._is_given_up():
+                self._hear_ranks()
+                time.sleep(LOOK)
+            self._hear_ranks()
+            if not is_running and self.last is None and (failed := self._why_failed()) is not None:
+                self._hear(failed)
+            return self._end()
+
+    @property
+    def private(self) -> Path:
+        """The folder of what the ranks say."""
+        return self.folder.path / PRIVATE
+
+    def _fit(self) -> None:
+        """Run Ray Train until the run has ended."""
         try:
-            fit(self.plan, self.folder, server)
+            fit(self.plan, self.folder, self.server)
         except BaseException as error:
             self.failure = error
 
-    def lines(self) -> Iterator[str]:
-        """The events of all ranks, until Ray Train has ended. A failure is the last one: Ray may start all again."""
-        assert self._fitting is not None
-        while is_running := self._fitting.is_alive():
-            yield from map(encode, self._news())
-            if self._is_given_up():
-                return
-            time.sleep(LOOK)
-        yield from map(encode, self._news())
-        if not is_running and not self.has_ended and (failed := self._end()) is not None:
-            yield encode(failed)
-
-    def _news(self) -> Iterator[Event]:
-        starts = sorted((self.folder.path / PRIVATE).glob("start-*"))
+    def _hear_ranks(self) -> None:
+        """Announce what the ranks have said since the last time."""
+        starts = sorted(self.private.glob("start-*"))
         if len(starts) > len(self.starts):
             self._lost = self._what_was_lost(self.starts[-1]) if self.starts else ""
             self.starts, self.failed, self._met = starts, None, False
         if not starts:
             return
-        if not self._met and len(places := read_places(starts[-1])) == self.plan.batch.processes:
+        if not self._met and len(places := read_places(starts[-1])) == self.world:
             self._met = True
             self.folder.write_status("running", nodes=node_info.as_json(nodes_of(places)))
-            yield self._note_of_start(places)
+            where = "; ".join(f"rank {place.rank} on {place}" for place in places)
+            if len(starts) == 1:
+                self._hear(Note(f"Training on Ray: {where}.", "info"))
+            else:
+                checkpoint = Path(str(read_object(starts[-1] / "0.json").get("checkpoint") or "the beginning")).name
+                restart = f"restart {len(starts) - 1} of {self.plan.config.max_failures}"
+                self._hear(Note(f"{self._lost}. All ranks continue from {checkpoint} ({restart}): {where}."))
         for file in sorted(starts[-1].glob("*.jsonl")):
             with file.open("rb") as opened:
                 opened.seek(self._read.get(file, 0))
                 text = opened.read()
             whole = text[: text.rfind(b"\n") + 1]
             self._read[file] = self._read.get(file, 0) + len(whole)
-            events = [decode(line) for line in whole.decode(errors="replace").splitlines()]
-            for event in (event for event in events if event is not None):
-                self.has_ended |= isinstance(event, Ended)
+            for event in map(decode, whole.decode(errors="replace").splitlines()):
                 if isinstance(event, Failed):
                     self.failed = self.failed or event
-                else:
-                    yield event
+                elif event is not None:
+                    self._hear(event)
 
     def _what_was_lost(self, start: Path) -> str:
         """The process or machine whose loss has ended a start."""
@@ -141,56 +177,33 @@ class RankFiles:
             return f"Machine {gone[0].host} ({gone[0].address}) is gone, with rank {ranks}"
         return said[0].partition("\n")[0] if said else "A rank was lost"
 
-    def _note_of_start(self, places: list[RankPlace]) -> Note:
-        where = "; ".join(f"rank {place.rank} on {place}" for place in places)
-        if len(self.starts) == 1:
-            return Note(f"Training on Ray: {where}.", "info")
-        checkpoint = str(read_object(self.starts[-1] / "0.json").get("checkpoint") or "the beginning")
-        restart = f"restart {len(self.starts) - 1} of {self.plan.config.max_failures}"
-        return Note(f"{self._lost}. All ranks continue from {Path(checkpoint).name} ({restart}): {where}.")
-
-    def _end(self) -> Failed | None:
+    def _why_failed(self) -> Failed | None:
         """Why the run failed: of Ray Train, unless an error of the run itself ended it."""
         is_cause = self.failed is None or self.failed.exit_code == RunFailed.exit_code
         if self.failure is None or not is_cause:
             return self.failed
         restarts = len(self.starts) - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
-        lost = (
-            self._what_was_lost(self.starts[-1]) if self.starts and not isinstance(self.failure, AitrainError) else ""
-        )
-        why = cause_of(self.failure) if lost in ("", "A rank was lost") else lost
+        is_ours = isinstance(self.failure, AitrainError) or not self.starts
+        lost = "A rank was lost" if is_ours else self._what_was_lost(self.starts[-1])
+        why = cause_of(self.failure) if lost == "A rank was lost" else lost
         return Failed(f"{why}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 
     def _is_given_up(self) -> bool:
         """Whether Ray Train waits for machines although the run is to stop, or a machine does not end its ranks."""
-        is_waiting = not self._met or self.failed is not None or (self.folder.path / PRIVATE / KILL).exists()
+        is_waiting = not self._met or self.failed is not None or (self.private / KILL).exists()
         return is_waiting and time.monotonic() - self.stopped > STOP_SECONDS
 
-    def send(self, number: signal.Signals) -> None:
-        """Ask the ranks to finish their step, save and leave."""
-        self._ask(STOP)
-
-    def kill(self) -> None:
-        """SIGKILL to each of them, and to all that they have started."""
-        self._ask(KILL)
-
-    def _ask(self, what: str) -> None:
+    def _send(self, number: signal.Signals) -> None:
+        """Ask the ranks to finish their step, save and leave, or end them."""
         self.stopped = min(self.stopped, time.monotonic())
         with suppress(OSError):  # Ray Train has ended
-            (self.folder.path / PRIVATE / what).touch()
-
-    def wait(self, seconds: float) -> None:
-        """Ray ends what is left when the command disconnects."""
+            (self.private / (KILL if number == signal.SIGKILL else STOP)).touch()
 
 
 def training_needs() -> dict[str, float]:
     """What one training process reserves: a GPU, if the cluster has one."""
     return {"CPU": 1.0, "GPU": 1.0} if has_gpus() else {"CPU": 1.0}
-
-
-def _in_words(needs: dict[str, float]) -> str:
-    return " and ".join(f"{count:g} {name}" for name, count in needs.items())
 
 
 def fit(plan: RunPlan, folder: RunFolder, server: dict[str, str]) -> None:
@@ -232,3 +245,189 @@ def cause_of(error: BaseException | None) -> str:
         lines = lines[-1:]
     text = " ".join(line.strip() for line in lines)[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
+
+
+# -- in a worker of Ray Train
+
+
+def run_rank(config: dict[str, RankJob]) -> None:
+    """The training function of Ray Train: the parent of one rank, whose machine may have others with parents of their
+    own. It raises if the process was lost, so that Ray starts all ranks again; after an error of the run itself it
+    returns, as that would happen again.
+
+    Raises:
+        RunFailed: the process ended without an error message.
+        ConfigError: this machine does not share the folders of the run.
+    """
+    import ray.train
+    import ray.util
+    from ray.train.collective import broadcast_from_rank_zero
+
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
+    job, context = config["job"], ray.train.get_context()
+    number, address = context.get_world_rank(), ray.util.get_node_ip_address()
+    for folder in (job.working_directory, job.folder.path):
+        if not os.path.isdir(folder):
+            raise ConfigError(f"{socket.gethostname()} has no folder {folder}, which all machines must share")
+    start = broadcast_from_rank_zero(first_words(job, address) if number == 0 else None)
+    if start["version"] != aitrain.__version__:
+        raise ConfigError(f"{socket.gethostname()} has aitrain {aitrain.__version__}, rank 0 {start['version']}")
+    os.chdir(job.working_directory)
+    os.environ.update(job.variables)
+    said = job.folder.path / PRIVATE / start["name"]
+    place = RankPlace(number, socket.gethostname(), address, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    write_json(said / f"{number}.json", {**asdict(place), "checkpoint": start["checkpoint"]})
+    deadline, world = time.monotonic() + MEET_SECONDS, context.get_world_size()
+    while len(places := read_places(said)) < world:
+        if time.monotonic() > deadline:
+            raise RunFailed(f"{socket.gethostname()} does not see the files of all ranks in {said}")
+        time.sleep(LOOK)
+    local = context.get_local_rank(), context.get_local_world_size()
+    processes = parent_of(
+        LaunchedRank(number, world, *local, start["address"], start["port"]), places, job, partial(say, said, number)
+    )
+    processes.checkpoint = Path(start["checkpoint"]) if start["checkpoint"] else None
+    with listening(processes):
+        end = processes.run()
+    if processes.lost is not None and processes.last is None and not processes.stops:
+        write_json(said / f"{number}.lost", {"message": getattr(end, "message", "")})
+        raise RunFailed(getattr(end, "message", ""))
+
+
+def first_words(job: RankJob, address: str) -> dict[str, Any]:
+    """What rank 0 decides for a start: its name, where the ranks meet, and the checkpoint."""
+    private = job.folder.path / PRIVATE
+    number = sum(path.is_dir() and path.name.startswith("start-") for path in private.iterdir())
+    checkpoint = job.plan.checkpoint
+    if any((private / f"start-{earlier:03d}" / "0.steps").exists() for earlier in range(number)):
+        checkpoint = newest_checkpoint(job.folder, lambda _: None) or checkpoint
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    name = f"start-{number:03d}"
+    (private / name).mkdir()
+    return {
+        "name": name,
+        "version": aitrain.__version__,
+        "address": address,
+        "port": port,
+        "checkpoint": str(checkpoint) if checkpoint else None,
+    }
+
+
+def read_places(said: Path) -> list[RankPlace]:
+    """The places of the ranks of a start that are known, in the order of the ranks."""
+    found = [read_object(file) for file in said.glob("*.json")]
+    names = ("host", "address", "gpus")
+    places = [RankPlace(int(str(each["rank"])), *(str(each[name]) for name in names)) for each in found if each]
+    return sorted(places, key=lambda place: place.rank)
+
+
+def nodes_of(places: list[RankPlace]) -> list[NodeInfo]:
+    """The machines of a start, in the order of their first ranks."""
+    addresses = list(dict.fromkeys(place.address for place in places))
+    here = [[place for place in places if place.address == address] for address in addresses]
+    return [
+        NodeInfo(number, each[0].host, each[0].address, sum(bool(place.gpus) for place in each))
+        for number, each in enumerate(here)
+    ]
+
+
+def say(said: Path, rank: int, event: Event) -> None:
+    """Write an event to the file of its rank."""
+    append_text(said / f"{rank}.jsonl", encode(event))
+    if isinstance(event, Step):
+        (said / f"{rank}.steps").touch()
+
+
+def parent_of(rank: LaunchedRank, places: list[RankPlace], job: RankJob, announce: Announce) -> Processes:
+    """The parent of one rank, which gets the GPUs and the cores of its machine that all ranks there have."""
+    here = [place for place in places if place.address == places[rank.rank].address]
+    plan = replace(
+        job.plan,
+        gpus=tuple(place.gpus for place in here if place.gpus),
+        batch=replace(job.plan.batch, processes=len(here)),
+    )
+    nodes = nodes_of(places)
+    node = [each.address for each in nodes].index(here[0].address)
+    return Processes(plan, job.folder, announce, ranks=[rank], node=node, machines=nodes, server=job.server)
+
+
+@contextmanager
+def listening(processes: Processes) -> Iterator[None]:
+    """Do what the command asks for, in a thread."""
+    over, private = threading.Event(), processes.folder.path / PRIVATE
+
+    def look() -> None:
+        while not over.wait(LOOK):
+            if (private / KILL).exists():
+                processes.stops = 1
+                processes.stop()  # the second time
+            elif (private / STOP).exists() and not processes.stops:
+                processes.stop()
+
+    threading.Thread(target=look, name="ray", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+# -- the vLLM servers
+
+
+@dataclass
+class ServerHost:
+    """Starts the servers, restarts those that die, and ends them. A Ray actor."""
+
+    plan: RunPlan
+    folder: RunFolder
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def start(self) -> dict[str, str]:
+        """Start the servers, which listen at this machine's address; environment variables for training processes.
+
+        Raises:
+            RunFailed: a server cannot be started.
+        """
+        import ray.util
+
+        gpus = tuple(gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu)
+        config = self.plan.config.model_copy(update={"vllm_listen_address": ray.util.get_node_ip_address()})
+        plan = replace(self.plan, config=config, server_gpus=gpus)
+        return self._stack.enter_context(managed_server(plan, self.folder, lambda event: None))
+
+    def close(self) -> None:
+        """End the servers."""
+        self._stack.close()
+
+
+@contextmanager
+def server_on_ray(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[dict[str, str]]:
+    """Run the vLLM servers of a plan, if it has some, on a machine that Ray chooses; yields the environment variables
+    with which training processes reach them.
+
+    Raises:
+        RunFailed: a server cannot be started.
+    """
+    if not starts_server(plan.config):
+        yield {}
+        return
+    announce(Phase("starting vLLM on a machine of Ray"))
+    import ray
+
+    gpus = plan.config.vllm_servers * plan.config.vllm_server_gpus if has_gpus() else 0
+    actor = ray.remote(num_cpus=1, num_gpus=gpus, max_concurrency=2)(ServerHost)
+    host = actor.remote(replace(plan, sources={}), folder)
+    starting = host.start.remote()
+    try:
+        while not ray.wait([starting], timeout=0.1)[0]:
+            pass  # Ctrl-C is heard
+        try:
+            variables = ray.get(starting)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, AitrainError) else RunFailed(str(error.cause)) from None
+        yield variables
+    finally:
+        with suppress(Exception):  # it is gone
+            ray.get(host.close.remote(), timeout=PATIENCE)

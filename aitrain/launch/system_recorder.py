@@ -62,7 +62,16 @@ class SystemRecorder:
     def sample(self) -> dict[str, float]:
         """One line: `cpu_cores` since the last sample, `memory_gib` of the run's processes (pages that processes share
         count in each), `free_memory_gib` of the machine, and `gpu_use/<index>` and `gpu_memory_gib/<index>`."""
-        now, (cpu, memory), free = time.time(), _processes(), free_memory()
+        import psutil  # here, as commands that check or start a run have no time for it
+
+        cpu, memory = Cpu(), 0
+        own = psutil.Process(os.getpid())
+        for process in (own, *own.children(recursive=True)):
+            with suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                cpu[process.pid, process.create_time()] = times.user + times.system
+                memory += process.memory_info().rss
+        now, free = time.time(), free_memory()
         then, before = self._before
         used = sum(seconds - before.get(process, 0.0) for process, seconds in cpu.items())
         self._before = now, cpu
@@ -77,20 +86,6 @@ class SystemRecorder:
             **{f"gpu_memory_gib/{index}": gib for index, (_, gib) in (gpus or {}).items()},
         }
         return {name: value for name, value in values.items() if value is not None}
-
-
-def _processes() -> tuple[Cpu, int]:
-    """CPU seconds and bytes of resident memory of this process and its descendants."""
-    import psutil  # here, as commands that check or start a run have no time for it
-
-    cpu, memory = Cpu(), 0
-    own = psutil.Process(os.getpid())
-    for process in (own, *own.children(recursive=True)):
-        with suppress(psutil.Error), process.oneshot():
-            times = process.cpu_times()
-            cpu[process.pid, process.create_time()] = times.user + times.system
-            memory += process.memory_info().rss
-    return cpu, memory
 
 
 def halve(path: Path) -> int:

@@ -20,8 +20,7 @@ from optuna.trial import TrialState, create_trial
 from aitrain.cli import main
 from aitrain.errors import ConfigError
 from aitrain.launch import sweep
-from aitrain.launch.sweep import device_shares
-from aitrain.launch.sweep_plan import SweepPlan, check_sweep
+from aitrain.launch.sweep import SweepPlan, check_sweep, device_shares
 from aitrain.options.sweep import SweepConfig
 from aitrain.runs.run_list import look
 from aitrain.ui.run_rows import run_row

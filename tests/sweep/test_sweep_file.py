@@ -10,7 +10,7 @@ import yaml
 
 from aitrain.cli import main
 from aitrain.errors import ConfigError
-from aitrain.launch.sweep_plan import SweepPlan, check_sweep
+from aitrain.launch.sweep import SweepPlan, check_sweep
 from aitrain.options.reading import resolve
 from aitrain.options.sweep import SweepConfig
 from tests.sweep.test_sweep import OPTIONS, PLANTED, write_file

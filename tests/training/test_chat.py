@@ -12,8 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from aitrain import EnvironmentFailed
-from aitrain.jobs.chat import answer_lines
-from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, open_session
+from aitrain.jobs.chat import ChatSession, Silent, answer_lines, answers_and_scores, open_session
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
 from tests.conftest import write

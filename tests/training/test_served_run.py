@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from aitrain.errors import RunFailed
 from aitrain.events import SERVER_VARIABLE, Failed, decode
-from aitrain.launch.local_processes import PYTHON, WORKER
+from aitrain.launch.processes import PYTHON, WORKER
 from aitrain.options.train import TrainConfig
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines
