@@ -73,16 +73,16 @@ class SmallServer(Fake):
             torch.manual_seed((body["seed"] + number) % 2**63)
         ids = policy.generate(
             input_ids=torch.tensor([prompt]), max_new_tokens=body["max_tokens"], do_sample=heat > 0,
-            temperature=heat or None, top_k=0 if heat else None, top_p=1.0 if heat else None,
+            temperature=heat or None, top_k=body["top_k"] if heat else None, top_p=1.0 if heat else None,
         )[0]  # fmt: skip
         answer = ids[len(prompt) :]
         logits = policy(ids[None]).logits[0, :-1] / (heat or 1.0)
+        if body["top_k"] > 0:
+            logits = logits.masked_fill(logits < logits.topk(body["top_k"]).values[:, -1:], -torch.inf)
         logprobs = logits[len(prompt) - 1 :].log_softmax(-1)
         said = logprobs.gather(-1, answer[:, None])[:, 0].tolist()
         likeliest = [dict(zip(*map(torch.Tensor.tolist, (top.indices, top.values)), strict=True))
                      for top in (row.topk(max(1, body["logprobs"])) for row in logprobs)]  # fmt: skip
-        if body.get("top_k") == 1:  # only the likeliest may be drawn
-            said = [0.0] * len(said)
         return {
             "index": index,
             "prompt_token_ids": prompt,

@@ -100,7 +100,7 @@ def start(tmp_path: Path, small_model: Path, server: SmallServer, preloaded_aitr
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(start: Start, server: SmallServer) -> None:
-    run = start(processes=2, peft=True)
+    run = start(processes=2, peft=True, rl_top_k=20)
     run.wait_for_step(2)
     server.restart()
     assert run.end() == []
