@@ -77,7 +77,8 @@ class WeightSync(ABC):
         try:
             if self._removal is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                fcntl.flock(os.open(self.folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends
+                with suppress(OSError):  # not every file system of run folders has locks
+                    fcntl.flock(os.open(self.folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends
                 self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
             for before in self.folder.iterdir():
                 shutil.rmtree(before, ignore_errors=True)

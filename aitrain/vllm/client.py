@@ -79,14 +79,11 @@ class VLLMClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerGoneError(f"{path}: {type(error).__name__}: {error}") from None
         if response.status_code >= 400:
-            raise self._failure(path, response)
+            what = f"{path}: {response.status_code}: {error_text(response)}"
+            if response.status_code >= 500:
+                raise ServerGoneError(what)
+            raise ServerRefusedError(f"The vLLM server at {self.url} refuses {what}", response.status_code)
         return response.json() if "json" in response.headers.get("content-type", "") else response.text
-
-    def _failure(self, path: str, response: httpx.Response) -> Exception:
-        what = f"{path}: {response.status_code}: {error_text(response)}"
-        if response.status_code >= 500:
-            return ServerGoneError(what)
-        return ServerRefusedError(f"The vLLM server at {self.url} refuses {what}", response.status_code)
 
 
 def error_text(response: httpx.Response) -> str:

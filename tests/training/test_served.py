@@ -270,7 +270,7 @@ def test_a_request_says_every_sampling_option_and_no_more_tokens_at_least_than_a
     assert body.pop("cache_salt")
     always = {
         "model": "base", "min_p": 0.0, "stop_token_ids": [END], "logprobs": 0, "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
+        "return_tokens_as_token_ids": True, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0,
     }  # fmt: skip
     assert body == always | {
         "prompt": [[1, 2]], "max_tokens": 30, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "repetition_penalty": 1.1,
