@@ -139,7 +139,7 @@ class LogprobCheck:
         gap = await self.difference(engine)
         if gap <= BOUND:  # not so for nan either
             return
-        differ = f"differ from the trainer's by {gap:.2f} on average after the weight sync"
+        url, differ = engine.fleet.urls, f"differ from the trainer's by {gap:.2f} on average after the weight sync"
         if self.notify is None:
             advice = (
                 "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
@@ -147,11 +147,10 @@ class LogprobCheck:
             if is_adapter:
                 advice = "Only the adapter is synced: restart the server with the same base model as the run (--model)."
             raise RunFailed(
-                f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities {differ}.\n"
-                f"{advice}"
+                f"The vLLM server at {url} does not have this run's weights: its log-probabilities {differ}.\n{advice}"
             )
         self.notify(
-            f"The log-probabilities of the vLLM server at {engine.url} {differ}: its base is rounded in another way."
+            f"The log-probabilities of the vLLM server at {url} {differ}: its base is rounded in another way."
             " Importance weights correct that; a small metric sampling/importance_sampling_ratio/mean means that the"
             " rounding is too coarse for this model."
         )
@@ -169,7 +168,7 @@ class LogprobCheck:
             if is_adapter:
                 advice = "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
             raise RunFailed(
-                f"The vLLM server at {engine.url} does not generate with the weights that it was sent: the"
+                f"The vLLM server at {engine.fleet.urls} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
                 f" the server's by {max(share, 0.0):.0%} of that.\n{advice}"
             )

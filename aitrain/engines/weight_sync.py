@@ -54,7 +54,7 @@ class WeightSync(ABC):
         self.model, self.dtype = model, dtype
         self.folder = folder.absolute()
         self.writes = writes
-        """Whether this process writes the files."""
+        """Whether this process writes the files, and loads them on the servers."""
         self._prefix = f"{LOADED}{_name_of(self.folder)}-"
         """Beginning of the servers' names for the weights of this run."""
         self._removal: Callable[[], object] | None = None

@@ -83,8 +83,8 @@ def _make_engine(run: RunContext, base: ServerModel, trainer: EpisodeTrainer, en
     checks = {url: LogprobCheck.of(forward, trainer.processing_class, noted) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
-        await checks[engine.url].compare(engine)
+        await checks[engine.fleet.urls].compare(engine)
 
-    engine = VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, writes, check)
+    engine = VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, check)
     engine.together = forward.led_by_main
     return engine
