@@ -42,6 +42,8 @@ class Kills:
     """Kills a server in the middle of the second batch of the first process. Half of the episodes continue at once,
     with the other server; the others wait until it is back."""
 
+    concurrent = True
+
     def __init__(self):
         self.lock, self.turns = threading.Lock(), 0
 
