@@ -91,10 +91,10 @@ class LogprobCheck:
     model; later, whether the server's log-probabilities change with the policy's."""
 
     forward: SharedForward
-    prompts: list[list[int]]
+    tokenizer: Any
     notify: Callable[[str], None] | None = None
     """Gets the message about a server that does not have the same model; None: the run ends with it."""
-    _rows: list[list[int]] = field(default_factory=list, init=False)
+    _rows: Rows = field(default_factory=list, init=False)
     """The prompts, each followed by the server's completion at the first load."""
     _own: Logprobs = field(default_factory=dict, init=False)
     _served: Logprobs = field(default_factory=dict, init=False)
@@ -102,13 +102,8 @@ class LogprobCheck:
     _follows: bool = field(default=False, init=False)
     """Whether the server's have changed with the policy's since."""
 
-    @classmethod
-    def of(
-        cls, model: Any | SharedForward, tokenizer: Any, notify: Callable[[str], None] | None = None
-    ) -> LogprobCheck:
-        """A check with a few short prompts."""
-        forward = model if isinstance(model, SharedForward) else SharedForward(model)
-        return cls(forward, [tokenizer(text)["input_ids"] for text in TEXTS], notify)
+    def __post_init__(self) -> None:
+        self.prompts: Rows = [self.tokenizer(text)["input_ids"] for text in TEXTS]
 
     async def compare(self, engine: VLLMServerEngine) -> None:
         """Compare server and model after a load, if a comparison is due.

@@ -80,7 +80,7 @@ def _make_engine(run: RunContext, base: ServerModel, trainer: EpisodeTrainer, en
         if len(urls) > 1:
             note_servers(dict.fromkeys(urls, "live"))
     noted = notify_difference(run.config, base, run.note)
-    checks = {url: LogprobCheck.of(forward, trainer.processing_class, noted) for url in urls}
+    checks = {url: LogprobCheck(forward, trainer.processing_class, noted) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
         await checks[engine.fleet.urls].compare(engine)
