@@ -207,10 +207,8 @@ async def served_model(url: str, wanted: str | None, transport: httpx.AsyncBaseT
     if response.status_code in (401, 403):
         raise ConfigError(_refused(url, response))
     if len(names) != 1:
-        known = (
-            f"it lists {', '.join(names[:5])}" if names else f"{url}/models lists none (status {response.status_code})"
-        )
-        raise ConfigError(f"model_name: name the model at {url} with --model-name: {redact(known)}")
+        known = redact(", ".join(names[:5])) or f"none (status {response.status_code})"
+        raise ConfigError(f"model_name: name the model at {url} with --model-name: {url}/models lists {known}")
     return names[0]
 
 

@@ -91,10 +91,10 @@ class LogprobCheck:
     model; later, whether the server's log-probabilities change with the policy's."""
 
     forward: SharedForward
-    prompts: list[list[int]]
+    tokenizer: Any
     notify: Callable[[str], None] | None = None
     """Gets the message about a server that does not have the same model; None: the run ends with it."""
-    _rows: list[list[int]] = field(default_factory=list, init=False)
+    _rows: Rows = field(default_factory=list, init=False)
     """The prompts, each followed by the server's completion at the first load."""
     _own: Logprobs = field(default_factory=dict, init=False)
     _served: Logprobs = field(default_factory=dict, init=False)
@@ -102,13 +102,8 @@ class LogprobCheck:
     _follows: bool = field(default=False, init=False)
     """Whether the server's have changed with the policy's since."""
 
-    @classmethod
-    def of(
-        cls, model: Any | SharedForward, tokenizer: Any, notify: Callable[[str], None] | None = None
-    ) -> LogprobCheck:
-        """A check with a few short prompts."""
-        forward = model if isinstance(model, SharedForward) else SharedForward(model)
-        return cls(forward, [tokenizer(text)["input_ids"] for text in TEXTS], notify)
+    def __post_init__(self) -> None:
+        self.prompts: Rows = [self.tokenizer(text)["input_ids"] for text in TEXTS]
 
     async def compare(self, engine: VLLMServerEngine) -> None:
         """Compare server and model after a load, if a comparison is due.
@@ -139,7 +134,7 @@ class LogprobCheck:
         gap = await self.difference(engine)
         if gap <= BOUND:  # not so for nan either
             return
-        differ = f"differ from the trainer's by {gap:.2f} on average after the weight sync"
+        url, differ = engine.fleet.urls, f"differ from the trainer's by {gap:.2f} on average after the weight sync"
         if self.notify is None:
             advice = (
                 "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
@@ -147,11 +142,10 @@ class LogprobCheck:
             if is_adapter:
                 advice = "Only the adapter is synced: restart the server with the same base model as the run (--model)."
             raise RunFailed(
-                f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities {differ}.\n"
-                f"{advice}"
+                f"The vLLM server at {url} does not have this run's weights: its log-probabilities {differ}.\n{advice}"
             )
         self.notify(
-            f"The log-probabilities of the vLLM server at {engine.url} {differ}: its base is rounded in another way."
+            f"The log-probabilities of the vLLM server at {url} {differ}: its base is rounded in another way."
             " Importance weights correct that; a small metric sampling/importance_sampling_ratio/mean means that the"
             " rounding is too coarse for this model."
         )
@@ -169,7 +163,7 @@ class LogprobCheck:
             if is_adapter:
                 advice = "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
             raise RunFailed(
-                f"The vLLM server at {engine.url} does not generate with the weights that it was sent: the"
+                f"The vLLM server at {engine.fleet.urls} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
                 f" the server's by {max(share, 0.0):.0%} of that.\n{advice}"
             )

@@ -84,13 +84,12 @@ class Sampling:
     def vllm_extras(self, eos_ids: Sequence[int], limit: int) -> dict[str, Any]:
         """The fields of vLLM's SamplingParams, and of its HTTP requests, beside temperature, top_k, top_p, min_p and
         repetition_penalty, for answers of at most `limit` tokens."""
-        extras: dict[str, Any] = {"stop_token_ids": list(eos_ids)}
-        if self.presence_penalty:
-            extras["presence_penalty"] = self.presence_penalty
-        if self.frequency_penalty:
-            extras["frequency_penalty"] = self.frequency_penalty
-        if self.min_new_tokens:
-            extras["min_tokens"] = min(self.min_new_tokens, limit)  # vLLM refuses more than the limit
+        extras: dict[str, Any] = {
+            "stop_token_ids": list(eos_ids),
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "min_tokens": min(self.min_new_tokens, limit),  # vLLM refuses more than the limit
+        }
         if self.stop:
             # special tokens count as their text, as in StopStrings
             extras |= {"stop": list(self.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}

@@ -80,8 +80,6 @@ class VLLMServerEngine:
     """How `generate` samples."""
     context: int | None = None
     """Maximum tokens of prompt and completion."""
-    is_main_process: bool = True
-    """Whether this process loads the weights."""
     check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
     """Called after each load of weights for each server that lives, with an engine of this server alone, by the process
     that loads them."""
@@ -99,11 +97,6 @@ class VLLMServerEngine:
     """Size and duration of the last load of weights by this process."""
     _restarts_elsewhere: int = field(default=0, init=False)
     """Restarts that another rank has noticed, and this one has not."""
-
-    @property
-    def url(self) -> str:
-        """The server's address; of several, all with commas."""
-        return self.fleet.urls
 
     @property
     def restarts(self) -> int:
@@ -225,11 +218,11 @@ class VLLMServerEngine:
         new, start = WeightVersion(version, self.fleet.loads + 1), time.monotonic()
         with activity.own.doing("weight sync"), self.failing_together(gather_object), self.together():
             self.last_bytes = self.fleet.sync.write(new)
-            if self.is_main_process:
+            if self.fleet.sync.writes:
                 await self.settled(self.fleet.load(new))
                 await self.settled(_check_servers(self))
                 self.last_seconds = time.monotonic() - start
-        if not self.is_main_process:
+        if not self.fleet.sync.writes:
             self.fleet.note_loaded(new)
         self.weight_version = version
 

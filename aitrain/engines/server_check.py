@@ -12,7 +12,7 @@ import torch
 from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.event_loop import EventLoop
-from aitrain.vllm.adapter_ranks import RANKS, served_rank
+from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE
 from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_process import EXTENSION, UNCHUNKED
@@ -46,15 +46,16 @@ class ServerNeeds:
     @property
     def command(self) -> str:
         """The command that starts such a server."""
-        adapter = f" --enable-lora --max-lora-rank {served_rank(self.rank) or RANKS[-1]}" if self.rank else ""
-        mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True " if self.rank else "VLLM_SERVER_DEV_MODE=1 "
-        mode = "" if self.keeps_weights else mode
-        extension = " " + EXTENSION.replace("=", " ")
-        adapter = adapter or (extension if self.is_on_cpu and not self.keeps_weights else "")
+        before, after = "", ""
+        if self.rank:
+            before = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True "
+            after = f" --enable-lora --max-lora-rank {needed_rank(self.rank)}"
+        elif self.trains:
+            before, after = "VLLM_SERVER_DEV_MODE=1 ", " " + EXTENSION.replace("=", " ") if self.is_on_cpu else ""
         on_cpu = f" {UNCHUNKED}" if self.is_on_cpu else ""
         logprobs = " --logprobs-mode processed_logprobs" if self.trains else ""
         options = f"--max-model-len {self.context} --generation-config vllm{logprobs}"
-        return f"{mode}vllm serve {self.model} {options}{on_cpu}{adapter}"
+        return f"{before}vllm serve {self.model} {options}{on_cpu}{after}"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from aitrain.vllm.client import HEALTH_SECONDS, VLLMClient
 
 T = TypeVar("T")
 
+CURRENT_SECONDS = 1.0
+"""How long a check of a server's weights holds for requests that begin: no server restarts faster."""
 POLL_SECONDS = 1.0
 """Seconds between two checks whether a server is back."""
 SETTLE_SECONDS = 0.05
@@ -148,24 +150,26 @@ class ServerFleet:
             if not self.live:
                 await self._wait_for_one()
             server = self.live[place % len(self.live)]
-            returns, restarts = server.returns, server.restarts
-            refusal: ServerRefusedError | None = None
+            returns = server.returns
             try:
+                if self.policy is None:  # else the request names the weights
+                    await self._ensure_loaded(server, time.monotonic() - CURRENT_SECONDS)
+                restarts = server.restarts
                 try:
                     result = await attempt(server)
-                except ServerRefusedError as refused:  # as of an adapter that a server lost when it was restarted
-                    refusal = refused
-                if refusal is not None or self.policy is None:  # else the request has named the weights
+                except ServerRefusedError as refused:
+                    if self.policy is None or refused.status != 404:
+                        raise
+                    self.cause = str(refused)
+                    await self._ensure_loaded(server)  # it has lost the adapter when it was restarted
+                    continue
+                if self.policy is None:
                     await self._ensure_loaded(server, time.monotonic())
+                if server.restarts == restarts:
+                    return result
+                self.cause = "it was restarted, and had lost the weights of the policy"
             except (ServerGoneError, ServerTimeoutError) as error:
                 await self._lose(server, returns, error)
-                continue
-            if server.restarts > restarts:
-                self.cause = "it was restarted, and had lost the weights of the policy"
-            elif refusal is not None:
-                raise refusal
-            else:
-                return result
         raise RunFailed(f"{self._name} failed {attempts} times at the same request: {self.cause}")
 
     async def settle(self) -> None:

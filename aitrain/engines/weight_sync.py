@@ -54,7 +54,7 @@ class WeightSync(ABC):
         self.model, self.dtype = model, dtype
         self.folder = folder.absolute()
         self.writes = writes
-        """Whether this process writes the files."""
+        """Whether this process writes the files, and loads them on the servers."""
         self._prefix = f"{LOADED}{_name_of(self.folder)}-"
         """Beginning of the servers' names for the weights of this run."""
         self._removal: Callable[[], object] | None = None
@@ -77,7 +77,8 @@ class WeightSync(ABC):
         try:
             if self._removal is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                fcntl.flock(os.open(self.folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends
+                with suppress(OSError):  # not every file system of run folders has locks
+                    fcntl.flock(os.open(self.folder, os.O_RDONLY), fcntl.LOCK_SH)  # until this process ends
                 self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
             for before in self.folder.iterdir():
                 shutil.rmtree(before, ignore_errors=True)

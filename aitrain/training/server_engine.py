@@ -80,11 +80,11 @@ def _make_engine(run: RunContext, base: ServerModel, trainer: EpisodeTrainer, en
         if len(urls) > 1:
             note_servers(dict.fromkeys(urls, "live"))
     noted = notify_difference(run.config, base, run.note)
-    checks = {url: LogprobCheck.of(forward, trainer.processing_class, noted) for url in urls}
+    checks = {url: LogprobCheck(forward, trainer.processing_class, noted) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
-        await checks[engine.url].compare(engine)
+        await checks[engine.fleet.urls].compare(engine)
 
-    engine = VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, writes, check)
+    engine = VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, check)
     engine.together = forward.led_by_main
     return engine

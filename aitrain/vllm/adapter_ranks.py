@@ -8,18 +8,13 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank`; tests/vllm/test_server.py keeps them equal to vLLM's."""
 
 
-def served_rank(rank: int) -> int | None:
-    """The smallest value of `--max-lora-rank` that an adapter of this rank fits in; None where it fits in none."""
-    return next((possible for possible in RANKS if possible >= rank), None)
-
-
 def needed_rank(rank: int) -> int:
-    """The value of `--max-lora-rank` for adapters of this rank.
+    """The smallest value of `--max-lora-rank` that an adapter of this rank fits in.
 
     Raises:
         ConfigError: vLLM serves none of this rank.
     """
-    fitting = served_rank(rank)
-    if fitting is None:
-        raise ConfigError(f"lora_r: vLLM serves adapters of rank {RANKS[-1]} at most, not {rank}")
-    return fitting
+    for possible in RANKS:
+        if possible >= rank:
+            return possible
+    raise ConfigError(f"lora_r: vLLM serves adapters of rank {RANKS[-1]} at most, not {rank}")

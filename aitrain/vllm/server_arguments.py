@@ -37,14 +37,11 @@ SET_BY_AITRAIN = (
 """Arguments that a training needs as aitrain sets them."""
 
 OTHER_SERVERS = (
-    "api_server_count", "data_parallel_address", "data_parallel_backend", "data_parallel_external_lb",
-    "data_parallel_hybrid_lb", "data_parallel_rank", "data_parallel_rpc_port", "data_parallel_size_local",
-    "data_parallel_start_rank", "data_parallel_supervisor_port", "enable_ssl_refresh", "grpc", "headless",
-    "master_addr", "master_port", "nnodes", "node_rank", "root_path", "runner", "ssl_ca_certs", "ssl_cert_reqs",
-    "ssl_certfile", "ssl_ciphers", "ssl_keyfile", "tokens_only", "uds",
+    "api_server_count", "enable_ssl_refresh", "grpc", "headless", "nnodes", "root_path", "runner", "tokens_only", "uds",
 )  # fmt: skip
-"""Arguments of servers that aitrain does not start: on several machines, with several processes that answer requests,
-each with its own list of adapters, or at other addresses than http://HOST:PORT."""
+OTHER_KINDS = ("data_parallel_", "master_", "node_", "ssl_")
+"""Arguments, and beginnings of such, of servers that aitrain does not start: on several machines, with several
+processes that answer requests, each with its own list of adapters, or at other addresses than http://HOST:PORT."""
 
 SECRETS = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
 """Arguments that are secrets, and the environment variables for them."""
@@ -70,7 +67,7 @@ def check_server_arguments(given: Mapping[str, object]) -> None:
             raise ConfigError(f"--vllm-args {key}: aitrain sets it by itself: leave it out")
         if name in SECRETS:
             raise ConfigError(f"--vllm-args {key}: a secret: set {SECRETS[name]} in the environment")
-        if name in OTHER_SERVERS:
+        if name in OTHER_SERVERS or name.startswith(OTHER_KINDS):
             raise ConfigError(
                 f"--vllm-args {key}: aitrain does not start such servers\n"
                 "Leave it out, or start the server yourself and give its address: --vllm-server-url."

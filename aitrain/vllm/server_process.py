@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from aitrain.errors import RunFailed, did_you_mean
 from aitrain.execution.process_tree import ProcessTree
@@ -137,6 +138,12 @@ class ServerConfig:
     program: tuple[str, ...] = PROGRAM
     """Command, without the arguments."""
 
+    modes: ClassVar[Mapping[str, str]] = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    }
+    """Environment variables with which it takes weights and adapters."""
+
     def names(self, mark: str) -> tuple[str, ...]:
         """Served names of the model; the last one shows that it is this server that answers on the port."""
         return (MODEL_NAME, mark)
@@ -174,21 +181,20 @@ class ServerConfig:
             GUARD,
         ]
 
-    def environment(self) -> dict[str, str]:
-        """Environment variables of the server.
+    def variables(self) -> dict[str, str]:
+        """The environment variables that this machine needs for vLLM; the user's own values win.
 
         Compilation is disabled on CPU: the first request for log-probabilities would take up to 13 s.
         """
-        defaults = {"TOKENIZERS_PARALLELISM": "false"}
-        on_cpu = {} if self.gpus else {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
-        ours = {
-            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
-            "PYTHONUNBUFFERED": "1",
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-            KEY_VARIABLE: self.key,
-        }
-        return {**defaults, **on_cpu, **os.environ, **ours}
+        if self.gpus:
+            return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
+        return {name: os.environ.get(name, value) for name, value in on_cpu.items()}
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the server."""
+        ours = {"CUDA_VISIBLE_DEVICES": "", **self.variables(), "PYTHONUNBUFFERED": "1", KEY_VARIABLE: self.key}
+        return {"TOKENIZERS_PARALLELISM": "false", **os.environ, **ours, **self.modes}
 
 
 @dataclass

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from aitrain.errors import ConfigError
 from aitrain.runs.json_values import as_int, as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import read_object
-from aitrain.vllm.addresses import KEY_VARIABLE
 from aitrain.vllm.server_process import GUARD, PROGRAM, ServerConfig
 
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -27,6 +27,7 @@ class ServedModel(ServerConfig):
 
     base_name: str = ""
     """The name of the base beside an adapter."""
+    modes: ClassVar[Mapping[str, str]] = {}
 
     def names(self, mark: str) -> tuple[str, ...]:
         """The name of the model that is loaded first; a mark is not needed, as nothing else listens on the port."""
@@ -43,17 +44,6 @@ class ServedModel(ServerConfig):
             if template.is_file():
                 words.append(f"--chat-template={template.resolve()}")
         return words
-
-    def variables(self) -> dict[str, str]:
-        """The environment variables that this machine needs for vLLM; the user's own values win."""
-        if self.gpus:
-            return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
-        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
-        return {name: os.environ.get(name, value) for name, value in on_cpu.items()}
-
-    def environment(self) -> dict[str, str]:
-        """Environment variables of the server."""
-        return {**os.environ, **self.variables(), "PYTHONUNBUFFERED": "1", KEY_VARIABLE: self.key}
 
     def command(self, port: int) -> str:
         """The command line that starts the server in a shell, also where aitrain is not installed."""

@@ -61,6 +61,8 @@ class SmallServer(Fake):
     def _completions(self, body: Any) -> tuple[int, Any] | None:
         if self.troubles:
             return self.troubles.pop(0)(self)
+        if body["model"] not in ("base", *self.adapters):
+            return 404, {"error": {"message": f"The model {body['model']} does not exist."}}
         with _GENERATING, torch.no_grad():
             places = [(ids, number) for ids in body["prompt"] for number in range(body.get("n", 1))]
             choices = [self._choice(index, *place, body) for index, place in enumerate(places)]

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import Result, RunFailed, TrainConfig
-from aitrain.engines.logprob_check import LogprobCheck
+from aitrain.engines.logprob_check import LogprobCheck, SharedForward
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync
@@ -42,7 +42,7 @@ class Policy:
         sync, self.server = AdapterSync(model, folder / "sync"), server
         trained = (weight for name, weight in model.named_parameters() if "lora_B" in name)
         self.direction = {weight: torch.randn_like(weight).sign() for weight in trained}
-        self.check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(server.model))
+        self.check = LogprobCheck(SharedForward(model), AutoTokenizer.from_pretrained(server.model))
         self.engine: VLLMServerEngine = by(server, sync, check=self.check.compare)
         self.steps = 0
 

@@ -157,7 +157,7 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_runs_options(
     assert [(each.temperature, each.top_p, each.top_k, each.seed) for each in (own, other)] == [
         (1.0, 0.9, 0, 5), (1.0, 0.9, 0, 8)
     ]  # fmt: skip
-    assert not hasattr(own, "presence_penalty")
+    assert own.presence_penalty == 0.0
     assert vars(generation) == before
 
 

@@ -207,12 +207,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     server.stop()
 
 
-def by(server: Fake, sync: Any = None, is_main_process: bool = True, **settings: Any) -> VLLMServerEngine:
+def by(server: Fake, sync: Any = None, **settings: Any) -> VLLMServerEngine:
     """An engine that calls a server without a network; `settings` are those of the engine and of its fleet."""
     fleet = ServerFleet.of([VLLMClient(server.url, transport=server.transport)], sync)
     for name in settings.keys() & {"restart_timeout", "give_up_reason"}:
         setattr(fleet, name, settings.pop(name))
-    return VLLMServerEngine(fleet, "base", EndOfTurn([END]), is_main_process=is_main_process, **settings)
+    return VLLMServerEngine(fleet, "base", EndOfTurn([END]), **settings)
 
 
 def answers(
@@ -270,7 +270,7 @@ def test_a_request_says_every_sampling_option_and_no_more_tokens_at_least_than_a
     assert body.pop("cache_salt")
     always = {
         "model": "base", "min_p": 0.0, "stop_token_ids": [END], "logprobs": 0, "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
+        "return_tokens_as_token_ids": True, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0,
     }  # fmt: skip
     assert body == always | {
         "prompt": [[1, 2]], "max_tokens": 30, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "repetition_penalty": 1.1,
@@ -397,7 +397,7 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
     told: list[Any] = [(2, None)]
     monkeypatch.setattr(server_engine, "gather_object", lambda own: [*told, *own])
     sync.writes = False
-    engine = by(fake, sync, is_main_process=False)
+    engine = by(fake, sync)
     load(engine, 1)
     assert not fake.asked
     assert not sync.folder.exists()
