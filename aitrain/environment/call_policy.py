@@ -182,7 +182,6 @@ class CallPolicy:
     """
 
     environment: Any
-    kind: str
     by_episode: bool
     in_processes: bool
     notify: Notify
@@ -214,11 +213,6 @@ class CallPolicy:
         if self.is_free:
             return self.in_processes and self._mode == "serial"
         return self._mode != "together"
-
-    @property
-    def is_known(self) -> bool:
-        """Whether enough calls were watched to say how calls run."""
-        return self.is_free or self._mode != "watched"
 
     def refresh(self) -> None:
         """Ask the servers of an environment how calls run there."""

@@ -85,7 +85,12 @@ class ChatAnswer:
                 "id": f"call_{number}_{place}",
                 "type": "function",
                 # arguments that cannot be read are no JSON here either, as from any server
-                "function": {"name": call.name, "arguments": _arguments_text(call.arguments, call.problem)},
+                "function": {
+                    "name": call.name,
+                    "arguments": call.problem
+                    if call.arguments is None
+                    else json.dumps(call.arguments, ensure_ascii=False),
+                },
             }
             for place, call in enumerate(turn.calls)
         ]
@@ -97,10 +102,6 @@ class ChatAnswer:
         if self.message.get("tool_calls"):
             return "tool_calls"
         return "length" if self.usage is not None and self.usage.is_cut else "stop"
-
-
-def _arguments_text(arguments: ToolJson | None, problem: str) -> str:
-    return problem if arguments is None else json.dumps(arguments, ensure_ascii=False)
 
 
 # -- reading requests

@@ -56,7 +56,9 @@ class TRLEnvironment:
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""
         if self.source is None:
             return [{"prompt": self.prompt, "trl_row": {}} for _ in range(self.size)]
-        return [{**row, "prompt": _without_last(row["prompt"]), "trl_row": row} for row in self.source.cases()]
+        rows = self.source.cases()  # without the message that `reset` continues
+        prompts = [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][:-1] for row in rows]
+        return [{**row, "prompt": prompt, "trl_row": row} for row, prompt in zip(rows, prompts, strict=True)]
 
     def start(self, trl_row: Row, seed: int) -> _TRLEpisode:
         """A new instance, reset with the row; what it draws there from the global random numbers is the same in all
@@ -96,11 +98,6 @@ class _TRLEpisode:
         own = run_if_async(self.made.get_reward())
         total = weighted({type(self.made).__name__: (own, 1.0), "rewards": (score.score, 1.0)})
         return Score(total.score, {**total.metrics, **score.metrics})
-
-
-def _without_last(prompt: Prompt) -> Prompt:
-    """The messages before the one that `reset` continues."""
-    return prompt if isinstance(prompt, str) else prompt[:-1]
 
 
 def _continued(prompt: Prompt, said: Any) -> Prompt:
