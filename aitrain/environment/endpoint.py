@@ -22,11 +22,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from aitrain.environment.http_server import RefusedRequestError, has_token, http_server, json_body
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
-from aitrain.environment.tool_call_parser import ToolJson, clean, short
+from aitrain.environment.tool_call_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.tools import InvalidToolError, function_part, shown_tool
 from aitrain.errors import AitrainError, EpisodeTruncated
 from aitrain.execution.async_calls import is_on_shared_loop
@@ -35,8 +37,6 @@ from aitrain.execution.user_code import describe_error
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-
-ROLES = ("system", "user", "assistant", "tool")
 
 
 class EpisodeFailedError(AitrainError):
@@ -107,6 +107,63 @@ class ChatAnswer:
 # -- reading requests
 
 
+class _TextPart(BaseModel):
+    type: Literal["text"]
+    text: str = ""
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: Any = None
+
+
+class _Call(BaseModel):
+    id: str | None = None
+    function: _Function
+
+
+class _ChatMessage(BaseModel):
+    """A message in OpenAI's format, as far as it is understood; other fields are left out."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def read(self, names: dict[str | None, str]) -> Message:
+        """The message in the form of chat templates; `names` are the tools' names by the ids of the calls so far."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        read: Message = {"role": "system" if self.role == "developer" else self.role, "content": clean(text)}
+        if self.role == "assistant" and self.tool_calls:
+            names |= {call.id: call.function.name for call in self.tool_calls}
+            read["tool_calls"] = [
+                ToolCall(call.function.name, _object_of(call.function.arguments)).as_message_part()
+                for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            name = names.get(self.tool_call_id, self.name or "")
+            if not name:
+                raise InvalidChatRequestError(
+                    "a tool's message has no tool_call_id of a call in the messages before it"
+                )
+            read["name"] = name
+        return read
+
+
+def _object_of(written: object) -> ToolJson | None:
+    """The arguments of a call, which are JSON text; None if they are no object."""
+    try:
+        arguments = json.loads(written) if isinstance(written, str) else written
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+_MESSAGES = TypeAdapter(list[_ChatMessage])
+
+
 def read_request(messages: object, tools: object = None, is_trained: bool = True) -> ChatRequest:
     """A request with these messages and tools: dicts, or objects of the openai package.
 
@@ -115,66 +172,20 @@ def read_request(messages: object, tools: object = None, is_trained: bool = True
     """
     if isinstance(messages, str) or not isinstance(messages, Iterable):
         raise InvalidChatRequestError(f"messages is {type(messages).__name__}: give a list of messages")
-    names: dict[str, str] = {}
-    read = tuple(_read_message(f"messages[{number}]", each, names) for number, each in enumerate(messages))
+    try:
+        given = _MESSAGES.validate_python(list(messages), from_attributes=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, what = first["loc"], first["msg"]
+        what = "only text is understood" if "content" in place else f"{what}, as in {{'role': ..., 'content': ...}}"
+        raise InvalidChatRequestError(f"messages[{place[0]}].{'.'.join(map(str, place[1:]))}: {what}") from None
+    names = dict[str | None, str]()
+    read = tuple(message.read(names) for message in given)
     if not read:
         raise InvalidChatRequestError("messages is empty")
     if read[-1]["role"] == "assistant":
         raise InvalidChatRequestError("the last message is the assistant's: end with one that the policy is to answer")
     return ChatRequest(read, _read_tools(tools), is_trained)
-
-
-def _read_message(place: str, given: object, names: dict[str, str]) -> Message:
-    """One message; `names` are the tools' names by the ids of the calls so far."""
-    message = _as_dict(given)
-    role = "system" if message.get("role") == "developer" else message.get("role")
-    if role not in ROLES:
-        raise InvalidChatRequestError(f"{place} has the role {role!r}: use one of {', '.join(ROLES)}")
-    read: Message = {"role": role, "content": _text(place, message.get("content"))}
-    if role == "assistant" and message.get("tool_calls"):
-        calls = [_as_dict(call) for call in message["tool_calls"]]
-        read["tool_calls"] = [_read_call(f"{place}.tool_calls", call, names) for call in calls]
-    if role == "tool":
-        name = names.get(str(message.get("tool_call_id")), message.get("name"))
-        if not isinstance(name, str):
-            raise InvalidChatRequestError(f"{place} has no tool_call_id of a call in the messages before it")
-        read["name"] = name
-    return read
-
-
-def _as_dict(given: object) -> Message:
-    if isinstance(given, Mapping):
-        return dict(given)
-    dump = getattr(given, "model_dump", None)
-    dumped = dump(exclude_none=True) if callable(dump) else None
-    if not isinstance(dumped, dict):
-        raise InvalidChatRequestError(f'{short(repr(given))} is not a message: use {{"role": ..., "content": ...}}')
-    return dumped
-
-
-def _text(place: str, content: object) -> str:
-    if content is None or isinstance(content, str):
-        return clean(content or "")
-    parts = [_as_dict(part) for part in content] if isinstance(content, Iterable) else []
-    kinds = {str(part.get("type")) for part in parts} - {"text"}
-    if kinds or not isinstance(content, Iterable):
-        what = ", ".join(sorted(kinds)) or type(content).__name__
-        raise InvalidChatRequestError(f"{place} has content of the type {what}: only text is understood")
-    return clean("".join(str(part.get("text", "")) for part in parts))
-
-
-def _read_call(place: str, call: Message, names: dict[str, str]) -> Message:
-    function = _as_dict(call.get("function") or {})
-    name, written = function.get("name"), function.get("arguments")
-    if not isinstance(name, str):
-        raise InvalidChatRequestError(f"{place} has a call without the function's name")
-    names[str(call.get("id"))] = name
-    try:
-        arguments = json.loads(written) if isinstance(written, str) else written
-    except ValueError:
-        arguments = None
-    arguments = arguments if isinstance(arguments, dict) else {}
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _read_tools(tools: object) -> tuple[ToolJson, ...] | None:
@@ -183,8 +194,9 @@ def _read_tools(tools: object) -> tuple[ToolJson, ...] | None:
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Iterable):
         raise InvalidChatRequestError(f"tools is {type(tools).__name__}: give a list of schemas", "tools")
     try:
-        return tuple(shown_tool(_as_dict(tool)).schema for tool in tools)
-    except InvalidToolError as error:
+        given = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
+        return tuple(shown_tool(tool).schema for tool in given)
+    except (InvalidToolError, AttributeError) as error:
         raise InvalidChatRequestError(f"tools: {' '.join(str(error).split())}", "tools") from None
 
 
@@ -205,7 +217,7 @@ class TrainedConversation:
 
     def add_answer(self, answer: ChatAnswer) -> None:
         """Add the policy's answer."""
-        self.messages.append(_read_message("answer", answer.message, {}))
+        self.messages.append(_ChatMessage.model_validate(answer.message).read({}))
 
     def append(self, request: ChatRequest) -> tuple[Message, ...]:
         """The messages of a request that follow the policy's last answer.
