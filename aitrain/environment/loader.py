@@ -240,13 +240,12 @@ def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
     if source.adapter is not None:
         source.adapter.require_package()
         module = import_module(source.adapter.module)
-        check_signature(
-            partial(getattr(module, source.adapter.class_name), source.id),
-            f"the adapter {source.adapter.name}",
-            keywords,
-        )
+        factory = partial(getattr(module, source.adapter.class_name), source.id)
+        check_signature(factory, f"the adapter {source.adapter.name}", keywords)
         if hasattr(module, "check_id"):
             module.check_id(source.id, keywords)
+        elif source.adapter.by_url:  # which asks its server when it builds the dataset
+            factory(**keywords)
     elif source.file is not None:
         tree = parse(source.file)
         if source.class_name is not None and {source.class_name, "*"}.isdisjoint(names_in(tree)):

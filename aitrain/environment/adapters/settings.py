@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.contract import Score
+from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.value_types import score_bounds
 
@@ -79,6 +80,17 @@ def read_score_range(given: object, adapter: str) -> ScoreRange:
     return "any" if text == "any" else bounds
 
 
+def requires(
+    score_range: object, adapter: str, isolation: Literal["process"] | None = "process", **more: int | None
+) -> EnvRequirements:
+    """What an adapter's environment requires, with the setting score_range.
+
+    Raises:
+        ConfigError: see read_score_range.
+    """
+    return EnvRequirements(isolation, score_range=read_score_range(score_range, adapter), **more)
+
+
 def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:
     """The first `size` rows; of the rows shuffled with the seed, if there is one."""
     chosen = list(rows)
@@ -89,31 +101,23 @@ def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]
 
 def game_rows(size: int, seed: int, system: str | None) -> list[dict[str, object]]:
     """Rows of games that speak first: each has the seed of its game, and no prompt but the system prompt."""
-    prompt = [{"role": "system", "content": system}] if system else []
+    prompt = prompted([], system)
     return [{"prompt": prompt, "game_seed": seed + number} for number in range(size)]
 
 
-def conversation(system: str | None, shots: Iterable[tuple[str, str]], question: str) -> list[ChatMessage]:
-    """Messages of a prompt: system prompt, solved cases, and the question."""
-    messages: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
-    return [*messages, *solved_cases(shots), {"role": "user", "content": question}]
-
-
-def solved_cases(shots: Iterable[tuple[str, str]]) -> list[ChatMessage]:
-    """Questions and their answers as messages."""
-    return [
-        {"role": role, "content": text}
-        for shot in shots
-        for role, text in zip(("user", "assistant"), shot, strict=True)
-    ]
-
-
-def with_system(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[ChatMessage]:
-    """A prompt's messages with this system prompt in place of their own, if one is set."""
+def prompted(
+    prompt: Sequence[Mapping[str, object]], system: str | None, shots: Iterable[tuple[str, str]] = ()
+) -> list[ChatMessage]:
+    """A prompt's messages with this system prompt in place of their own, if one is set, and before the others questions
+    with their answers."""
     messages = [dict(message) for message in prompt]
-    if system is None:
-        return messages
-    return [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
+    head = [message for message in messages[:1] if message["role"] == "system"]
+    solved: list[ChatMessage] = []
+    for question, answer in shots:
+        solved += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return [*head, *solved, *messages[len(head) :]]
 
 
 def weighted(components: Mapping[str, tuple[float | None, float]]) -> Score:

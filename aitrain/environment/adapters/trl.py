@@ -13,9 +13,8 @@ from typing import Any
 
 from aitrain.environment.adapters.reward import Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
-from aitrain.environment.adapters.settings import RandomStream, read_score_range, weighted
+from aitrain.environment.adapters.settings import RandomStream, prompted, requires, weighted
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
@@ -42,7 +41,7 @@ class TRLEnvironment:
         system: str | None = None,
         score_range: object = None,
     ) -> None:
-        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "trl"))
+        self.requirements = requires(score_range, "trl")
         self.factory, places = load_object(*parse_id(id)[0]), parse_id(rewards) if rewards else []
         self.rewards = Rewards(places, weights)
         made_of = [self.factory, *self.rewards.functions.values()]
@@ -50,7 +49,7 @@ class TRLEnvironment:
         if not rewards and not hasattr(self.factory, "get_reward"):
             raise ConfigError(f"rl_env_config: {id} has no get_reward: name reward functions with `rewards`")
         self.source = None if data is None else RowSource(data, split, columns or {}, size, seed, system)
-        self.size, self.prompt = size or 200, [{"role": "system", "content": system}] if system else []
+        self.size, self.prompt = size or 200, prompted([], system)
 
     def build_dataset(self) -> list[Row]:
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""

@@ -29,11 +29,9 @@ from typing import Any, TypeAlias
 
 from aitrain.environment.adapters.settings import (
     ChatMessage,
-    ScoreRange,
     choose,
-    read_score_range,
-    solved_cases,
-    with_system,
+    prompted,
+    requires,
 )
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
@@ -58,8 +56,8 @@ class VerifiersSettings:
     score_range: object = None
     arguments: Mapping[str, object] = field(default_factory=dict)
 
-    def read_range(self, weights: Sequence[float]) -> ScoreRange:
-        """The range of scores.
+    def requires(self, weights: Sequence[float], max_turns: int | None = None) -> EnvRequirements:
+        """What the environment requires, with the range of scores.
 
         Raises:
             ConfigError: it is not set: verifiers does not bound the value of a reward function.
@@ -71,7 +69,7 @@ class VerifiersSettings:
                 f" score_range\nIts weights are {', '.join(f'{weight:g}' for weight in weights)}: if each reward is"
                 f' from 0 to 1, that is "score_range": "{low:g},{high:g}".'
             )
-        return read_score_range(self.score_range, "verifiers")
+        return requires(self.score_range, "verifiers", max_turns=max_turns)
 
     @property
     def module(self) -> str:
@@ -95,13 +93,10 @@ class VerifiersSettings:
         Raises:
             ConfigError: a solved case has no answer.
         """
-        own = with_system(prompt, self.system)
-        head = [message for message in own[:1] if message["role"] == "system"]
         for question, answer in shots:
             if not isinstance(answer, (str, int, float)) or not question or answer == "":
                 raise ConfigError("rl_env_config: few_shot: the cases of this environment have no `answer` to show")
-        solved = solved_cases((question, str(answer)) for question, answer in shots)
-        return [*head, *solved, *own[len(head) :]]
+        return prompted(prompt, self.system, ((question, str(answer)) for question, answer in shots))
 
 
 def as_openai(message: Foreign) -> Message:
@@ -241,9 +236,8 @@ class LegacyVerifiers:
         rubric = self.env.rubric
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
-        bounds = settings.read_range(rubric._get_reward_weights())
         turns = getattr(self.env, "max_turns", None) or 0
-        self.requirements = EnvRequirements("process", max_turns=turns if turns > 0 else None, score_range=bounds)
+        self.requirements = settings.requires(rubric._get_reward_weights(), turns if turns > 0 else None)
         self.source_files = settings.source_files([*watch_rubric(rubric), self.env])
 
     def build_dataset(self) -> list[Message]:
@@ -335,7 +329,7 @@ class VerifiersV1:
         self.source_files = settings.source_files([*rewards, self.env, self.env.taskset])
         weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
         weights += [judge.config.weight for judge in self.template.plugged_judges()]
-        self.requirements = EnvRequirements("process", score_range=settings.read_range(weights))
+        self.requirements = settings.requires(weights)
         self.lock, self._starting = threading.Lock(), asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
