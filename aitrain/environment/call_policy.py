@@ -356,6 +356,6 @@ class CallPolicy:
         what = "episodes" if self.by_episode else "calls"
         self.notify(
             f"{reason}, so {what} run one after another{problem}.\n"
-            f"{self.watch.advice}If scores do not depend on it, write `concurrent = True` into the class. Otherwise\n"
+            "If scores do not depend on it, write `concurrent = True` into the class. Otherwise\n"
             f"keep the data of one {what[:-1]} in local variables, or use --rl-env-isolation process.{why_now}"
         )
