@@ -11,7 +11,17 @@ from functools import partial
 from traceback import StackSummary
 from typing import Any
 
-from aitrain.environment.contract import Case, arguments_for, copy_arguments, env_kind
+from aitrain.environment.contract import (
+    ZERO_TO_ONE,
+    Bounds,
+    Case,
+    ScoreResult,
+    arguments_for,
+    copy_arguments,
+    env_kind,
+    parse_score,
+    shown,
+)
 from aitrain.environment.endpoint import (
     BlockingEndpoint,
     ChatAnswer,
@@ -21,7 +31,6 @@ from aitrain.environment.endpoint import (
     RequestQueue,
     TrainedConversation,
 )
-from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import (
     AssistantTurn,

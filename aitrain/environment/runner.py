@@ -17,9 +17,19 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify, PolicyCall
-from aitrain.environment.contract import Case, Transcript, arguments_for, copy_arguments, env_kind, scores_groups
+from aitrain.environment.contract import (
+    Bounds,
+    Case,
+    ScoreResult,
+    Transcript,
+    arguments_for,
+    copy_arguments,
+    env_kind,
+    parse_score,
+    scores_groups,
+    shown,
+)
 from aitrain.environment.rollout_session import session_for
-from aitrain.environment.score_parsing import Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike, within

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.adapters.settings import weighted
-from aitrain.environment.contract import Score, arguments_for
+from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Score, ScoreResult, arguments_for, parse_score, shown
 from aitrain.environment.judges import rules
 from aitrain.environment.judges.rules import EXAMPLES, RULES, SOURCES, require_math_verify
-from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.user_modules import Place, check_objects, load_object, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import is_on_shared_loop, run_async
