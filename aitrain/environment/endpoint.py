@@ -39,22 +39,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-class EpisodeFailedError(AitrainError):
-    """The policy does not answer a request; the text is the reason, and `code` is for programs."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class InvalidChatRequestError(AitrainError, ValueError):
-    """A request that is not in OpenAI's format; `param` is its part that is wrong."""
-
-    def __init__(self, message: str, param: str = "messages") -> None:
-        super().__init__(message)
-        self.param = param
-
-
 @dataclass(frozen=True)
 class ChatRequest:
     """One request for an answer of the policy. Messages are in the form of chat templates: content is text, arguments
@@ -145,8 +129,8 @@ class _ChatMessage(BaseModel):
         if self.role == "tool":
             name = names.get(self.tool_call_id, self.name or "")
             if not name:
-                raise InvalidChatRequestError(
-                    "a tool's message has no tool_call_id of a call in the messages before it"
+                raise RefusedRequestError(
+                    400, "a tool's message has no tool_call_id of a call in the messages before it"
                 )
             read["name"] = name
         return read
@@ -168,23 +152,28 @@ def read_request(messages: object, tools: object = None, is_trained: bool = True
     """A request with these messages and tools: dicts, or objects of the openai package.
 
     Raises:
-        InvalidChatRequestError: they are not in OpenAI's format.
+        RefusedRequestError: they are not in OpenAI's format.
     """
     if isinstance(messages, str) or not isinstance(messages, Iterable):
-        raise InvalidChatRequestError(f"messages is {type(messages).__name__}: give a list of messages")
+        raise RefusedRequestError(
+            400, f"messages is {type(messages).__name__}: give a list of messages", None, "messages"
+        )
     try:
         given = _MESSAGES.validate_python(list(messages), from_attributes=True)
     except ValidationError as error:
         first = error.errors()[0]
         place, what = first["loc"], first["msg"]
         what = "only text is understood" if "content" in place else f"{what}, as in {{'role': ..., 'content': ...}}"
-        raise InvalidChatRequestError(f"messages[{place[0]}].{'.'.join(map(str, place[1:]))}: {what}") from None
+        raise RefusedRequestError(
+            400, f"messages[{place[0]}].{'.'.join(map(str, place[1:]))}: {what}", None, "messages"
+        ) from None
     names = dict[str | None, str]()
     read = tuple(message.read(names) for message in given)
     if not read:
-        raise InvalidChatRequestError("messages is empty")
+        raise RefusedRequestError(400, "messages is empty", None, "messages")
     if read[-1]["role"] == "assistant":
-        raise InvalidChatRequestError("the last message is the assistant's: end with one that the policy is to answer")
+        what = "the last message is the assistant's: end with one that the policy is to answer"
+        raise RefusedRequestError(400, what, None, "messages")
     return ChatRequest(read, _read_tools(tools), is_trained)
 
 
@@ -192,12 +181,12 @@ def _read_tools(tools: object) -> tuple[ToolJson, ...] | None:
     if tools is None:
         return None
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Iterable):
-        raise InvalidChatRequestError(f"tools is {type(tools).__name__}: give a list of schemas", "tools")
+        raise RefusedRequestError(400, f"tools is {type(tools).__name__}: give a list of schemas", None, "tools")
     try:
         given = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
         return tuple(shown_tool(tool).schema for tool in given)
     except (InvalidToolError, AttributeError) as error:
-        raise InvalidChatRequestError(f"tools: {' '.join(str(error).split())}", "tools") from None
+        raise RefusedRequestError(400, f"tools: {' '.join(str(error).split())}", None, "tools") from None
 
 
 # -- the conversation that is trained
@@ -223,11 +212,12 @@ class TrainedConversation:
         """The messages of a request that follow the policy's last answer.
 
         Raises:
-            EpisodeFailedError: the request does not continue the conversation.
+            RefusedRequestError: the request does not continue the conversation.
         """
         problem = self._problem(request)
         if problem:
-            raise EpisodeFailedError(
+            raise RefusedRequestError(
+                400,
                 f"{problem}\nThe trained conversation only grows: each request begins with the messages of the one"
                 " before and the policy's answer.\nAnother conversation is asked for with trained=False (by HTTP: the"
                 " model endpoint.untrained_model).",
@@ -330,8 +320,8 @@ class RequestQueue:
             self._requests.put(None)  # it was the note of the end
 
 
-def _over() -> EpisodeFailedError:
-    return EpisodeFailedError("the episode is over: the policy does not answer any more", "episode_over")
+def _over() -> RefusedRequestError:
+    return RefusedRequestError(410, "the episode is over: the policy does not answer any more", "episode_over")
 
 
 MODELS = ("policy", "policy-untrained")
@@ -393,7 +383,7 @@ class EndpointServer:
         if not (await asyncio.wait([future], timeout=BLOCKED))[0]:
             blocks = await asyncio.to_thread(episode.blocks_loop, BLOCKED)
             if blocks and not future.done():
-                raise EpisodeFailedError(_BLOCKS_LOOP, "blocks_event_loop")
+                raise RefusedRequestError(400, _BLOCKS_LOOP, "blocks_event_loop")
         answer = await future
         if body.get("stream"):
             return _streamed(body, answer)
@@ -408,10 +398,6 @@ def _problem(error: Exception) -> tuple[int, Message]:
         status, code, param = error.status, error.code, error.param
     elif isinstance(error, EpisodeTruncated):
         code, param = "context_length_exceeded", "messages"
-    elif isinstance(error, EpisodeFailedError):
-        status, code = 410 if error.code == "episode_over" else 400, error.code
-    elif isinstance(error, InvalidChatRequestError):
-        param = error.param
     elif not isinstance(error, AitrainError):
         what = f"the request cannot be read: {describe_error(error)}"
     kind = "authentication_error" if status == 401 else "invalid_request_error"
@@ -422,8 +408,7 @@ def _chat_request(body: Message) -> ChatRequest:
     """The request in a body.
 
     Raises:
-        RefusedRequestError: it asks for what cannot be had.
-        InvalidChatRequestError: it is not in OpenAI's format.
+        RefusedRequestError: it is not in OpenAI's format, or asks for what cannot be had.
     """
     model = body.get("model")
     if model not in MODELS:
