@@ -73,11 +73,15 @@ def read_score_range(given: object, adapter: str) -> ScoreRange:
             f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
             ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
         )
-    text = ",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
-    bounds = score_bounds(text)
+    bounds = bounds_in(given)
     if bounds is None:
-        raise ConfigError(f"rl_env_config: score_range must be LOW,HIGH with the lower one first, or any; not {text}")
-    return "any" if text == "any" else bounds
+        raise ConfigError(f"rl_env_config: score_range must be LOW,HIGH with the lower one first, or any; not {given}")
+    return "any" if given == "any" else bounds
+
+
+def bounds_in(given: object) -> tuple[float, float] | None:
+    """The lowest and the highest score of a setting, which is text or a list; None if it is neither."""
+    return score_bounds(",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given))
 
 
 def requires(
