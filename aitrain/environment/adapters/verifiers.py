@@ -3,7 +3,7 @@
 Settings: those of `settings.py`; all others are passed to `load_environment` (verifiers 0.4: are fields of the
 taskset's configuration), in `arguments` if one has the name of a setting.
 
-verifiers 0.3 and 0.4 have different APIs: `verifiers_legacy.py` is for 0.3, `verifiers_v1.py` for 0.4.
+verifiers 0.3 and 0.4 have different APIs: LegacyVerifiers is for 0.3, VerifiersV1 for 0.4.
 """
 
 from __future__ import annotations
