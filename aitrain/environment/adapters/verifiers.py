@@ -144,12 +144,12 @@ def endpoint_client(endpoint: Endpoint) -> Foreign:
         )  # fmt: skip
         return Response(id="0", created=int(time.time()), model=model, usage=usage, message=message)
 
-    rest = dict.fromkeys(Client.__abstractmethods__, _not_used)
+    rest = dict.fromkeys(Client.__abstractmethods__, _nothing)
     return type("EndpointClient", (Client,), {**rest, "get_response": get_response})(None)
 
 
-async def _not_used(*_: Foreign) -> None:
-    """The client asks the policy itself, without a server's format."""
+async def _nothing(*_: Foreign) -> None:
+    """Do nothing: the client asks the policy itself, without a server's format."""
 
 
 class ScorerMessage(Message):
@@ -231,8 +231,14 @@ class LegacyVerifiers:
 
     def __init__(self, settings: VerifiersSettings) -> None:
         self.settings = settings
+        import verifiers
+
+        module, _, function = settings.id.partition(":")
         with _kept_signals():
-            self.env = _load_legacy(settings)
+            if function:
+                self.env = getattr(import_module(module.replace("-", "_")), function)(**settings.arguments)
+            else:
+                self.env = verifiers.load_environment(settings.id, **settings.arguments)
         rubric = self.env.rubric
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
@@ -280,15 +286,6 @@ class LegacyVerifiers:
         self.env._teardown = _nothing
 
 
-def _load_legacy(settings: VerifiersSettings) -> Foreign:
-    import verifiers
-
-    module, _, function = settings.id.partition(":")
-    if function:
-        return getattr(import_module(module.replace("-", "_")), function)(**settings.arguments)
-    return verifiers.load_environment(settings.id, **settings.arguments)
-
-
 @contextmanager
 def _kept_signals() -> Iterator[None]:
     """Keep the handlers of Ctrl-C and SIGTERM, which an environment of verifiers replaces."""
@@ -303,10 +300,6 @@ def _legacy_prompt(row: Message) -> list[Message]:
     prompt = row["prompt"]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return [as_openai(message) for message in messages]
-
-
-async def _nothing() -> None:
-    """Do nothing."""
 
 
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
