@@ -13,23 +13,21 @@
             StoreLostError          the store of a run's processes is gone; defined in launch/machine_store.py
         WorseError              4   compare --fail-if-worse: a model is worse than another one
         Interrupted             130 Ctrl-C or SIGTERM ended the run
-        ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv_text.py
+        ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv.py
         CallFailed                  a call of the environment failed; defined in execution/failure.py
         ChatStoppedError            a person interrupted an answer; defined in rollout/model_chat.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
-        EpisodeFailedError          a rollout's request is refused; defined in environment/endpoint.py
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
         FreshRunError               a second process of a check failed; defined in workbench/fresh.py
-        InvalidChatRequestError     a rollout's request is not in OpenAI's format; also in environment/endpoint.py
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tools.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
         RefusedCallError            an environment's server refused a call; defined in environment/served_environment.py
-        RefusedRequestError         what that server refuses, and why; defined in environment/env_service.py
+        RefusedRequestError         what our servers refuse, and why; defined in environment/http_server.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
         UnknownStateError           an object's state cannot be compared; defined in environment/state_watch.py
 
-The last fifteen are caught and turned into something that a user sees. A message says what happened, where, and what
+The last thirteen are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 

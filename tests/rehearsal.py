@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.contract import Case, ScoreResult, Transcript
 from aitrain.environment.rollout_session import session_for
-from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
 from aitrain.environment.tool_call_parser import read_calls
 

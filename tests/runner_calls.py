@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.contract import Case, ScoreResult, Transcript
 from aitrain.environment.runner import EnvRunner, EnvSession
-from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse
 
 

@@ -10,9 +10,8 @@ import numpy
 import pytest
 
 from aitrain import EnvironmentFailed, Score, TrainConfig
-from aitrain.environment.contract import Case, check_contract
+from aitrain.environment.contract import Case, ScoreResult, check_contract
 from aitrain.environment.runner import score_groups, start_runner
-from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import Failure
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain.environment import loader
-from aitrain.environment.contract import Case
-from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.contract import Case, ScoreResult
 from aitrain.errors import EnvironmentFailed
 from aitrain.options.train import TrainConfig
 from tests.properties import run_in_process

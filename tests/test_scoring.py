@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
-from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.contract import Case, ScoreResult, Transcript, parse_score
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import EnvRunner
-from aitrain.environment.score_parsing import ScoreResult, parse_score
 from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.execution.failure import as_failure

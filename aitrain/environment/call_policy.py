@@ -182,7 +182,6 @@ class CallPolicy:
     """
 
     environment: Any
-    kind: str
     by_episode: bool
     in_processes: bool
     notify: Notify
@@ -214,11 +213,6 @@ class CallPolicy:
         if self.is_free:
             return self.in_processes and self._mode == "serial"
         return self._mode != "together"
-
-    @property
-    def is_known(self) -> bool:
-        """Whether enough calls were watched to say how calls run."""
-        return self.is_free or self._mode != "watched"
 
     def refresh(self) -> None:
         """Ask the servers of an environment how calls run there."""
@@ -362,6 +356,6 @@ class CallPolicy:
         what = "episodes" if self.by_episode else "calls"
         self.notify(
             f"{reason}, so {what} run one after another{problem}.\n"
-            f"{self.watch.advice}If scores do not depend on it, write `concurrent = True` into the class. Otherwise\n"
+            "If scores do not depend on it, write `concurrent = True` into the class. Otherwise\n"
             f"keep the data of one {what[:-1]} in local variables, or use --rl-env-isolation process.{why_now}"
         )

@@ -153,39 +153,30 @@ def columns(built: Datasets) -> set[str]:
     return set.intersection(*names)
 
 
-def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) -> Cases:
-    name = getattr(method, "__name__", "build_dataset")
-    try:
-        rows = _as_rows(name, call_with_tokenizer(method, tokenizer))
-    except AitrainError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
-    _check_rows(name, rows, needs_prompt)
-    return Cases(rows, range(len(rows)))
-
-
 def _is_dataset(value: object) -> bool:
     """Whether it is a `datasets.Dataset`, whose rows are read by number."""
     return all(hasattr(value, name) for name in ("column_names", "__getitem__", "__len__"))
 
 
-def _as_rows(name: str, returned: object) -> Sequence[Row]:
-    is_mapping = isinstance(returned, Mapping)
-    if _is_dataset(returned) and not is_mapping:
-        return cast(Sequence[Row], returned)  # only len() and [] are used
-    if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes)) and not is_mapping:
-        return cast(Sequence[Row], copy_rows(list(returned)))  # the environment may change its list later
-    splits = ""
-    if isinstance(returned, Mapping) and hasattr(returned, "column_names"):  # a DatasetDict
-        splits = f": return one of {', '.join(map(repr, returned))}"
-    raise EnvironmentFailed(
-        f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}{splits}\n"
-        "Return a datasets.Dataset or a list of dicts, one a case."
-    )
-
-
-def _check_rows(name: str, rows: Sequence[Row], needs_prompt: bool) -> None:
+def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) -> Cases:
+    name = getattr(method, "__name__", "build_dataset")
+    rows: Any
+    try:
+        rows = call_with_tokenizer(method, tokenizer)
+        is_mapping = isinstance(rows, Mapping)
+        if is_mapping or not (_is_dataset(rows) or (isinstance(rows, Iterable) and not isinstance(rows, (str, bytes)))):
+            # a DatasetDict has splits
+            splits = f": return one of {', '.join(map(repr, rows))}" if hasattr(rows, "column_names") else ""
+            raise EnvironmentFailed(
+                f"{name} returned {'None' if rows is None else 'a ' + type(rows).__name__}{splits}\n"
+                "Return a datasets.Dataset or a list of dicts, one a case."
+            )
+        if not _is_dataset(rows):  # of which only len() and [] are used
+            rows = copy_rows(list(rows))  # the environment may change its list later
+    except AitrainError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
     if len(rows) == 0:
         raise EnvironmentFailed(f"{name} returned no rows: there is nothing to train on")
     first = ""
@@ -196,6 +187,7 @@ def _check_rows(name: str, rows: Sequence[Row], needs_prompt: bool) -> None:
             raise EnvironmentFailed(
                 f"{name} mixes prompt types: row 0 has {first}, row {number} {kind}.\nUse one of the two in all rows."
             )
+    return Cases(rows, range(len(rows)))
 
 
 def _kind_of_prompt(place: str, row: object, needs_prompt: bool) -> str:

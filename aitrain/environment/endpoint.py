@@ -22,11 +22,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from aitrain.environment.http_server import RefusedRequestError, has_token, http_server, json_body
 from aitrain.environment.session import AssistantTurn, Message, TokenUsage
-from aitrain.environment.tool_call_parser import ToolJson, clean, short
+from aitrain.environment.tool_call_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.tools import InvalidToolError, function_part, shown_tool
 from aitrain.errors import AitrainError, EpisodeTruncated
 from aitrain.execution.async_calls import is_on_shared_loop
@@ -35,24 +37,6 @@ from aitrain.execution.user_code import describe_error
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-
-ROLES = ("system", "user", "assistant", "tool")
-
-
-class EpisodeFailedError(AitrainError):
-    """The policy does not answer a request; the text is the reason, and `code` is for programs."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class InvalidChatRequestError(AitrainError, ValueError):
-    """A request that is not in OpenAI's format; `param` is its part that is wrong."""
-
-    def __init__(self, message: str, param: str = "messages") -> None:
-        super().__init__(message)
-        self.param = param
 
 
 @dataclass(frozen=True)
@@ -85,7 +69,12 @@ class ChatAnswer:
                 "id": f"call_{number}_{place}",
                 "type": "function",
                 # arguments that cannot be read are no JSON here either, as from any server
-                "function": {"name": call.name, "arguments": _arguments_text(call.arguments, call.problem)},
+                "function": {
+                    "name": call.name,
+                    "arguments": call.problem
+                    if call.arguments is None
+                    else json.dumps(call.arguments, ensure_ascii=False),
+                },
             }
             for place, call in enumerate(turn.calls)
         ]
@@ -99,92 +88,105 @@ class ChatAnswer:
         return "length" if self.usage is not None and self.usage.is_cut else "stop"
 
 
-def _arguments_text(arguments: ToolJson | None, problem: str) -> str:
-    return problem if arguments is None else json.dumps(arguments, ensure_ascii=False)
-
-
 # -- reading requests
+
+
+class _TextPart(BaseModel):
+    type: Literal["text"]
+    text: str = ""
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: Any = None
+
+
+class _Call(BaseModel):
+    id: str | None = None
+    function: _Function
+
+
+class _ChatMessage(BaseModel):
+    """A message in OpenAI's format, as far as it is understood; other fields are left out."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def read(self, names: dict[str | None, str]) -> Message:
+        """The message in the form of chat templates; `names` are the tools' names by the ids of the calls so far."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        read: Message = {"role": "system" if self.role == "developer" else self.role, "content": clean(text)}
+        if self.role == "assistant" and self.tool_calls:
+            names |= {call.id: call.function.name for call in self.tool_calls}
+            read["tool_calls"] = [
+                ToolCall(call.function.name, _object_of(call.function.arguments)).as_message_part()
+                for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            name = names.get(self.tool_call_id, self.name or "")
+            if not name:
+                raise RefusedRequestError(
+                    400, "a tool's message has no tool_call_id of a call in the messages before it"
+                )
+            read["name"] = name
+        return read
+
+
+def _object_of(written: object) -> ToolJson | None:
+    """The arguments of a call, which are JSON text; None if they are no object."""
+    try:
+        arguments = json.loads(written) if isinstance(written, str) else written
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+_MESSAGES = TypeAdapter(list[_ChatMessage])
 
 
 def read_request(messages: object, tools: object = None, is_trained: bool = True) -> ChatRequest:
     """A request with these messages and tools: dicts, or objects of the openai package.
 
     Raises:
-        InvalidChatRequestError: they are not in OpenAI's format.
+        RefusedRequestError: they are not in OpenAI's format.
     """
     if isinstance(messages, str) or not isinstance(messages, Iterable):
-        raise InvalidChatRequestError(f"messages is {type(messages).__name__}: give a list of messages")
-    names: dict[str, str] = {}
-    read = tuple(_read_message(f"messages[{number}]", each, names) for number, each in enumerate(messages))
-    if not read:
-        raise InvalidChatRequestError("messages is empty")
-    if read[-1]["role"] == "assistant":
-        raise InvalidChatRequestError("the last message is the assistant's: end with one that the policy is to answer")
-    return ChatRequest(read, _read_tools(tools), is_trained)
-
-
-def _read_message(place: str, given: object, names: dict[str, str]) -> Message:
-    """One message; `names` are the tools' names by the ids of the calls so far."""
-    message = _as_dict(given)
-    role = "system" if message.get("role") == "developer" else message.get("role")
-    if role not in ROLES:
-        raise InvalidChatRequestError(f"{place} has the role {role!r}: use one of {', '.join(ROLES)}")
-    read: Message = {"role": role, "content": _text(place, message.get("content"))}
-    if role == "assistant" and message.get("tool_calls"):
-        calls = [_as_dict(call) for call in message["tool_calls"]]
-        read["tool_calls"] = [_read_call(f"{place}.tool_calls", call, names) for call in calls]
-    if role == "tool":
-        name = names.get(str(message.get("tool_call_id")), message.get("name"))
-        if not isinstance(name, str):
-            raise InvalidChatRequestError(f"{place} has no tool_call_id of a call in the messages before it")
-        read["name"] = name
-    return read
-
-
-def _as_dict(given: object) -> Message:
-    if isinstance(given, Mapping):
-        return dict(given)
-    dump = getattr(given, "model_dump", None)
-    dumped = dump(exclude_none=True) if callable(dump) else None
-    if not isinstance(dumped, dict):
-        raise InvalidChatRequestError(f'{short(repr(given))} is not a message: use {{"role": ..., "content": ...}}')
-    return dumped
-
-
-def _text(place: str, content: object) -> str:
-    if content is None or isinstance(content, str):
-        return clean(content or "")
-    parts = [_as_dict(part) for part in content] if isinstance(content, Iterable) else []
-    kinds = {str(part.get("type")) for part in parts} - {"text"}
-    if kinds or not isinstance(content, Iterable):
-        what = ", ".join(sorted(kinds)) or type(content).__name__
-        raise InvalidChatRequestError(f"{place} has content of the type {what}: only text is understood")
-    return clean("".join(str(part.get("text", "")) for part in parts))
-
-
-def _read_call(place: str, call: Message, names: dict[str, str]) -> Message:
-    function = _as_dict(call.get("function") or {})
-    name, written = function.get("name"), function.get("arguments")
-    if not isinstance(name, str):
-        raise InvalidChatRequestError(f"{place} has a call without the function's name")
-    names[str(call.get("id"))] = name
+        raise RefusedRequestError(
+            400, f"messages is {type(messages).__name__}: give a list of messages", None, "messages"
+        )
     try:
-        arguments = json.loads(written) if isinstance(written, str) else written
-    except ValueError:
-        arguments = None
-    arguments = arguments if isinstance(arguments, dict) else {}
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+        given = _MESSAGES.validate_python(list(messages), from_attributes=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, what = first["loc"], first["msg"]
+        what = "only text is understood" if "content" in place else f"{what}, as in {{'role': ..., 'content': ...}}"
+        raise RefusedRequestError(
+            400, f"messages[{place[0]}].{'.'.join(map(str, place[1:]))}: {what}", None, "messages"
+        ) from None
+    names = dict[str | None, str]()
+    read = tuple(message.read(names) for message in given)
+    if not read:
+        raise RefusedRequestError(400, "messages is empty", None, "messages")
+    if read[-1]["role"] == "assistant":
+        what = "the last message is the assistant's: end with one that the policy is to answer"
+        raise RefusedRequestError(400, what, None, "messages")
+    return ChatRequest(read, _read_tools(tools), is_trained)
 
 
 def _read_tools(tools: object) -> tuple[ToolJson, ...] | None:
     if tools is None:
         return None
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Iterable):
-        raise InvalidChatRequestError(f"tools is {type(tools).__name__}: give a list of schemas", "tools")
+        raise RefusedRequestError(400, f"tools is {type(tools).__name__}: give a list of schemas", None, "tools")
     try:
-        return tuple(shown_tool(_as_dict(tool)).schema for tool in tools)
-    except InvalidToolError as error:
-        raise InvalidChatRequestError(f"tools: {' '.join(str(error).split())}", "tools") from None
+        given = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
+        return tuple(shown_tool(tool).schema for tool in given)
+    except (InvalidToolError, AttributeError) as error:
+        raise RefusedRequestError(400, f"tools: {' '.join(str(error).split())}", None, "tools") from None
 
 
 # -- the conversation that is trained
@@ -204,17 +206,18 @@ class TrainedConversation:
 
     def add_answer(self, answer: ChatAnswer) -> None:
         """Add the policy's answer."""
-        self.messages.append(_read_message("answer", answer.message, {}))
+        self.messages.append(_ChatMessage.model_validate(answer.message).read({}))
 
     def append(self, request: ChatRequest) -> tuple[Message, ...]:
         """The messages of a request that follow the policy's last answer.
 
         Raises:
-            EpisodeFailedError: the request does not continue the conversation.
+            RefusedRequestError: the request does not continue the conversation.
         """
         problem = self._problem(request)
         if problem:
-            raise EpisodeFailedError(
+            raise RefusedRequestError(
+                400,
                 f"{problem}\nThe trained conversation only grows: each request begins with the messages of the one"
                 " before and the policy's answer.\nAnother conversation is asked for with trained=False (by HTTP: the"
                 " model endpoint.untrained_model).",
@@ -317,8 +320,8 @@ class RequestQueue:
             self._requests.put(None)  # it was the note of the end
 
 
-def _over() -> EpisodeFailedError:
-    return EpisodeFailedError("the episode is over: the policy does not answer any more", "episode_over")
+def _over() -> RefusedRequestError:
+    return RefusedRequestError(410, "the episode is over: the policy does not answer any more", "episode_over")
 
 
 MODELS = ("policy", "policy-untrained")
@@ -380,7 +383,7 @@ class EndpointServer:
         if not (await asyncio.wait([future], timeout=BLOCKED))[0]:
             blocks = await asyncio.to_thread(episode.blocks_loop, BLOCKED)
             if blocks and not future.done():
-                raise EpisodeFailedError(_BLOCKS_LOOP, "blocks_event_loop")
+                raise RefusedRequestError(400, _BLOCKS_LOOP, "blocks_event_loop")
         answer = await future
         if body.get("stream"):
             return _streamed(body, answer)
@@ -395,10 +398,6 @@ def _problem(error: Exception) -> tuple[int, Message]:
         status, code, param = error.status, error.code, error.param
     elif isinstance(error, EpisodeTruncated):
         code, param = "context_length_exceeded", "messages"
-    elif isinstance(error, EpisodeFailedError):
-        status, code = 410 if error.code == "episode_over" else 400, error.code
-    elif isinstance(error, InvalidChatRequestError):
-        param = error.param
     elif not isinstance(error, AitrainError):
         what = f"the request cannot be read: {describe_error(error)}"
     kind = "authentication_error" if status == 401 else "invalid_request_error"
@@ -409,8 +408,7 @@ def _chat_request(body: Message) -> ChatRequest:
     """The request in a body.
 
     Raises:
-        RefusedRequestError: it asks for what cannot be had.
-        InvalidChatRequestError: it is not in OpenAI's format.
+        RefusedRequestError: it is not in OpenAI's format, or asks for what cannot be had.
     """
     model = body.get("model")
     if model not in MODELS:

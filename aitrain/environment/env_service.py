@@ -19,8 +19,7 @@ from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
 from aitrain.environment.http_server import JsonObject, RefusedRequestError, has_token, http_server, json_body
 from aitrain.environment.runner import EnvRunner, group_job
-from aitrain.environment.session import Group, SessionLike
-from aitrain.environment.wire_format import (
+from aitrain.environment.served_environment import (
     CLIENT_HEADER,
     CLIENT_SECONDS,
     TOKEN_VARIABLE,
@@ -33,6 +32,7 @@ from aitrain.environment.wire_format import (
     to_wire,
     token_file,
 )
+from aitrain.environment.session import Group, SessionLike
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import Failure
 from aitrain.execution.task import Outcome

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 JsonObject = dict[str, Any]
 
 
-class RefusedRequestError(AitrainError):
+class RefusedRequestError(AitrainError, ValueError):
     """A request that is not answered; `status` is that of HTTP, `code` and `param` are fields of OpenAI's errors."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:

@@ -8,10 +8,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -81,7 +80,12 @@ def find_env(config: TrainConfig) -> EnvSource:
         return _adapter_source(adapter, class_name)
     wanted = class_name or config.rl_env_class
     if place.endswith(".py"):
-        return _find_file(place, wanted)
+        file = Path(os.path.expanduser(place))
+        if file.is_dir():
+            raise ConfigError(f"rl_env: {place} is a folder, not a file")
+        if not file.is_file():
+            raise ConfigError(f"rl_env: {no_file(place)}")
+        return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), wanted, is_module=False)
     _refuse_path(place)
     return _find_module("rl_env", place, wanted)
 
@@ -150,15 +154,6 @@ def bundled_modules() -> list[str]:
     return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
 
 
-def _find_file(place: str, class_name: str | None) -> EnvSource:
-    file = Path(os.path.expanduser(place))
-    if os.path.isdir(file):
-        raise ConfigError(f"rl_env: {place} is a folder, not a file")
-    if not os.path.isfile(file):
-        raise ConfigError(f"rl_env: {no_file(place)}")
-    return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
-
-
 def _refuse_path(place: str) -> None:
     """Refuse a path that is not a Python file."""
     path = Path(os.path.expanduser(place))
@@ -187,7 +182,13 @@ def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
         )
     chain = module_specs(module)
     if chain:
-        _refuse_library_name(option, module, chain[0])
+        top = chain[0].name
+        own = in_working_directory(top)
+        if own and own.origin == chain[0].origin and (top in sys.stdlib_module_names or top in _NEEDED):
+            raise ConfigError(
+                f"{option}: {module} begins with the name of the library {top}, which training needs\n"
+                f"Rename {top}, or name the file: --rl-env {module.replace('.', '/')}.py"
+            )
         if chain[-1].origin is None:
             folder = Path(next(iter(chain[-1].submodule_search_locations or [module])))
             advice = _folder_advice(folder, module + ".{name}")
@@ -213,18 +214,6 @@ _NEEDED = {
 """Libraries that a training process imports."""
 
 
-def _refuse_library_name(option: str, module: str, top: ModuleSpec) -> None:
-    """Refuse a module that would hide a library of the same name, such as `datasets`."""
-    own = in_working_directory(top.name)
-    is_own = own is not None and own.origin == top.origin
-    if is_own and (top.name in sys.stdlib_module_names or top.name in _NEEDED):
-        file = f"{module.replace('.', '/')}.py"
-        raise ConfigError(
-            f"{option}: {module} begins with the name of the library {top.name}, which training needs\n"
-            f"Rename {top.name}, or name the file: --rl-env {file}"
-        )
-
-
 # -- parsing the file
 
 
@@ -240,13 +229,12 @@ def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
     if source.adapter is not None:
         source.adapter.require_package()
         module = import_module(source.adapter.module)
-        check_signature(
-            partial(getattr(module, source.adapter.class_name), source.id),
-            f"the adapter {source.adapter.name}",
-            keywords,
-        )
+        factory = partial(getattr(module, source.adapter.class_name), source.id)
+        check_signature(factory, f"the adapter {source.adapter.name}", keywords)
         if hasattr(module, "check_id"):
             module.check_id(source.id, keywords)
+        elif source.adapter.by_url:  # which asks its server when it builds the dataset
+            factory(**keywords)
     elif source.file is not None:
         tree = parse(source.file)
         if source.class_name is not None and {source.class_name, "*"}.isdisjoint(names_in(tree)):
@@ -297,39 +285,40 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
         ConfigError: the class is missing, or its constructor does not take a keyword.
         EnvironmentFailed: the module or the constructor raised; the message has the line in the user's code.
     """
+    adapter, file = source.adapter, None if source.is_module else source.file
+    add_to_path(Path.cwd() if file is None else file.parent)
     with no_bytecode():
-        module = _import(source)
+        try:
+            module = import_module(source.module) if file is None else import_file(source.module, file)
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
         name = source.class_name or _only_class(source, module)
         if not hasattr(module, name):
             classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
             raise ConfigError(no_such_class(source, name, classes))
-        if source.adapter is None:
-            return _construct(getattr(module, name), name, keywords)
-        factory = partial(getattr(module, name), source.id)
-        with RandomStream(0).active():  # importing a framework may draw random numbers, or seed them
-            return _named(_construct(factory, f"the adapter {source.adapter.name}", keywords), source)
-
-
-def _named(environment: object, source: EnvSource) -> object:
-    """An adapter's environment, with a class of its own: it has the user's name, and not the adapter's source."""
-    kind, adapter = type(environment), source.adapter
+        factory = getattr(module, name)
+        if not callable(factory):
+            raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
+        if adapter is not None:
+            factory, name = partial(factory, source.id), f"the adapter {adapter.name}"
+        check_signature(factory, name, keywords)
+        try:
+            # importing a framework may draw random numbers, or seed them
+            with nullcontext() if adapter is None else RandomStream(0).active():
+                environment: object = factory(**keywords)
+        except (ConfigError, EnvironmentFailed):
+            raise  # an adapter's, about its settings or its server
+        except (Exception, SystemExit) as error:
+            given = ", ".join(f"{key}=..." for key in keywords)
+            raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error
     if adapter is None or adapter is SERVED:  # which has the name that the server gives it
         return environment
+    # an adapter's environment gets a class of its own: it has the user's name, and not the adapter's source
+    kind = type(environment)
     package = adapter.package or (None if getattr(environment, "source_files", ()) else "aitrain")  # whose rules it has
     members = {"__module__": kind.__module__, "source_files": (), "source_package": None if adapter.by_url else package}
     environment.__class__ = type(source.shown_name, (kind,), members)
     return environment
-
-
-def _import(source: EnvSource) -> ModuleType:
-    """Import the module; its folder is searched as well."""
-    add_to_path(Path.cwd() if source.is_module or source.file is None else source.file.parent)
-    try:
-        if source.is_module or source.file is None:
-            return import_module(source.module)
-        return import_file(source.module, source.file)
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
 
 
 def _only_class(source: EnvSource, module: ModuleType) -> str:
@@ -348,16 +337,3 @@ def _only_class(source: EnvSource, module: ModuleType) -> str:
             "Write one, or name a class that is imported there with --rl-env-class."
         )
     return found[0]
-
-
-def _construct(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> object:
-    if not callable(factory):
-        raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
-    check_signature(factory, name, keywords)
-    try:
-        return factory(**keywords)
-    except (ConfigError, EnvironmentFailed):
-        raise  # an adapter's, about its settings or its server
-    except (Exception, SystemExit) as error:
-        given = ", ".join(f"{key}=..." for key in keywords)
-        raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error

@@ -11,17 +11,26 @@ from functools import partial
 from traceback import StackSummary
 from typing import Any
 
-from aitrain.environment.contract import Case, arguments_for, copy_arguments, env_kind
+from aitrain.environment.contract import (
+    ZERO_TO_ONE,
+    Bounds,
+    Case,
+    ScoreResult,
+    arguments_for,
+    copy_arguments,
+    env_kind,
+    parse_score,
+    shown,
+)
 from aitrain.environment.endpoint import (
     BlockingEndpoint,
     ChatAnswer,
     Endpoint,
-    EpisodeFailedError,
     PendingRequest,
     RequestQueue,
     TrainedConversation,
 )
-from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
+from aitrain.environment.http_server import RefusedRequestError
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import (
     AssistantTurn,
@@ -162,7 +171,7 @@ class RolloutSession:
             return response
         try:
             return replace(response, messages=self._conversation.append(pending.request))
-        except EpisodeFailedError as error:
+        except RefusedRequestError as error:
             raise self._failed(error) from None
 
     def score(self, arguments: Mapping[str, object]) -> ScoreResult:
@@ -182,7 +191,7 @@ class RolloutSession:
 
     def close(self) -> None:
         """End the rollout, also if `open` has not finished."""
-        self._fail_pending(EpisodeFailedError("the episode is over", "episode_over"))
+        self._fail_pending(RefusedRequestError(410, "the episode is over", "episode_over"))
         self._requests.close()
         if self._endpoint is not None:
             self._endpoint.close()
@@ -213,7 +222,7 @@ class RolloutSession:
                 self._untrained += not pending.request.is_trained
                 if self._untrained > MAX_UNTRAINED:
                     what = f"made more than {MAX_UNTRAINED:,} requests with trained=False in one episode"
-                    raise self._failed(EpisodeFailedError(f"{what}: end the loop that asks them", "episode_over"))
+                    raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
                 if not (self._limit and pending.request.is_trained):
                     return pending
                 self._refuse(self._limit)

@@ -17,9 +17,19 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify, PolicyCall
-from aitrain.environment.contract import Case, Transcript, arguments_for, copy_arguments, env_kind, scores_groups
+from aitrain.environment.contract import (
+    Bounds,
+    Case,
+    ScoreResult,
+    Transcript,
+    arguments_for,
+    copy_arguments,
+    env_kind,
+    parse_score,
+    scores_groups,
+    shown,
+)
 from aitrain.environment.rollout_session import session_for
-from aitrain.environment.score_parsing import Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike, within
@@ -263,7 +273,7 @@ class EnvRunner:
             except EnvironmentFailed:
                 by_episode = True  # each episode fails with it
         is_elsewhere = self.processes is not None or self.is_served
-        return CallPolicy(self.environment, self.kind, by_episode, is_elsewhere, self.notify)
+        return CallPolicy(self.environment, by_episode, is_elsewhere, self.notify)
 
     @cached_property
     def max_calls(self) -> int:
@@ -460,7 +470,7 @@ class EnvRunner:
     def close(self) -> None:
         """Close the environment, here and in its processes, each within the deadline of a call, and end the threads and
         processes. A failure is shown and changes nothing else: the run is over."""
-        leases = [] if self.processes is None else self.processes.lease_idle(_Closer)
+        leases = [] if self.processes is None else self.processes.lease_idle(_itself)
         if callable(getattr(self.environment, "close", None)):
             closers: list[Callable[[], object]] = [self.environment.close]
             closers += [partial(lease.call, "close") for lease in leases]
@@ -476,15 +486,9 @@ class EnvRunner:
             stored.file.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class _Closer:
-    """Closes the environment of its process."""
-
-    environment: Any
-
-    def close(self) -> object:
-        """What the environment's `close` returns; an awaitable is awaited by the caller."""
-        return self.environment.close()
+def _itself(environment: object) -> object:
+    """What a process is leased for that closes its environment."""
+    return environment
 
 
 def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:

@@ -13,16 +13,20 @@ from typing import Any, Protocol
 
 from aitrain.environment.contract import (
     MODEL_ARGUMENTS,
+    ZERO_TO_ONE,
+    Bounds,
     Case,
     Prompt,
+    ScoreResult,
     ToolResult,
     arguments_for,
     copy_arguments,
     env_kind,
     named_by,
+    parse_score,
+    shown,
     with_opening,
 )
-from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed

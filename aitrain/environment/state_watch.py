@@ -249,8 +249,6 @@ class StateChange:
     """`self.case`, `Board.cells`, `COUNT`, `the working directory`."""
     place: str = ""
     """`env.py, line 12`."""
-    only_adds: bool = False
-    """Whether it is a dict that gained keys and lost none, as a cache does."""
 
 
 class StateSnapshot:
@@ -333,8 +331,6 @@ class StateSnapshot:
             if owner is not None and keys:
                 prefix = "self." if owner is self.environment else f"{type(owner).__name__}."
                 return StateChange(f"{'' if isinstance(owner, ModuleType) else prefix}{keys[0]}")
-            only_adds = all(key not in before for key in keys) and len(item) >= len(before)
-            return replace(self._by_holder(item), only_adds=only_adds)
         return StateChange(f"{item.__name__}, a class") if isinstance(item, type) else self._by_holder(item)
 
     def _by_holder(self, item: object) -> StateChange:
@@ -344,9 +340,6 @@ class StateSnapshot:
             for name, value in list(roots.items()):
                 if value is item:
                     return StateChange(f"{prefix}{name}")
-        for name, value in getattr(self.environment, "__dict__", {}).items():
-            if item in Walk([value], without=[self.environment], through_code=False):
-                return StateChange(f"self.{name} ({shown})")
         for roots, prefix in _named_roots(self.environment):
             for name, value in list(roots.items()):
                 if item in Walk([value], without=[self.environment], through_code=False):
@@ -539,12 +532,6 @@ class StateWatch:
             return f"What calls of {name} change cannot be known: {self.unknown}"
         place = f" ({self.changes[0].place})" if self.changes[0].place else ""
         return f"A call of {name} changes {self.changes[0].target}{place}"
-
-    @property
-    def advice(self) -> str:
-        """A sentence about state that may well be a cache; empty about other state."""
-        is_cache = bool(self.changes) and all(change.only_adds for change in self.changes)
-        return f"{self.changes[0].target} only gains entries, as a cache does. " if is_cache else ""
 
     def clear(self) -> None:
         """Forget the changes, and not which lines were reached."""

@@ -65,8 +65,9 @@ def _remedy(error: BaseException) -> str:
     error = first_of_group(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"Install {error.name}, or correct the import."
-    if isinstance(error, FileNotFoundError) and _is_relative(error.filename):
-        return f"Looked for it from {Path.cwd()}.{there_is(Path(error.filename).name)}"
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)) and error.filename:
+        file = Path(error.filename)
+        return "" if file.is_absolute() else f"Looked for it from {Path.cwd()}.{there_is(file.name)}"
     if isinstance(error, ImportError) and "no known parent package" in str(error):
         return "Name it as a module, so that Python knows its package: --rl-env-module package.module"
     if isinstance(error, (NameError, AttributeError)) and isinstance(error.name, str):
@@ -81,10 +82,6 @@ def _remedy(error: BaseException) -> str:
             " (--rl-env-config)."
         )
     return ""
-
-
-def _is_relative(name: object) -> bool:
-    return isinstance(name, (str, Path)) and str(name) != "" and not Path(name).is_absolute()
 
 
 def _names_beside(error: NameError | AttributeError) -> list[str]:

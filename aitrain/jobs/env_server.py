@@ -21,8 +21,8 @@ from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvHttpServer, EnvService
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.runner import NoModel, start_runner
+from aitrain.environment.served_environment import PROTOCOL, EnvDescription
 from aitrain.environment.tools import Tools
-from aitrain.environment.wire_format import PROTOCOL, EnvDescription
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets

@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from aitrain import activity
-from aitrain.environment.served_environment import ServedEnvironment, connect
-from aitrain.environment.wire_format import TOKEN_VARIABLE
+from aitrain.environment.served_environment import TOKEN_VARIABLE, ServedEnvironment, connect
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.execution.ray_connection import connected, machines

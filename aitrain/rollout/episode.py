@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from aitrain import activity
 from aitrain.activity import PlayedEpisodes
-from aitrain.environment.contract import Case, Prompt, Transcript
+from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript
 from aitrain.environment.runner import EnvSession, Runner
-from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import (
     AssistantTurn,

@@ -12,9 +12,8 @@ from typing import TypeAlias
 
 from accelerate.utils import gather_object
 
-from aitrain.environment.contract import Case
+from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.runner import score_groups
-from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode

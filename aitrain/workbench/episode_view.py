@@ -10,8 +10,7 @@ from itertools import islice
 from rich.console import Console
 from rich.text import Text
 
-from aitrain.environment.contract import Case
-from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.session import AssistantTurn, Message, ResetResult, UntrainedChat
 from aitrain.environment.tool_call_parser import ToolJson
 from aitrain.ui.escape_controls import escape_controls

@@ -11,10 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from aitrain.environment.contract import Case, Prompt
+from aitrain.environment.contract import Case, Prompt, ScoreResult
 from aitrain.environment.rollout_session import session_for
 from aitrain.environment.runner import NoModel
-from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.contract import Case, Prompt, Transcript, call_reference
+from aitrain.environment.contract import Case, Prompt, ScoreResult, Transcript, call_reference
 from aitrain.environment.runner import EnvRunner, EnvSession, score_groups, start_runner
-from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tool_call_parser import read_calls
 from aitrain.execution.failure import Failure

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from aitrain.environment.contract import Case, Transcript, env_kind, scores_groups
+from aitrain.environment.contract import Case, ScoreResult, Transcript, env_kind, scores_groups
 from aitrain.environment.runner import EnvRunner, NoModel, score_groups, start_runner
-from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import Group, GroupMember
 from aitrain.options.train import TrainConfig

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.contract import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, SessionLike, UntrainedChat
 from aitrain.execution.async_calls import run_if_async
 from aitrain.workbench.player import Conversation, Play, as_message

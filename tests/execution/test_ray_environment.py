@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment.served_environment import connect
-from aitrain.environment.wire_format import TOKEN_VARIABLE
+from aitrain.environment.served_environment import TOKEN_VARIABLE, connect
 from aitrain.errors import EnvironmentFailed
 from aitrain.jobs.ray_environment import EnvServer
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, Score, judges
-from aitrain.environment.judges.model_judge import Budget, VerdictStore, quoted
+from aitrain.environment.judges.model_judge import VerdictStore, quoted
 from aitrain.execution.async_calls import run_async
 from aitrain.execution.failure import CallFailed
 from tests.judges.conftest import JudgeModel, quoted_in
@@ -175,7 +175,7 @@ def _use(file: Path) -> None:
     store = VerdictStore(file)
     for number in range(40):
         try:
-            store.reserve("judge", Budget(max_calls=100))
+            store.reserve("judge", max_calls=100)
         except CallFailed:
             return
         store.add_tokens("judge", 3)

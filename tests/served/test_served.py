@@ -19,10 +19,9 @@ from aitrain.environment.contract import env_kind
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import check_by_reading, find_env
 from aitrain.environment.runner import EnvRunner, start_runner
-from aitrain.environment.served_environment import ServedEnvironment, connect
+from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect
 from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tools import Tools
-from aitrain.environment.wire_format import PROTOCOL
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
 from aitrain.runs.run_folder import to_jsonable

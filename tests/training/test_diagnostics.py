@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aitrain import Result
-from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.contract import ScoreResult
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.level_rules import LINES_IN_A_ROW

@@ -20,9 +20,9 @@ import torch
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule, plan_batch
 from aitrain.engines.sampling import Sampling
+from aitrain.environment.contract import parse_score
 from aitrain.environment.dataset import Cases
 from aitrain.environment.runner import EnvRunner
-from aitrain.environment.score_parsing import parse_score
 from aitrain.jobs import grpo
 from aitrain.launch import preflight
 from aitrain.launch.processes import Processes

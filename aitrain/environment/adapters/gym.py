@@ -11,9 +11,8 @@ from collections.abc import Generator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, read_score_range
+from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, requires
 from aitrain.environment.contract import Score
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
 
@@ -41,7 +40,7 @@ class Gymnasium:
         **config: object,
     ) -> None:
         self.id, self.size, self.seed, self.system, self.actions = id, size, seed, system, list(actions)
-        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, self.framework))
+        self.requirements = requires(score_range, self.framework)
         self.imports, self.config = imports, {**config, **(make or {})}
         with naming_unknown(self.package, id, self.registry):
             env = self.make()

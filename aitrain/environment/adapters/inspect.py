@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range, requires
 from aitrain.environment.contract import Score
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import parse, source_files, top_level
 from aitrain.errors import ConfigError, did_you_mean
 
@@ -44,7 +43,7 @@ class InspectTask:
     ) -> None:
         from aitrain.environment.adapters.inspect_sample import parts_of, tasks_named
 
-        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "inspect"))
+        self.requirements = requires(score_range, "inspect")
         self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
         name = task_name(id)
         found = tasks_named(name, {**arguments, **(task or {})})

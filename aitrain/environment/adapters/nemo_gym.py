@@ -18,9 +18,8 @@ from aitrain.environment.adapters.env_server import (
     tool_schema,
 )
 from aitrain.environment.adapters.rows import check_data, read_file
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range, with_system
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
 from aitrain.environment.contract import Score
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import EnvironmentFailed
 
@@ -43,7 +42,8 @@ class NeMoGym:
     ) -> None:
         self.url, self.data, self.done_flag = server_url(url, "nemo-gym"), data, done_flag
         self.size, self.seed, self.system = size, seed, system
-        self.requirements = EnvRequirements(score_range=read_score_range(score_range, "nemo-gym"))
+        self.requirements = requires(score_range, "nemo-gym", None)
+        check_data([data])
 
     async def build_dataset(self) -> list[JsonObject]:
         """The file's rows, which hold prompt, tools, and what the server needs for the score."""
@@ -57,7 +57,7 @@ class NeMoGym:
         try:
             given = task["responses_create_params"]["input"]
             messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-            prompt = with_system([_message(one) for one in messages], self.system)
+            prompt = prompted([_message(one) for one in messages], self.system)
         except (KeyError, TypeError):
             raise EnvironmentFailed(f"{place}: there is no responses_create_params.input with messages") from None
         return {"prompt": prompt, "task": task}
@@ -71,16 +71,6 @@ class NeMoGym:
             await server.close()
             raise
         return _Episode(server, task, self.done_flag)
-
-
-def check_id(id: str, settings: JsonMapping) -> None:
-    """Check URL and settings without the server.
-
-    Raises:
-        ConfigError: one of them is wrong.
-    """
-    NeMoGym(id, **settings)
-    check_data([settings["data"]])
 
 
 class _Episode:

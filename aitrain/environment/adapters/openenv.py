@@ -22,9 +22,8 @@ from aitrain.environment.adapters.env_server import (
     starting,
     tool_schema,
 )
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
 from aitrain.environment.contract import Score, ToolResult
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import AitrainError, EnvironmentFailed
 
@@ -218,8 +217,7 @@ class OpenEnv:
         self.url, self.size, self.seed, self.system = server_url(url, "openenv"), size, seed, system
         self.sessions, self.split, self.reset, self.field, self.shown = sessions, split, dict(reset or {}), field, shown
         self.rewards, self.unrewarded = check_use(rewards), unrewarded
-        bounds = read_score_range(score_range, "openenv")
-        self.requirements = EnvRequirements(score_range=bounds, episodes_at_once=sessions)
+        self.requirements = requires(score_range, "openenv", None, episodes_at_once=sessions)
         self.tools: list[ToolJson] = []
 
     async def build_dataset(self) -> list[JsonObject]:
@@ -235,8 +233,7 @@ class OpenEnv:
         system = self.system
         if system is None and not self.tools and self.text.text_field is None:
             system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
-        prompt = [{"role": "system", "content": system}] if system else []
-        return [{"prompt": prompt, "reset": reset} for reset in resets]
+        return [{"prompt": prompted([], system), "reset": reset} for reset in resets]
 
     async def _resets(self, server: EnvServer) -> list[JsonObject]:
         if self.split is None:
@@ -268,15 +265,6 @@ class OpenEnv:
     def get_tools(self) -> list[ToolJson]:
         """The tools of an MCP environment."""
         return self.tools
-
-
-def check_id(id: str, settings: JsonMapping) -> None:
-    """Check URL and settings without the server.
-
-    Raises:
-        ConfigError: one of them is wrong.
-    """
-    OpenEnv(id, **settings)
 
 
 class _Episode:

@@ -18,9 +18,8 @@ from aitrain.environment.adapters.env_server import (
     starting,
     tool_schema,
 )
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
 from aitrain.environment.contract import Score
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import ConfigError
 
@@ -123,7 +122,7 @@ class OpenRewardServer:
         self.url, self.env, self.split = server_url(url, "ors"), env, split
         self.size, self.seed, self.system = size, seed, system
         self.rewards, self.unrewarded = check_use(rewards), unrewarded
-        self.requirements = EnvRequirements(score_range=read_score_range(score_range, "ors"))
+        self.requirements = requires(score_range, "ors", None)
 
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each task, by its index: nothing else of a task is asked for before its episode begins."""
@@ -133,7 +132,7 @@ class OpenRewardServer:
             if self.env.lower() not in names:
                 raise ConfigError(f"rl_env_config: there is no env {self.env} at {self.url}; it has {names}")
             count = (await server.post(f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
-        prompt = [{"role": "system", "content": self.system}] if self.system else []
+        prompt = prompted([], self.system)
         return [{"prompt": prompt, "index": index} for index in choose(range(count), self.size, self.seed)]
 
     async def start(self, index: int) -> _Episode:
@@ -145,15 +144,6 @@ class OpenRewardServer:
             await session.close()
             raise
         return _Episode(session, StepRewards(self.rewards, self.unrewarded))
-
-
-def check_id(id: str, settings: JsonMapping) -> None:
-    """Check URL and settings without the server.
-
-    Raises:
-        ConfigError: one of them is wrong.
-    """
-    OpenRewardServer(id, **settings)
 
 
 class _Episode:

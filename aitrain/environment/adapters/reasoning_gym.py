@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from aitrain.environment.adapters.settings import conversation, read_score_range
-from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.adapters.settings import prompted, requires
 from aitrain.errors import ConfigError, did_you_mean
 
 
@@ -48,7 +47,7 @@ class ReasoningGym:
                 )
 
         self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
-        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "reasoning-gym"))
+        self.requirements = requires(score_range, "reasoning-gym")
         if id == "composite":
             if not config.get("datasets"):
                 example = '{"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}]}'
@@ -72,7 +71,10 @@ class ReasoningGym:
         if any(shot["answer"] is None for shot in solved):
             raise ConfigError("rl_env_config: few_shot: the entries of this task have no answer to show")
         shots = [(shot["question"], self._in_tag(shot["answer"])) for shot in solved]
-        return [{"prompt": conversation(system, shots, entry["question"]), "entry": entry} for entry in asked]
+        return [
+            {"prompt": prompted([{"role": "user", "content": entry["question"]}], system, shots), "entry": entry}
+            for entry in asked
+        ]
 
     def score_episode(self, text: str, entry: dict[str, Any]) -> float:
         """The task's own score for the answer."""

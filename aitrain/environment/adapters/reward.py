@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
-from aitrain.environment.adapters.settings import read_score_range, weighted
+from aitrain.environment.adapters.settings import requires, weighted
 from aitrain.environment.contract import Score, arguments_for
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import Place, check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.async_calls import run_if_async
@@ -183,9 +182,7 @@ class RewardFunctions:
         places = parse_id(id)
         self.example = EXAMPLES.get(places[0][1]) if len(places) == 1 and not places[0][0] else None
         is_known = self.example is not None and score_range is None and weights is None  # a rule gives 0 or 1
-        self.requirements = EnvRequirements(
-            "process", score_range=read_score_range("0,1" if is_known else score_range, "reward")
-        )
+        self.requirements = requires("0,1" if is_known else score_range, "reward")
         self.rewards = Rewards(places, weights)
         self.group = group if any(module for module, _ in places) else []  # a rule looks at one answer
         self.source_files = source_files(places, self.rewards.functions.values())

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.adapters.settings import choose, solved_cases, with_system
+from aitrain.environment.adapters.settings import choose, prompted
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.missing_file import no_file
 
@@ -93,19 +93,15 @@ class RowSource:
         return found
 
     def _prompted(self, row: Row, shots: Sequence[Row]) -> Row:
-        if not shots:
-            is_text = isinstance(row["prompt"], str)
-            if is_text and self.system is None:
-                return row
-            prompt = [{"role": "user", "content": row["prompt"]}] if is_text else row["prompt"]
-            return {**row, "prompt": with_system(prompt, self.system)}
         solved = [(question_of(shot), str(shot["answer"])) for shot in shots if shot.get("answer") is not None]
         if len(solved) < len(shots):
             raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
         prompt = row["prompt"]
-        asked = with_system([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, self.system)
-        head = [message for message in asked[:1] if message["role"] == "system"]
-        return {**row, "prompt": [*head, *solved_cases(solved), *asked[len(head) :]]}
+        if isinstance(prompt, str):
+            if not solved and self.system is None:
+                return row
+            prompt = [{"role": "user", "content": prompt}]
+        return {**row, "prompt": prompted(prompt, self.system, solved)}
 
 
 def check_data(data: object) -> None:

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from aitrain.environment.contract import Score
+from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.value_types import score_bounds
 
@@ -72,11 +73,26 @@ def read_score_range(given: object, adapter: str) -> ScoreRange:
             f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
             ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
         )
-    text = ",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
-    bounds = score_bounds(text)
+    bounds = bounds_in(given)
     if bounds is None:
-        raise ConfigError(f"rl_env_config: score_range must be LOW,HIGH with the lower one first, or any; not {text}")
-    return "any" if text == "any" else bounds
+        raise ConfigError(f"rl_env_config: score_range must be LOW,HIGH with the lower one first, or any; not {given}")
+    return "any" if given == "any" else bounds
+
+
+def bounds_in(given: object) -> tuple[float, float] | None:
+    """The lowest and the highest score of a setting, which is text or a list; None if it is neither."""
+    return score_bounds(",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given))
+
+
+def requires(
+    score_range: object, adapter: str, isolation: Literal["process"] | None = "process", **more: int | None
+) -> EnvRequirements:
+    """What an adapter's environment requires, with the setting score_range.
+
+    Raises:
+        ConfigError: see read_score_range.
+    """
+    return EnvRequirements(isolation, score_range=read_score_range(score_range, adapter), **more)
 
 
 def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:
@@ -89,31 +105,23 @@ def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]
 
 def game_rows(size: int, seed: int, system: str | None) -> list[dict[str, object]]:
     """Rows of games that speak first: each has the seed of its game, and no prompt but the system prompt."""
-    prompt = [{"role": "system", "content": system}] if system else []
+    prompt = prompted([], system)
     return [{"prompt": prompt, "game_seed": seed + number} for number in range(size)]
 
 
-def conversation(system: str | None, shots: Iterable[tuple[str, str]], question: str) -> list[ChatMessage]:
-    """Messages of a prompt: system prompt, solved cases, and the question."""
-    messages: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
-    return [*messages, *solved_cases(shots), {"role": "user", "content": question}]
-
-
-def solved_cases(shots: Iterable[tuple[str, str]]) -> list[ChatMessage]:
-    """Questions and their answers as messages."""
-    return [
-        {"role": role, "content": text}
-        for shot in shots
-        for role, text in zip(("user", "assistant"), shot, strict=True)
-    ]
-
-
-def with_system(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[ChatMessage]:
-    """A prompt's messages with this system prompt in place of their own, if one is set."""
+def prompted(
+    prompt: Sequence[Mapping[str, object]], system: str | None, shots: Iterable[tuple[str, str]] = ()
+) -> list[ChatMessage]:
+    """A prompt's messages with this system prompt in place of their own, if one is set, and before the others questions
+    with their answers."""
     messages = [dict(message) for message in prompt]
-    if system is None:
-        return messages
-    return [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
+    head = [message for message in messages[:1] if message["role"] == "system"]
+    solved: list[ChatMessage] = []
+    for question, answer in shots:
+        solved += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return [*head, *solved, *messages[len(head) :]]
 
 
 def weighted(components: Mapping[str, tuple[float | None, float]]) -> Score:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, read_score_range
+from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, requires
 from aitrain.environment.contract import Score
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed
 
@@ -73,7 +72,7 @@ class TextArena:
             self.players = players or self._fewest_players()
         if seat not in range(self.players):
             raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
-        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "textarena"))
+        self.requirements = requires(score_range, "textarena")
 
     def build_dataset(self) -> list[dict[str, object]]:
         """One row for each game, without a prompt: the game speaks first."""

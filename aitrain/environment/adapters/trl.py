@@ -13,9 +13,8 @@ from typing import Any
 
 from aitrain.environment.adapters.reward import Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
-from aitrain.environment.adapters.settings import RandomStream, read_score_range, weighted
+from aitrain.environment.adapters.settings import RandomStream, prompted, requires, weighted
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
@@ -42,7 +41,7 @@ class TRLEnvironment:
         system: str | None = None,
         score_range: object = None,
     ) -> None:
-        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "trl"))
+        self.requirements = requires(score_range, "trl")
         self.factory, places = load_object(*parse_id(id)[0]), parse_id(rewards) if rewards else []
         self.rewards = Rewards(places, weights)
         made_of = [self.factory, *self.rewards.functions.values()]
@@ -50,13 +49,15 @@ class TRLEnvironment:
         if not rewards and not hasattr(self.factory, "get_reward"):
             raise ConfigError(f"rl_env_config: {id} has no get_reward: name reward functions with `rewards`")
         self.source = None if data is None else RowSource(data, split, columns or {}, size, seed, system)
-        self.size, self.prompt = size or 200, [{"role": "system", "content": system}] if system else []
+        self.size, self.prompt = size or 200, prompted([], system)
 
     def build_dataset(self) -> list[Row]:
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""
         if self.source is None:
             return [{"prompt": self.prompt, "trl_row": {}} for _ in range(self.size)]
-        return [{**row, "prompt": _without_last(row["prompt"]), "trl_row": row} for row in self.source.cases()]
+        rows = self.source.cases()  # without the message that `reset` continues
+        prompts = [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][:-1] for row in rows]
+        return [{**row, "prompt": prompt, "trl_row": row} for row, prompt in zip(rows, prompts, strict=True)]
 
     def start(self, trl_row: Row, seed: int) -> _TRLEpisode:
         """A new instance, reset with the row; what it draws there from the global random numbers is the same in all
@@ -96,11 +97,6 @@ class _TRLEpisode:
         own = run_if_async(self.made.get_reward())
         total = weighted({type(self.made).__name__: (own, 1.0), "rewards": (score.score, 1.0)})
         return Score(total.score, {**total.metrics, **score.metrics})
-
-
-def _without_last(prompt: Prompt) -> Prompt:
-    """The messages before the one that `reset` continues."""
-    return prompt if isinstance(prompt, str) else prompt[:-1]
 
 
 def _continued(prompt: Prompt, said: Any) -> Prompt:

@@ -3,7 +3,7 @@
 Settings: those of `settings.py`; all others are passed to `load_environment` (verifiers 0.4: are fields of the
 taskset's configuration), in `arguments` if one has the name of a setting.
 
-verifiers 0.3 and 0.4 have different APIs: `verifiers_legacy.py` is for 0.3, `verifiers_v1.py` for 0.4.
+verifiers 0.3 and 0.4 have different APIs: LegacyVerifiers is for 0.3, VerifiersV1 for 0.4.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from typing import Any, TypeAlias
 
 from aitrain.environment.adapters.settings import (
     ChatMessage,
-    ScoreRange,
     choose,
-    read_score_range,
-    solved_cases,
-    with_system,
+    prompted,
+    requires,
 )
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
@@ -58,8 +56,8 @@ class VerifiersSettings:
     score_range: object = None
     arguments: Mapping[str, object] = field(default_factory=dict)
 
-    def read_range(self, weights: Sequence[float]) -> ScoreRange:
-        """The range of scores.
+    def requires(self, weights: Sequence[float], max_turns: int | None = None) -> EnvRequirements:
+        """What the environment requires, with the range of scores.
 
         Raises:
             ConfigError: it is not set: verifiers does not bound the value of a reward function.
@@ -71,7 +69,7 @@ class VerifiersSettings:
                 f" score_range\nIts weights are {', '.join(f'{weight:g}' for weight in weights)}: if each reward is"
                 f' from 0 to 1, that is "score_range": "{low:g},{high:g}".'
             )
-        return read_score_range(self.score_range, "verifiers")
+        return requires(self.score_range, "verifiers", max_turns=max_turns)
 
     @property
     def module(self) -> str:
@@ -95,13 +93,10 @@ class VerifiersSettings:
         Raises:
             ConfigError: a solved case has no answer.
         """
-        own = with_system(prompt, self.system)
-        head = [message for message in own[:1] if message["role"] == "system"]
         for question, answer in shots:
             if not isinstance(answer, (str, int, float)) or not question or answer == "":
                 raise ConfigError("rl_env_config: few_shot: the cases of this environment have no `answer` to show")
-        solved = solved_cases((question, str(answer)) for question, answer in shots)
-        return [*head, *solved, *own[len(head) :]]
+        return prompted(prompt, self.system, ((question, str(answer)) for question, answer in shots))
 
 
 def as_openai(message: Foreign) -> Message:
@@ -149,12 +144,12 @@ def endpoint_client(endpoint: Endpoint) -> Foreign:
         )  # fmt: skip
         return Response(id="0", created=int(time.time()), model=model, usage=usage, message=message)
 
-    rest = dict.fromkeys(Client.__abstractmethods__, _not_used)
+    rest = dict.fromkeys(Client.__abstractmethods__, _nothing)
     return type("EndpointClient", (Client,), {**rest, "get_response": get_response})(None)
 
 
-async def _not_used(*_: Foreign) -> None:
-    """The client asks the policy itself, without a server's format."""
+async def _nothing(*_: Foreign) -> None:
+    """Do nothing: the client asks the policy itself, without a server's format."""
 
 
 class ScorerMessage(Message):
@@ -236,14 +231,19 @@ class LegacyVerifiers:
 
     def __init__(self, settings: VerifiersSettings) -> None:
         self.settings = settings
+        import verifiers
+
+        module, _, function = settings.id.partition(":")
         with _kept_signals():
-            self.env = _load_legacy(settings)
+            if function:
+                self.env = getattr(import_module(module.replace("-", "_")), function)(**settings.arguments)
+            else:
+                self.env = verifiers.load_environment(settings.id, **settings.arguments)
         rubric = self.env.rubric
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
-        bounds = settings.read_range(rubric._get_reward_weights())
         turns = getattr(self.env, "max_turns", None) or 0
-        self.requirements = EnvRequirements("process", max_turns=turns if turns > 0 else None, score_range=bounds)
+        self.requirements = settings.requires(rubric._get_reward_weights(), turns if turns > 0 else None)
         self.source_files = settings.source_files([*watch_rubric(rubric), self.env])
 
     def build_dataset(self) -> list[Message]:
@@ -286,15 +286,6 @@ class LegacyVerifiers:
         self.env._teardown = _nothing
 
 
-def _load_legacy(settings: VerifiersSettings) -> Foreign:
-    import verifiers
-
-    module, _, function = settings.id.partition(":")
-    if function:
-        return getattr(import_module(module.replace("-", "_")), function)(**settings.arguments)
-    return verifiers.load_environment(settings.id, **settings.arguments)
-
-
 @contextmanager
 def _kept_signals() -> Iterator[None]:
     """Keep the handlers of Ctrl-C and SIGTERM, which an environment of verifiers replaces."""
@@ -309,10 +300,6 @@ def _legacy_prompt(row: Message) -> list[Message]:
     prompt = row["prompt"]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return [as_openai(message) for message in messages]
-
-
-async def _nothing() -> None:
-    """Do nothing."""
 
 
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
@@ -335,7 +322,7 @@ class VerifiersV1:
         self.source_files = settings.source_files([*rewards, self.env, self.env.taskset])
         weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
         weights += [judge.config.weight for judge in self.template.plugged_judges()]
-        self.requirements = EnvRequirements("process", score_range=settings.read_range(weights))
+        self.requirements = settings.requires(weights)
         self.lock, self._starting = threading.Lock(), asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 

@@ -1,5 +1,5 @@
 """The program of an agent of verifiers 0.4: a chat loop with the task's tools in this process, which takes milliseconds
-where verifiers' own starts a program for each episode. Imported by verifiers under the name in `verifiers_v1.py`."""
+where verifiers' own starts a program for each episode. Imported by verifiers under the name in `verifiers.py`."""
 
 from __future__ import annotations
 

@@ -8,20 +8,20 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.adapters.settings import weighted
-from aitrain.environment.contract import Score, arguments_for
+from aitrain.environment.adapters.settings import bounds_in, weighted
+from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Score, ScoreResult, arguments_for, parse_score, shown
 from aitrain.environment.judges import rules
+from aitrain.environment.judges.ranking import Ranking
+from aitrain.environment.judges.remote_judge import RemoteJudge
+from aitrain.environment.judges.rubric import Rubric
 from aitrain.environment.judges.rules import EXAMPLES, RULES, SOURCES, require_math_verify
-from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.user_modules import Place, check_objects, load_object, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import is_on_shared_loop, run_async
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.options.value_types import score_bounds
 
 ANY_SOURCE = "*"
 """Name of the judges of rows whose `data_source` has none of its own."""
@@ -215,8 +215,8 @@ def _total(results: Sequence[tuple[Judge, ScoreResult]]) -> Score:
 
 JudgeDescription = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 """A judge, several, or judges by `data_source`; docs/judges.md describes the forms."""
-MODEL_JUDGES = {"rubric": "Rubric", "ranking": "Ranking"}
-"""Judges that ask a model, with their classes; each is in the module of its name."""
+MODELS = {"rubric": Rubric, "ranking": Ranking}
+"""Judges that ask a model."""
 REMOTE = ("http://", "https://")
 
 
@@ -269,10 +269,10 @@ class JudgeSpec:
                 raise ConfigError(f"judges: the rule {self.place} has no settings, such as {next(iter(self.settings))}")
             if self.place == "math":
                 require_math_verify()
-        elif self.is_remote or self.place in MODEL_JUDGES:
+        elif self.is_remote or self.place in MODELS:
             self._server_judge()
         else:
-            known = [*RULES, *MODEL_JUDGES]
+            known = [*RULES, *MODELS]
             raise ConfigError(
                 f"judges: there is no judge {self.place}.{did_you_mean(self.place, known)}\nName one of"
                 f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
@@ -296,12 +296,7 @@ class JudgeSpec:
         return Judge(self.name, function, self.weight, self.bounds, EXAMPLES.get(self.place))
 
     def _server_judge(self) -> Any:
-        if self.is_remote:
-            from aitrain.environment.judges.remote_judge import RemoteJudge
-
-            return RemoteJudge(url=self.place, **self.settings)
-        kind = getattr(import_module(f"aitrain.environment.judges.{self.place}"), MODEL_JUDGES[self.place])
-        return kind(**self.settings)
+        return RemoteJudge(url=self.place, **self.settings) if self.is_remote else MODELS[self.place](**self.settings)
 
 
 @dataclass(frozen=True)
@@ -389,7 +384,7 @@ def _one(part: Any) -> JudgeSpec:
         )
     short = place.rpartition(":")[2] if not place.startswith(REMOTE) else "remote"
     name, weight, given = settings.pop("name", short), settings.pop("weight", 1.0), settings.pop("range", ZERO_TO_ONE)
-    bounds = score_bounds(",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given))
+    bounds = bounds_in(given)
     if bounds is None:
         raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):

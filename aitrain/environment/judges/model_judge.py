@@ -234,22 +234,6 @@ TABLES = (
 
 
 @dataclass(frozen=True)
-class Budget:
-    """The most that a judge may spend, over all runs that use the same file."""
-
-    max_calls: int | None = None
-    max_tokens: int | None = None
-
-    def problem(self, calls: int, tokens: int) -> str:
-        """Which limit is reached; empty if none is."""
-        if self.max_calls is not None and calls >= self.max_calls:
-            return f"its budget of {self.max_calls} calls is used up: raise max_calls"
-        if self.max_tokens is not None and tokens >= self.max_tokens:
-            return f"its budget of {self.max_tokens} tokens is used up ({tokens} were spent): raise max_tokens"
-        return ""
-
-
-@dataclass(frozen=True)
 class VerdictStore:
     """Verdicts by the hash of what was asked, and what each judge has spent. No text of a policy is kept."""
 
@@ -267,15 +251,19 @@ class VerdictStore:
             database.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", (key, json.dumps(verdict)))
         return self.find(key) or verdict
 
-    def reserve(self, judge: str, budget: Budget) -> None:
-        """Count a call before it is made.
+    def reserve(self, judge: str, max_calls: int | None = None, max_tokens: int | None = None) -> None:
+        """Count a call before it is made; the limits hold for all runs that use the same file.
 
         Raises:
             CallFailed: the budget is used up.
         """
         with self._transaction("IMMEDIATE") as database:
             calls, tokens = self._spent(database, judge)
-            problem = budget.problem(calls, tokens)
+            problem = ""
+            if max_calls is not None and calls >= max_calls:
+                problem = f"its budget of {max_calls} calls is used up: raise max_calls"
+            elif max_tokens is not None and tokens >= max_tokens:
+                problem = f"its budget of {max_tokens} tokens is used up ({tokens} were spent): raise max_tokens"
             if problem:
                 advice = f"or move {self.file} away, as a new file starts a new budget"
                 raise CallFailed(Failure("raised", f"the judge {judge}: {problem}, {advice}"))
@@ -381,7 +369,7 @@ class ModelJudge(JudgeServer, frozen=True):
         has_budget = self.max_calls is not None or self.max_tokens is not None
         judge = f"{self.model} at {self.url}"
         if has_budget:
-            self.store.reserve(judge, Budget(self.max_calls, self.max_tokens))
+            self.store.reserve(judge, self.max_calls, self.max_tokens)
         answer = await self.post("/chat/completions", body)
         try:
             said = answer["choices"][0]["message"]["content"] or ""
