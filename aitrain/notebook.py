@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from aitrain import activity
 from aitrain.cells import is_notebook, name_cells
-from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Announce, Event, Note
 from aitrain.launch.managed_server import managed_server
@@ -109,8 +108,6 @@ def _for_one_process(config: TrainConfig) -> TrainConfig:
 
 
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
-    if environment is None and "" in plan.sources:
-        environment = load_env(plan.sources[""], plan.config.rl_env_config or {})
     report, is_cell = ReportWriter(folder), is_notebook()
     screen: NotebookDisplay | Screen = NotebookDisplay() if is_cell else Screen()
     with screen, ExitStack() as stack:
@@ -130,7 +127,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         import torch
 
         from aitrain.environment.requirements import with_requirements
-        from aitrain.environment.runner import start_runner
+        from aitrain.environment.runner import EnvRunner, start_runner
         from aitrain.jobs.env_loading import load_runner
         from aitrain.jobs.grpo import run
         from aitrain.training.run_context import RunContext, StopRequest
@@ -141,6 +138,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             resolved = runner.config
         else:
             resolved, required = with_requirements(plan.config, environment)
+        if runner is None or isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
             folder.write_config(resolved)
         for note in (*plan.notes, *remarks(folder, plan.config.project_name), *filter(None, [required])):
             show(Note(note))
