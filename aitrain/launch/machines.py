@@ -31,8 +31,8 @@ MPI = {
 
 
 ONE_PROCESS = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
-"""Variable of `accelerate launch`, which on the CPU starts one process also if it was asked for several; then there is a
-MASTER_PORT, and no RANK."""
+"""Variable of `accelerate launch`, which on the CPU starts one process also if it was asked for several: then there is
+a MASTER_PORT, and no RANK."""
 
 
 @dataclass(frozen=True)
