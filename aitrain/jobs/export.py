@@ -11,17 +11,15 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.jobs.terminal_job import run_job
 from aitrain.options.reading import resolve
@@ -33,7 +31,7 @@ from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.hub import HubRepository, check_token
-from aitrain.training.merging import LogitCheck, planned_weights, write_whole_model
+from aitrain.training.merging import LogitCheck, write_whole_model
 from aitrain.training.model import asking_hub, load_tokenizer, model_path
 from aitrain.training.policy_loader import load_policy
 from aitrain.ui.card import try_to_write_card, write_short_card
@@ -56,8 +54,7 @@ def main(request: ExportRequest) -> int:
     warnings.simplefilter("ignore")  # the libraries' advice is for those who call them
 
     def work() -> int:
-        plan = Export(request, read_model(request.model))
-        (show_plan if request.dry_run else carry_out)(plan)
+        carry_out(Export(request, read_model(request.model)))
         return 0
 
     return run_job(work, request.as_json, "export")
@@ -135,19 +132,6 @@ class Export:
         request, name = self.request, self.reference.label.replace("+", "-")
         return HubRepository(name, request.repo_id, request.username, request.hub_private)
 
-    def facts(self, files: dict[str, int]) -> dict[str, object]:
-        """What a program wants to know of the export."""
-        reference = self.reference
-        return {
-            "folder": str(self.folder),
-            "base": None if reference.adapter is None else reference.base,
-            "adapter": None if reference.adapter is None else str(reference.adapter),
-            "run": None if reference.run is None else str(reference.run),
-            "step": reference.step,
-            "dtype": None if self.request.adapter_only else self.dtype,
-            "files": files,
-        }
-
     @property
     def in_dtype(self) -> str:
         """` in bfloat16`; empty for an adapter, which is copied."""
@@ -173,7 +157,16 @@ def carry_out(plan: Export) -> None:
         raise ConfigError(f"--gguf: {file} exists, and is not overwritten\nDelete it first.")
     check = None if plan.is_in_place else _write(plan)
     files = _files(folder)
-    facts = plan.facts(files)
+    reference = plan.reference
+    facts: dict[str, object] = {
+        "folder": str(folder),
+        "base": None if adapter is None else reference.base,
+        "adapter": None if adapter is None else str(adapter),
+        "run": None if reference.run is None else str(reference.run),
+        "step": reference.step,
+        "dtype": None if request.adapter_only else plan.dtype,
+        "files": files,
+    }
     what = f"{folder}  {len(files)} files, {_size(sum(files.values()))}{plan.in_dtype}"
     plan.print(what if plan.is_in_place else f"exported {what}")
     if check is not None:
@@ -292,52 +285,6 @@ def _convert_to_gguf(folder: Path, file: Path) -> None:
                 f"llama.cpp's converter failed: {last}\nThe export is in {folder}. The command was:\n{again}"
             )
         partial.replace(file)
-
-
-# -- what would be done
-
-
-def show_plan(plan: Export) -> None:
-    """Print what would be written and uploaded. The weights are not loaded; all other files are made, and deleted."""
-    _refuse_unmergeable(plan)
-    request, weights = plan.request, dict[str, int]()
-    with tempfile.TemporaryDirectory(prefix="aitrain-export-") as temporary:
-        place = plan.folder if plan.is_in_place else Path(temporary)
-        if not plan.is_in_place and not request.adapter_only:
-            policy = load_policy(plan.reference, plan.config, with_weights=False)
-            policy.tokenizer.save_pretrained(place)
-            policy.model.config.save_pretrained(place)
-            with suppress(OSError):  # the model has none
-                policy.model.generation_config = GenerationConfig.from_pretrained(model_path(plan.reference.base))
-            with savable_generation_config(policy.model):
-                policy.model.generation_config.save_pretrained(place)
-            weights = planned_weights(policy.model, request.shard_size)
-        if not plan.is_in_place:
-            _write_small_files(plan, place)
-        files = dict(sorted((_files(place) | weights).items()))
-        card = (place / CARD).read_text(encoding="utf-8", errors="replace") if (place / CARD).is_file() else ""
-    repository, state = plan.repository.look() if request.push_to_hub else ("", "new")
-    if request.as_json:
-        upload = {"repository": repository, "state": state, "private": request.hub_private}
-        print(json.dumps(plan.facts(files) | (upload if repository else {}) | {"card": card}, indent=2))
-        return
-    if not plan.is_in_place:
-        plan.print(f"would write {plan.folder}{plan.in_dtype}")
-    if repository:
-        kind = "private" if request.hub_private else "public"
-        what = f"it exists and is {state}"
-        if state == "public" and request.hub_private:
-            what += ", so the upload is refused without --no-hub-private"
-        elif state == "unknown":
-            what = f"a {kind} repository, if it is new (the Hub could not be asked)"
-        elif state == "new":
-            what = f"a new {kind} repository"
-        plan.print(f"would upload to {repository}: {what}")
-    for name, size in files.items():
-        plan.print(f"  {'about ' if name in weights else '':>6}{_size(size):>9}  {name}")
-    plan.print(f"  {_size(sum(files.values())):>15}  in all")
-    if card:
-        plan.print(f"model card ({CARD}):\n{card}")
 
 
 def _say(text: str) -> None:
