@@ -127,12 +127,6 @@ class Export:
             raise ConfigError(f"model: cannot load {path}: {type(error).__name__}: {what}") from error
 
     @property
-    def repository(self) -> HubRepository:
-        """The repository to upload to."""
-        request, name = self.request, self.reference.label.replace("+", "-")
-        return HubRepository(name, request.repo_id, request.username, request.hub_private)
-
-    @property
     def in_dtype(self) -> str:
         """` in bfloat16`; empty for an adapter, which is copied."""
         return "" if self.request.adapter_only else f" in {self.dtype}"
@@ -150,9 +144,11 @@ def carry_out(plan: Export) -> None:
     """Write the folder, and upload and convert it, as requested."""
     request, folder, adapter = plan.request, plan.folder, plan.reference.adapter
     file = folder.with_name(f"{folder.name}.gguf")
+    name = plan.reference.label.replace("+", "-")
+    repository = HubRepository(name, request.repo_id, request.username, request.hub_private)
     if request.push_to_hub:
         check_token()
-        plan.repository.refuse_public()
+        repository.refuse_public()
     if request.gguf and file.exists():
         raise ConfigError(f"--gguf: {file} exists, and is not overwritten\nDelete it first.")
     check = None if plan.is_in_place else _write(plan)
@@ -177,7 +173,7 @@ def carry_out(plan: Export) -> None:
         plan.print(f"! The adapter was trained on the base in {quantization}; the export has the base{plan.in_dtype}.")
     if request.push_to_hub:
         _say("uploading")
-        facts["repository"] = plan.repository.upload(folder, list(files))
+        facts["repository"] = repository.upload(folder, list(files))
         plan.print(f"uploaded to {facts['repository']}")
     if request.gguf:
         _say("converting to GGUF")
@@ -189,55 +185,45 @@ def carry_out(plan: Export) -> None:
 
 
 def _write(plan: Export) -> LogitCheck | None:
-    """Write the folder; returns None for an adapter, which is copied byte by byte."""
-    _refuse_unmergeable(plan)
-    check, reference = None, plan.reference
-    with new_folder(plan.folder) as partial:
+    """Write the weights, or the files of an adapter byte by byte, and the model card; returns None for an adapter.
+
+    Raises:
+        ConfigError: the files of the base are quantized, so that the adapter cannot become part of it.
+        RunFailed: the folder cannot be written.
+    """
+    request, reference, adapter = plan.request, plan.reference, plan.reference.adapter
+    quantization = None
+    if adapter is not None and not request.adapter_only:
+        quantization = getattr(plan.base_config, "quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        raise ConfigError(
+            f"{reference.base} is quantized ({getattr(method, 'value', method)}): no adapter can be merged into it\n"
+            "Export the adapter as it is with --adapter-only, or serve it beside its base:\n"
+            f"  aitrain serve {request.model}"
+        )
+    check = None
+    with new_folder(plan.folder) as place:
         try:
-            if not plan.request.adapter_only:
-                _say(f"loading {reference.base}{plan.in_dtype}, and merging" if reference.adapter else "loading")
-                check = write_whole_model(lambda: load_policy(reference, plan.config), partial, plan.request.shard_size)
-            _write_small_files(plan, partial)
+            if adapter is None or not request.adapter_only:
+                _say(f"loading {reference.base}{plan.in_dtype}, and merging" if adapter else "loading")
+                check = write_whole_model(lambda: load_policy(reference, plan.config), place, request.shard_size)
+            else:
+                for file in (adapter / ADAPTER_CONFIG, *adapter.glob("adapter_model*.safetensors*")):
+                    shutil.copyfile(file, place / file.name)
+                if (adapter / "tokenizer_config.json").is_file():
+                    load_tokenizer(plan.config, str(adapter)).save_pretrained(place)
+            run = None if reference.run is None or reference.kind == "checkpoint" else RunFolder(reference.run)
+            if run is None or not run.result.exists() or try_to_write_card(run, place) is not None:
+                step = f" after step {reference.step}" if reference.step is not None else ""
+                kind = "a LoRA adapter" if request.adapter_only else "one whole model"
+                base = public_base(reference.base)
+                text = f"{reference.label}: {base}, trained with GRPO by aitrain{step}, as {kind}."
+                write_short_card(place, reference.label, reference.base, text)
         except (OSError, SafetensorError) as error:
             why = " ".join(str(error).split())[:200]
             raise RunFailed(f"Cannot write {plan.folder}: {why}\nFree some disk space, or choose --out.") from error
     return check
-
-
-def _refuse_unmergeable(plan: Export) -> None:
-    """Check that the adapter can become part of its base.
-
-    Raises:
-        ConfigError: the files of the base are quantized.
-    """
-    if plan.reference.adapter is None or plan.request.adapter_only:
-        return
-    quantization = getattr(plan.base_config, "quantization_config", None)
-    if quantization is None:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-    raise ConfigError(
-        f"{plan.reference.base} is quantized ({getattr(method, 'value', method)}): no adapter can be merged into it\n"
-        "Export the adapter as it is with --adapter-only, or serve it beside its base:\n"
-        f"  aitrain serve {plan.request.model}"
-    )
-
-
-def _write_small_files(plan: Export, place: Path) -> None:
-    """What is beside the weights of an export: for an adapter its files, and the model card."""
-    reference = plan.reference
-    if plan.request.adapter_only and reference.adapter is not None:
-        for file in (reference.adapter / ADAPTER_CONFIG, *reference.adapter.glob("adapter_model*.safetensors*")):
-            shutil.copyfile(file, place / file.name)
-        if (reference.adapter / "tokenizer_config.json").is_file():
-            load_tokenizer(plan.config, str(reference.adapter)).save_pretrained(place)
-    run = None if reference.run is None or reference.kind == "checkpoint" else RunFolder(reference.run)
-    if run is not None and run.result.exists() and try_to_write_card(run, place) is None:
-        return
-    step = f" after step {reference.step}" if reference.step is not None else ""
-    kind = "a LoRA adapter" if plan.request.adapter_only else "one whole model"
-    text = f"{reference.label}: {public_base(reference.base)}, trained with GRPO by aitrain{step}, as {kind}."
-    write_short_card(place, reference.label, reference.base, text)
 
 
 def _files(folder: Path) -> dict[str, int]:
