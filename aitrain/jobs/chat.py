@@ -350,7 +350,8 @@ class TerminalChat:
             raise ConfigError("/case N: give the number of the case's row, or its case_idx")
         case = self.session.case(wanted)
         show_heading(self.console, f"case {case.number}")
-        for message in messages_of(case):
+        asked = case.prompt if isinstance(case.prompt, list) else [{"role": "prompt", "content": case.prompt}]
+        for message in asked:
             self.console.print(as_text(message), soft_wrap=True)
         view = ChatView(self.console, self.session.titles)
         with _shown(view):
@@ -379,21 +380,15 @@ class TerminalChat:
 @contextmanager
 def _shown(view: ChatView) -> Iterator[None]:
     """Show what is said in the context, also after Ctrl-C."""
+    is_stopped = False
     try:
         yield
     except ChatStoppedError:
+        is_stopped = True
+    finally:
         view.finish()
+    if is_stopped:
         view.console.print(Text(NOT_PART, "yellow"))
-    except BaseException:
-        view.finish()
-        raise
-    else:
-        view.finish()
-
-
-def messages_of(case: Case) -> list[Message]:
-    """The case's prompt as messages."""
-    return case.prompt if isinstance(case.prompt, list) else [{"role": "prompt", "content": case.prompt}]
 
 
 def outcome(episode: Episode) -> Iterator[tuple[str, str]]:
