@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from aitrain import activity
 from aitrain.cells import is_notebook, name_cells
-from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Announce, Event, Note
 from aitrain.launch.managed_server import managed_server
@@ -109,8 +108,6 @@ def _for_one_process(config: TrainConfig) -> TrainConfig:
 
 
 def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
-    if environment is None and "" in plan.sources:
-        environment = load_env(plan.sources[""], plan.config.rl_env_config or {})
     report, is_cell = ReportWriter(folder), is_notebook()
     screen: NotebookDisplay | Screen = NotebookDisplay() if is_cell else Screen()
     with screen, ExitStack() as stack:
@@ -119,14 +116,18 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             screen(replace(event, text=_in_python(event.text)) if isinstance(event, Note) else event)
 
         if is_cell:
-            stack.enter_context(_printed_to(folder))
+            # a line for each score would push the display out of sight; stays open for those who keep sys.stdout
+            log = folder.log.open("a", buffering=1, encoding="utf-8")
+            stack.enter_context(redirect_stdout(cast(TextIO, RedactedStream(log))))
             show(Note(f"What the environment prints goes to {folder.log}.", "info"))
         stack.callback(lambda: report.finish(show) if folder.metrics.exists() else None)
         heartbeat = Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout), announce=show)
         stack.enter_context(heartbeat)
         disable_telemetry(plan.config.telemetry)
+        import torch
+
         from aitrain.environment.requirements import with_requirements
-        from aitrain.environment.runner import start_runner
+        from aitrain.environment.runner import EnvRunner, start_runner
         from aitrain.jobs.env_loading import load_runner
         from aitrain.jobs.grpo import run
         from aitrain.training.run_context import RunContext, StopRequest
@@ -137,6 +138,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             resolved = runner.config
         else:
             resolved, required = with_requirements(plan.config, environment)
+        if runner is None or isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
             folder.write_config(resolved)
         for note in (*plan.notes, *remarks(folder, plan.config.project_name), *filter(None, [required])):
             show(Note(note))
@@ -150,19 +152,13 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         heartbeat.start()
         screen.start()  # the thread that redraws the clocks, after forking
         stack.enter_context(_ended_if_stalled(config, folder, show, heartbeat, stop))
-        stack.enter_context(_one_thread_if_small(plan))
+        if not plan.gpus and is_small(config.model) and "OMP_NUM_THREADS" not in os.environ:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)  # best for such a model, as in training processes
         stack.enter_context(SystemRecorder(folder.system))
         announce, progress = report.during(show), heartbeat.progress
         result = run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, progress))
     return replace(result, stopped_because=result.stopped_because and _in_python(result.stopped_because))
-
-
-@contextmanager
-def _printed_to(folder: RunFolder) -> Iterator[None]:
-    """Context whose prints go to train.log: a line for each score would push the display out of sight."""
-    log = folder.log.open("a", buffering=1, encoding="utf-8")  # stays open for those who keep sys.stdout, as loggers do
-    with redirect_stdout(cast(TextIO, RedactedStream(log))):
-        yield
 
 
 @contextmanager
@@ -177,20 +173,6 @@ def _variables(added: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-@contextmanager
-def _one_thread_if_small(plan: RunPlan) -> Iterator[None]:
-    """Compute with one thread if that is best for the model, as training processes do; OMP_NUM_THREADS wins."""
-    import torch
-
-    before = torch.get_num_threads()
-    if not plan.gpus and is_small(plan.config.model) and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 INTERRUPT_SECONDS = 5.0

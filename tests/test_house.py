@@ -29,7 +29,7 @@ HEAVY = {"torch", "transformers", "peft", "datasets", "trl", "accelerate", "vllm
 def test_light_commands_load_nothing_heavy(arguments: list[str], preloaded_aitrain: Path) -> None:
     """In the process of the command; one that it starts to load the environment with TRL is forked."""
     python = str(preloaded_aitrain / "preloaded-python")
-    forks = f"from aitrain.launch import local_processes\nlocal_processes.PYTHON[0] = {python!r}\n"
+    forks = f"from aitrain.launch import processes\nprocesses.PYTHON[0] = {python!r}\n"
     code = (
         (forks if "--dry-run" in arguments else "") + f"import sys; sys.argv[1:] = {arguments!r}\n"
         "from aitrain.cli.main import _run\n"

@@ -10,7 +10,6 @@ from aitrain.cli.completion import run_names
 
 MODEL_HELP = "A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub and --gguf)."
 ADAPTER_HELP = "Export the adapter as it is, to be loaded beside its base."
-DRY_HELP = "Show what would be written and uploaded, with the model card; write and upload nothing."
 GGUF_HELP = "Also convert to GGUF with llama.cpp's converter, or print the commands if it is not installed."
 
 
@@ -29,7 +28,6 @@ def export(
     username: Annotated[str | None, typer.Option(help="Its owner; unset: the owner of the token.")] = None,
     hub_private: Annotated[bool, typer.Option(help="Make the Hub repository private.")] = True,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
     """Export a trained model: merged weights, tokenizer, chat template, generation config and model card.
@@ -51,7 +49,7 @@ def export(
 
     request = ExportRequest(
         model, out, dtype, adapter_only, shard_size, gguf, push_to_hub, repo_id, username, hub_private,
-        trust_remote_code, dry_run, as_json,
+        trust_remote_code, as_json,
     )  # fmt: skip
     if dtype not in (None, *DTYPES):
         raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")

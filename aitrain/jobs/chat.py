@@ -27,6 +27,7 @@ from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
 from aitrain.environment.tool_call_parser import clean
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.jobs.env_model import episode_format
 from aitrain.jobs.terminal_job import exit_now, run_job
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
@@ -38,8 +39,6 @@ from aitrain.rollout.model_chat import NOT_PART, AnswerText, CaseSeeds, ChatStop
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.runs.model_reference import ModelReference, before_training, read_model
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import check_chat_template
-from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.policy_loader import LoadedPolicy, load_policy
 from aitrain.ui.chat_view import ChatView, as_text
 from aitrain.ui.escape_controls import escape_controls
@@ -207,9 +206,7 @@ class ChatSession:
         assert self._opened is not None  # there is a case
         environment, chat, config = self._opened.environment, one.chat, self.config
         is_chat = case.is_chat or env_kind(environment) == "rollout"
-        check_chat_template(is_chat, one.policy.tokenizer)
-        tools = tools_shown(environment, chat.chat, is_chat, lambda _: None)
-        chat_format = format_of_episodes(environment, chat.chat, tools, is_chat, lambda _: None)
+        shown = episode_format(environment, chat.chat, is_chat)
         limits = Limits(
             config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, chat.limits.context
         )
@@ -218,7 +215,7 @@ class ChatSession:
         self._runner.offer(one.policy.model, one.policy.tokenizer)
         self._runner.on_messages = lambda _, messages: listener.said(chat.name, messages)
         with self._heard(one, listener), chat.scope():
-            return self._loop.run(chat.play(self._runner, chat_format, limits, case, seeds))
+            return self._loop.run(chat.play(self._runner, shown, limits, case, seeds))
 
     def _next_seed(self) -> int:
         self._asked += 1
@@ -353,7 +350,8 @@ class TerminalChat:
             raise ConfigError("/case N: give the number of the case's row, or its case_idx")
         case = self.session.case(wanted)
         show_heading(self.console, f"case {case.number}")
-        for message in messages_of(case):
+        asked = case.prompt if isinstance(case.prompt, list) else [{"role": "prompt", "content": case.prompt}]
+        for message in asked:
             self.console.print(as_text(message), soft_wrap=True)
         view = ChatView(self.console, self.session.titles)
         with _shown(view):
@@ -382,21 +380,15 @@ class TerminalChat:
 @contextmanager
 def _shown(view: ChatView) -> Iterator[None]:
     """Show what is said in the context, also after Ctrl-C."""
+    is_stopped = False
     try:
         yield
     except ChatStoppedError:
+        is_stopped = True
+    finally:
         view.finish()
+    if is_stopped:
         view.console.print(Text(NOT_PART, "yellow"))
-    except BaseException:
-        view.finish()
-        raise
-    else:
-        view.finish()
-
-
-def messages_of(case: Case) -> list[Message]:
-    """The case's prompt as messages."""
-    return case.prompt if isinstance(case.prompt, list) else [{"role": "prompt", "content": case.prompt}]
 
 
 def outcome(episode: Episode) -> Iterator[tuple[str, str]]:

@@ -47,6 +47,17 @@ FLAT = 0.8
 CUT_OFF = 0.5
 
 
+def episode_format(environment: object, chat: ChatFormat, is_chat: bool) -> ChatFormat:
+    """The chat format for episodes of an environment, as in a training.
+
+    Raises:
+        ConfigError: the model cannot play it.
+    """
+    check_chat_template(is_chat, chat.tokenizer)
+    tools = tools_shown(environment, chat, is_chat, lambda _: None)
+    return format_of_episodes(environment, chat, tools, is_chat, lambda _: None)
+
+
 def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRunner | None = None) -> Rollout:
     """Rollouts of the environment with the model of the options, by transformers; close its `runner` at the end, unless
     it was given.
@@ -56,10 +67,8 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     """
     policy = load_policy(read_model(config.model), config)
     is_chat = opened.cases[0].is_chat or env_kind(opened.environment) == "rollout"
-    check_chat_template(is_chat, policy.tokenizer)
     chat = chat_format(policy.tokenizer, config.trl_table("chat_template_kwargs"))
-    tools = tools_shown(opened.environment, chat, is_chat, lambda _: None)
-    chat = format_of_episodes(opened.environment, chat, tools, is_chat, lambda _: None)
+    chat = episode_format(opened.environment, chat, is_chat)
     runner = runner or start_runner(opened.environment, config)
     runner.offer(policy.model, policy.tokenizer)
     return Rollout(runner, policy.engine(), chat, policy.limits, policy.end)
@@ -126,12 +135,8 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     opened = [episode.conversation for episode in subject.play((case, JUNK) for case in subject.sample)]
     tools, is_chat = opened[0].reset.tools, not isinstance(opened[0].prompt, str)
     try:
-        if is_chat and chat.tokenizer.chat_template is None:  # type: ignore[attr-defined]
-            raise AitrainError("The tokenizer has no chat template, and the prompts are messages.")
         if is_chat:
-            environment = subject.opened.environment
-            offered = tools_shown(environment, chat, is_chat, lambda _: None)
-            format_of_episodes(environment, chat, offered, is_chat, lambda _: None)
+            episode_format(subject.opened.environment, chat, is_chat)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
         if any(conversation.reset.prompt is not None for conversation in opened):
             asked = [conversation.prompt for conversation in opened if conversation.prompt]

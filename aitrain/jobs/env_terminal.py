@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,30 +57,20 @@ def main(request: Request) -> int:
 def _play(request: Request) -> Document:
     options = PlayOptions(**request["play"])
     if options.policy == "model":
-        return _play_model(request, options)
-    config, opened, view = _open(request)
-    try:
+        config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
+        environment, config = open_environment(config, LazyTokenizer(config))
+        from aitrain.jobs.env_model import play_model  # here, because an environment that fails needs no torch
+
+        return play_model(environment, config, options)  # its runner closes the environment
+    with _opened(request) as (config, opened, view):
         return play(opened, config, view, options)
-    finally:
-        _close(opened.environment)
-
-
-def _play_model(request: Request, options: PlayOptions) -> Document:
-    config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
-    opened, config = open_environment(config, LazyTokenizer(config))
-    from aitrain.jobs.env_model import play_model  # here, because an environment that fails needs no torch
-
-    return play_model(opened, config, options)  # its runner closes the environment
 
 
 def _show(request: Request) -> Document:
     from aitrain.workbench.show import show
 
-    _, opened, view = _open(request)
-    try:
+    with _opened(request) as (_, opened, view):
         return show(opened, view, **request["show"])
-    finally:
-        _close(opened.environment)
 
 
 def _rescore(request: Request) -> Document:
@@ -120,24 +110,32 @@ def _serve(request: Request) -> Document:
     return {}
 
 
-def _open(request: Request) -> tuple[TrainConfig, OpenedEnvironment, ModelView]:
-    """The options with what the environment requires, the environment with its cases, and a model's view of them."""
+@contextmanager
+def _opened(request: Request) -> Iterator[tuple[TrainConfig, OpenedEnvironment, ModelView]]:
+    """The options with what the environment requires, the environment with its cases, which is closed at the end, and
+    a view of these by the model that the options name, of which only the tokenizer is loaded."""
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
     opened, config = open_environment(config, tokenizer)
-    return config, opened, ModelView(_chat_format(config), config.model, tokenizer)
-
-
-def _chat_format(config: TrainConfig) -> ChatFormat:
-    """The chat format of the model that the options name; only its tokenizer is loaded."""
     if config.model == "tiny":
         from aitrain.jobs.tiny_tokenizer import TinyTokenizer
 
-        return ChatFormat(TinyTokenizer())
-    from aitrain.training.chat_templates import chat_format
-    from aitrain.training.model import load_tokenizer
+        chat = ChatFormat(TinyTokenizer())
+    else:
+        from aitrain.training.chat_templates import chat_format
+        from aitrain.training.model import load_tokenizer
 
-    return chat_format(load_tokenizer(config))
+        chat = chat_format(load_tokenizer(config))
+    try:
+        yield config, opened, ModelView(chat, config.model, tokenizer)
+    finally:
+        close = getattr(opened.environment, "close", None)
+        try:
+            if callable(close):
+                run_if_async(close())
+        except Exception as error:  # the command has done its work
+            message = failure_message(f"{type(opened.environment).__name__}.close raised", error)
+            print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
 
 
 class LazyTokenizer:
@@ -174,16 +172,6 @@ class LazyTokenizer:
 
     def __reduce__(self) -> tuple[object, ...]:
         return copy.copy, (self._loaded,)  # worker processes get the tokenizer itself
-
-
-def _close(environment: object) -> None:
-    close = getattr(environment, "close", None)
-    try:
-        if callable(close):
-            run_if_async(close())
-    except Exception as error:  # the command has done its work
-        message = failure_message(f"{type(environment).__name__}.close raised", error)
-        print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
 
 
 COMMANDS: dict[str, Callable[[Request], Document]] = {

@@ -11,17 +11,15 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.jobs.terminal_job import run_job
 from aitrain.options.reading import resolve
@@ -33,7 +31,7 @@ from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.hub import HubRepository, check_token
-from aitrain.training.merging import LogitCheck, planned_weights, write_whole_model
+from aitrain.training.merging import LogitCheck, write_whole_model
 from aitrain.training.model import asking_hub, load_tokenizer, model_path
 from aitrain.training.policy_loader import load_policy
 from aitrain.ui.card import try_to_write_card, write_short_card
@@ -56,8 +54,7 @@ def main(request: ExportRequest) -> int:
     warnings.simplefilter("ignore")  # the libraries' advice is for those who call them
 
     def work() -> int:
-        plan = Export(request, read_model(request.model))
-        (show_plan if request.dry_run else carry_out)(plan)
+        carry_out(Export(request, read_model(request.model)))
         return 0
 
     return run_job(work, request.as_json, "export")
@@ -130,25 +127,6 @@ class Export:
             raise ConfigError(f"model: cannot load {path}: {type(error).__name__}: {what}") from error
 
     @property
-    def repository(self) -> HubRepository:
-        """The repository to upload to."""
-        request, name = self.request, self.reference.label.replace("+", "-")
-        return HubRepository(name, request.repo_id, request.username, request.hub_private)
-
-    def facts(self, files: dict[str, int]) -> dict[str, object]:
-        """What a program wants to know of the export."""
-        reference = self.reference
-        return {
-            "folder": str(self.folder),
-            "base": None if reference.adapter is None else reference.base,
-            "adapter": None if reference.adapter is None else str(reference.adapter),
-            "run": None if reference.run is None else str(reference.run),
-            "step": reference.step,
-            "dtype": None if self.request.adapter_only else self.dtype,
-            "files": files,
-        }
-
-    @property
     def in_dtype(self) -> str:
         """` in bfloat16`; empty for an adapter, which is copied."""
         return "" if self.request.adapter_only else f" in {self.dtype}"
@@ -166,14 +144,25 @@ def carry_out(plan: Export) -> None:
     """Write the folder, and upload and convert it, as requested."""
     request, folder, adapter = plan.request, plan.folder, plan.reference.adapter
     file = folder.with_name(f"{folder.name}.gguf")
+    name = plan.reference.label.replace("+", "-")
+    repository = HubRepository(name, request.repo_id, request.username, request.hub_private)
     if request.push_to_hub:
         check_token()
-        plan.repository.refuse_public()
+        repository.refuse_public()
     if request.gguf and file.exists():
         raise ConfigError(f"--gguf: {file} exists, and is not overwritten\nDelete it first.")
     check = None if plan.is_in_place else _write(plan)
     files = _files(folder)
-    facts = plan.facts(files)
+    reference = plan.reference
+    facts: dict[str, object] = {
+        "folder": str(folder),
+        "base": None if adapter is None else reference.base,
+        "adapter": None if adapter is None else str(adapter),
+        "run": None if reference.run is None else str(reference.run),
+        "step": reference.step,
+        "dtype": None if request.adapter_only else plan.dtype,
+        "files": files,
+    }
     what = f"{folder}  {len(files)} files, {_size(sum(files.values()))}{plan.in_dtype}"
     plan.print(what if plan.is_in_place else f"exported {what}")
     if check is not None:
@@ -184,7 +173,7 @@ def carry_out(plan: Export) -> None:
         plan.print(f"! The adapter was trained on the base in {quantization}; the export has the base{plan.in_dtype}.")
     if request.push_to_hub:
         _say("uploading")
-        facts["repository"] = plan.repository.upload(folder, list(files))
+        facts["repository"] = repository.upload(folder, list(files))
         plan.print(f"uploaded to {facts['repository']}")
     if request.gguf:
         _say("converting to GGUF")
@@ -196,55 +185,45 @@ def carry_out(plan: Export) -> None:
 
 
 def _write(plan: Export) -> LogitCheck | None:
-    """Write the folder; returns None for an adapter, which is copied byte by byte."""
-    _refuse_unmergeable(plan)
-    check, reference = None, plan.reference
-    with new_folder(plan.folder) as partial:
+    """Write the weights, or the files of an adapter byte by byte, and the model card; returns None for an adapter.
+
+    Raises:
+        ConfigError: the files of the base are quantized, so that the adapter cannot become part of it.
+        RunFailed: the folder cannot be written.
+    """
+    request, reference, adapter = plan.request, plan.reference, plan.reference.adapter
+    quantization = None
+    if adapter is not None and not request.adapter_only:
+        quantization = getattr(plan.base_config, "quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        raise ConfigError(
+            f"{reference.base} is quantized ({getattr(method, 'value', method)}): no adapter can be merged into it\n"
+            "Export the adapter as it is with --adapter-only, or serve it beside its base:\n"
+            f"  aitrain serve {request.model}"
+        )
+    check = None
+    with new_folder(plan.folder) as place:
         try:
-            if not plan.request.adapter_only:
-                _say(f"loading {reference.base}{plan.in_dtype}, and merging" if reference.adapter else "loading")
-                check = write_whole_model(lambda: load_policy(reference, plan.config), partial, plan.request.shard_size)
-            _write_small_files(plan, partial)
+            if adapter is None or not request.adapter_only:
+                _say(f"loading {reference.base}{plan.in_dtype}, and merging" if adapter else "loading")
+                check = write_whole_model(lambda: load_policy(reference, plan.config), place, request.shard_size)
+            else:
+                for file in (adapter / ADAPTER_CONFIG, *adapter.glob("adapter_model*.safetensors*")):
+                    shutil.copyfile(file, place / file.name)
+                if (adapter / "tokenizer_config.json").is_file():
+                    load_tokenizer(plan.config, str(adapter)).save_pretrained(place)
+            run = None if reference.run is None or reference.kind == "checkpoint" else RunFolder(reference.run)
+            if run is None or not run.result.exists() or try_to_write_card(run, place) is not None:
+                step = f" after step {reference.step}" if reference.step is not None else ""
+                kind = "a LoRA adapter" if request.adapter_only else "one whole model"
+                base = public_base(reference.base)
+                text = f"{reference.label}: {base}, trained with GRPO by aitrain{step}, as {kind}."
+                write_short_card(place, reference.label, reference.base, text)
         except (OSError, SafetensorError) as error:
             why = " ".join(str(error).split())[:200]
             raise RunFailed(f"Cannot write {plan.folder}: {why}\nFree some disk space, or choose --out.") from error
     return check
-
-
-def _refuse_unmergeable(plan: Export) -> None:
-    """Check that the adapter can become part of its base.
-
-    Raises:
-        ConfigError: the files of the base are quantized.
-    """
-    if plan.reference.adapter is None or plan.request.adapter_only:
-        return
-    quantization = getattr(plan.base_config, "quantization_config", None)
-    if quantization is None:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-    raise ConfigError(
-        f"{plan.reference.base} is quantized ({getattr(method, 'value', method)}): no adapter can be merged into it\n"
-        "Export the adapter as it is with --adapter-only, or serve it beside its base:\n"
-        f"  aitrain serve {plan.request.model}"
-    )
-
-
-def _write_small_files(plan: Export, place: Path) -> None:
-    """What is beside the weights of an export: for an adapter its files, and the model card."""
-    reference = plan.reference
-    if plan.request.adapter_only and reference.adapter is not None:
-        for file in (reference.adapter / ADAPTER_CONFIG, *reference.adapter.glob("adapter_model*.safetensors*")):
-            shutil.copyfile(file, place / file.name)
-        if (reference.adapter / "tokenizer_config.json").is_file():
-            load_tokenizer(plan.config, str(reference.adapter)).save_pretrained(place)
-    run = None if reference.run is None or reference.kind == "checkpoint" else RunFolder(reference.run)
-    if run is not None and run.result.exists() and try_to_write_card(run, place) is None:
-        return
-    step = f" after step {reference.step}" if reference.step is not None else ""
-    kind = "a LoRA adapter" if plan.request.adapter_only else "one whole model"
-    text = f"{reference.label}: {public_base(reference.base)}, trained with GRPO by aitrain{step}, as {kind}."
-    write_short_card(place, reference.label, reference.base, text)
 
 
 def _files(folder: Path) -> dict[str, int]:
@@ -292,52 +271,6 @@ def _convert_to_gguf(folder: Path, file: Path) -> None:
                 f"llama.cpp's converter failed: {last}\nThe export is in {folder}. The command was:\n{again}"
             )
         partial.replace(file)
-
-
-# -- what would be done
-
-
-def show_plan(plan: Export) -> None:
-    """Print what would be written and uploaded. The weights are not loaded; all other files are made, and deleted."""
-    _refuse_unmergeable(plan)
-    request, weights = plan.request, dict[str, int]()
-    with tempfile.TemporaryDirectory(prefix="aitrain-export-") as temporary:
-        place = plan.folder if plan.is_in_place else Path(temporary)
-        if not plan.is_in_place and not request.adapter_only:
-            policy = load_policy(plan.reference, plan.config, with_weights=False)
-            policy.tokenizer.save_pretrained(place)
-            policy.model.config.save_pretrained(place)
-            with suppress(OSError):  # the model has none
-                policy.model.generation_config = GenerationConfig.from_pretrained(model_path(plan.reference.base))
-            with savable_generation_config(policy.model):
-                policy.model.generation_config.save_pretrained(place)
-            weights = planned_weights(policy.model, request.shard_size)
-        if not plan.is_in_place:
-            _write_small_files(plan, place)
-        files = dict(sorted((_files(place) | weights).items()))
-        card = (place / CARD).read_text(encoding="utf-8", errors="replace") if (place / CARD).is_file() else ""
-    repository, state = plan.repository.look() if request.push_to_hub else ("", "new")
-    if request.as_json:
-        upload = {"repository": repository, "state": state, "private": request.hub_private}
-        print(json.dumps(plan.facts(files) | (upload if repository else {}) | {"card": card}, indent=2))
-        return
-    if not plan.is_in_place:
-        plan.print(f"would write {plan.folder}{plan.in_dtype}")
-    if repository:
-        kind = "private" if request.hub_private else "public"
-        what = f"it exists and is {state}"
-        if state == "public" and request.hub_private:
-            what += ", so the upload is refused without --no-hub-private"
-        elif state == "unknown":
-            what = f"a {kind} repository, if it is new (the Hub could not be asked)"
-        elif state == "new":
-            what = f"a new {kind} repository"
-        plan.print(f"would upload to {repository}: {what}")
-    for name, size in files.items():
-        plan.print(f"  {'about ' if name in weights else '':>6}{_size(size):>9}  {name}")
-    plan.print(f"  {_size(sum(files.values())):>15}  in all")
-    if card:
-        plan.print(f"model card ({CARD}):\n{card}")
 
 
 def _say(text: str) -> None:

@@ -22,7 +22,7 @@ from packaging.version import Version
 import aitrain
 from aitrain.launch.nvidia import Driver, Gpu, ask_driver, visible_gpus
 from aitrain.machine import usable_cores
-from aitrain.packages import in_working_directory, installed, version_of
+from aitrain.packages import installed, version_of
 
 State = Literal["ok", "note", "problem"]
 Remark = tuple[State, str]
@@ -31,7 +31,6 @@ LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
 """Libraries reported in a separate line, besides torch and vLLM."""
 STRICT = {"torch", *LIBRARIES, "tokenizers", "huggingface-hub", "safetensors", "numpy", "pydantic"}
 """Libraries whose version must meet the requirements of the others."""
-SHADOWABLE = ("torch", *LIBRARIES, "vllm", "numpy", "tokenizers", "safetensors")
 LOW_DISK_GB = 10
 """Free disk space in GB below which there is a note: a 1B model with two checkpoints takes about as much."""
 
@@ -61,7 +60,6 @@ def examine(output_dir: Path) -> list[Finding]:
         "vLLM": partial(_vllm, driver),
         "disk": partial(_disk, output_dir),
         "Hub token": _hub_token,
-        "hidden library": _hidden,
     }
     return [finding for name, check in checks.items() for finding in _safely(name, check)]
 
@@ -138,15 +136,6 @@ def _hub_token() -> Finding:
     if os.path.isfile(file) and os.path.getsize(file):
         return Finding("Hub token", "ok", "logged in")
     return Finding("Hub token", "ok", "none", "gated models and --push-to-hub need one: hf auth login, or HF_TOKEN")
-
-
-def _hidden() -> Iterable[Finding]:
-    """Names in the working directory that hide a library, or are mistaken for one that is not installed."""
-    for name in SHADOWABLE:
-        here = in_working_directory(name)
-        if here is not None and (here.origin is not None or installed(name) is None):
-            advice = "aitrain's processes do not see it; Python scripts started here would take it for the library"
-            yield Finding("hidden library", "note", f"{name} is also the name of something in this folder", advice)
 
 
 # -- GPUs

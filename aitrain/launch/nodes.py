@@ -287,7 +287,7 @@ class NodeGroup:
         """Wait until the machines that this one hears have ended or are lost, or `is_over`."""
         deadline = time.monotonic() + seconds
         while not is_over() and not self.lost and time.monotonic() < deadline:
-            if all("over" in self._states[rank] for rank in self._heard):
+            if all("over" in self._states.get(rank, {}) for rank in list(self._heard)):
                 return
             time.sleep(0.05)
 
@@ -317,7 +317,7 @@ class NodeGroup:
         """Name the machine that is silent; node 0's store is local and always answers."""
         while not self._over.wait(BEAT):
             now = time.monotonic()
-            silent = [rank for rank, heard in self._heard.items() if now - heard > self.silence]
+            silent = [rank for rank, heard in list(self._heard.items()) if now - heard > self.silence]
             for rank in [0] if now - self._answered > self.silence else silent:
                 self._lose(rank)
 

@@ -235,10 +235,6 @@ class Processes:
                 pass_fds=tuple(files[rank.rank].values()),
             )
 
-    def _wait(self, rank: int, tree: ProcessTree | LaunchedProcess) -> None:
-        self._on_exit(rank, tree.wait_for_program())
-        tree.wait()
-
     def _command(self) -> list[str]:
         """The command of a training process; all ranks have the same one."""
         checkpoint = self.checkpoint or self.plan.checkpoint
@@ -267,21 +263,15 @@ class Processes:
             if self.activity is not None and len(self.pids) == len(self.ranks):
                 self.activity.unlink()  # all have opened it: no file is left if this process is killed
         elif isinstance(event, Failed):
-            event = self._explain_timeout(event)
-            self._remember(event)
-        elif isinstance(event, Ended):
+            timed_out = TIMED_OUT.match(event.message)
+            hung = self.watchdog.waited_for(int(timed_out[1])) if timed_out and self.watchdog else None
+            if timed_out and hung:  # only this process can see for which rank that one waited in vain
+                phase = hung.seen.part.name if hung.seen else "starting"
+                why = f"rank {hung.rank} made no progress for {hung.idle.seconds:.0f} seconds ({phase})"
+                event = replace(event, message=f"{timed_out[0]}: {why}{event.message[timed_out.end() :]}")
+        if isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
-
-    def _explain_timeout(self, event: Failed) -> Failed:
-        """Name the rank that another one waited for in vain, which only this process can see."""
-        found = TIMED_OUT.match(event.message)
-        hung = self.watchdog.waited_for(int(found[1])) if found and self.watchdog else None
-        if found is None or hung is None:
-            return event
-        phase = hung.seen.part.name if hung.seen else "starting"
-        why = f"{found[0]}: rank {hung.rank} made no progress for {hung.idle.seconds:.0f} seconds ({phase})"
-        return replace(event, message=why + event.message[found.end() :])
 
     def _remember(self, event: Failed | Ended, said: State | None = None) -> None:
         """Keep the first failure, as the others follow from it; kill processes that do not exit in time."""
@@ -344,15 +334,16 @@ class Processes:
             self.group.say(kill=True)
         self._send(signal.SIGKILL)
 
-    def _on_exit(self, rank: int, code: int | None) -> None:
-        """Called in a thread when a process has ended. If it was not ended by us, the others would wait for it."""
-        if code == 0 or self._is_killed:
-            return
-        self.lost = self.lost or (rank, code)
-        if code is not None and code < 0 and self.last is None and not self.stops:
-            self._say_end(Failed(self._how_it_ended(rank, code), RunFailed.exit_code), is_cause=True)
-        if self.world > 1 and self.last is None:
-            self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
+    def _wait(self, rank: int, tree: ProcessTree | LaunchedProcess) -> None:
+        """Wait for a process, in a thread. If it was not ended by us, the others would wait for it."""
+        code = tree.wait_for_program()
+        if code != 0 and not self._is_killed:
+            self.lost = self.lost or (rank, code)
+            if code is not None and code < 0 and self.last is None and not self.stops:
+                self._say_end(Failed(self._how_it_ended(rank, code), RunFailed.exit_code), is_cause=True)
+            if self.world > 1 and self.last is None:
+                self._kill_in(PATIENCE if code is not None and code > 0 else 0.0)  # its error may still be in the pipe
+        tree.wait()
 
     def _how_it_ended(self, rank: int, code: int | None) -> str:
         """`Rank 1 of 2 was ended by SIGKILL (out of memory?)`, from an exit code, which only its launcher may know."""

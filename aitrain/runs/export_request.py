@@ -28,7 +28,6 @@ class ExportRequest:
     username: str | None = None
     hub_private: bool = True
     trust_remote_code: bool = False
-    dry_run: bool = False
     as_json: bool = False
 
     def folder(self, label: str) -> Path:

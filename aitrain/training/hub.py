@@ -6,18 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.train import TrainConfig
 from aitrain.runs.model_reference import ADAPTER_CONFIG, public_base
 from aitrain.runs.run_folder import read_object
-
-RepositoryState = Literal["new", "private", "public", "unknown"]
-"""What is at a repository's name; unknown if the Hub cannot be asked."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +28,18 @@ class HubRepository:
         """`owner/name`; asks the Hub for the owner of the token if it has to."""
         return self.repo_id or f"{self.username or HfApi().whoami()['name']}/{self.name}"
 
-    def look(self) -> tuple[str, RepositoryState]:
-        """Its full name and what is there now; nothing is changed."""
-        api = HfApi()
-        try:
-            name = self.full_name()
-        except Exception:  # no token, or no network
-            return f"<your user name>/{self.name}", "unknown"
-        try:
-            return name, "private" if api.model_info(name).private else "public"
-        except RepositoryNotFoundError:
-            return name, "new"
-        except Exception:
-            return name, "unknown"
-
     def refuse_public(self) -> None:
         """Check that what is meant to be private does not go to a public repository, which would stay public.
 
         Raises:
             ConfigError: it would.
         """
-        if not self.is_private:
+        try:
+            name = self.full_name()
+            is_public = not HfApi().model_info(name).private
+        except Exception:  # there is none yet, or the Hub cannot be asked
             return
-        name, state = self.look()
-        if state == "public":
+        if is_public and self.is_private:
             raise ConfigError(
                 f"hub_private: the repository {name} exists and is public\n"
                 "Upload to it with --no-hub-private, or choose another with --repo-id."

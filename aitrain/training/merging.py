@@ -6,14 +6,12 @@ Everything happens in memory, on a copy that was loaded for it: neither the base
 from __future__ import annotations
 
 import gc
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
@@ -97,24 +95,6 @@ def write_whole_model(load: Callable[[], LoadedPolicy], folder: Path, shard_size
             "It was not kept. With --adapter-only the adapter is exported as it is."
         )
     return check
-
-
-def planned_weights(model: PreTrainedModel, shard_size: str) -> dict[str, int]:
-    """Names and about the sizes of the weight files of a model on the meta device."""
-    first_names: dict[int, str] = {}  # tied weights are saved once
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        first_names.setdefault(id(tensor), name)
-    weights = model.state_dict()
-    tensors = {name: weights[name] for name in sorted(first_names.values())}
-    plan = split_torch_state_dict_into_shards(
-        tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=shard_size
-    )
-    sizes = {
-        file: sum(tensors[name].numel() * tensors[name].element_size() for name in names)
-        for file, names in plan.filename_to_tensors.items()
-    }
-    index = json.dumps({"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}, indent=2)
-    return sizes | ({"model.safetensors.index.json": len(index)} if plan.is_sharded else {})
 
 
 def _probe(model: PreTrainedModel) -> torch.Tensor:
