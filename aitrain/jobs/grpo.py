@@ -21,12 +21,11 @@ from aitrain.errors import (
     ServerFailed,
 )
 from aitrain.events import Ended
-from aitrain.jobs.environment_check import note_findings
 from aitrain.jobs.outcome import RunOutcome, result_of
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
 from aitrain.runs.result import Result
-from aitrain.training.callbacks import TrainingOver
 from aitrain.training.distributed import explain_timeout
+from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.hub import upload_model
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
@@ -34,11 +33,10 @@ from aitrain.training.saving import merge_adapter, save_model
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
-from aitrain.ui.card import try_to_write_card
 
 
-def run(context: RunContext) -> Result:
-    """Train, score the held-out cases before and after, and save. Every rank must call this.
+def run(context: RunContext) -> Result | None:
+    """Train, score the held-out cases before and after, and save. Every rank must call this. None after a dry run.
 
     Raises:
         AitrainError: the run failed. The trained weights are saved, unless only one of several ranks failed.
@@ -50,9 +48,12 @@ def run(context: RunContext) -> Result:
             if context.checkpoint is None:
                 forget(context.folder)
         try:
-            prepared = prepare(context, lambda cases: note_findings(context, cases))
+            prepared = prepare(context)
+            if prepared is None:
+                context.announce(Ended("checked", 0))
+                return None
             with frozen_heap(), closing(prepared.trainer.rollouts), closing(prepared.tracking):
-                return _train_and_score(prepared.context, prepared)
+                return _train_and_score(context, prepared)
         except ServerFailed:
             context.stop.check()  # a stop request also ends the wait for a server
             raise
@@ -62,17 +63,16 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     _warm_up(context, prepared)
     context.stop.check()
     before = prepared.held_out.before()
-    prepared.eval_state.before = before.means[0]
     context.stop.check()
     watch = prepared.trainer.watch
     try:
         _train(context, prepared)
-        status = "stopped" if prepared.stopper.stopped else "finished"
+        status = "stopped" if prepared.held_out.stopper.stopped else "finished"
         outcome = RunOutcome(status, watch.trained_seconds, before)
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
-            is_chosen = best is not None or prepared.early_stop.reason is not None
+            is_chosen = best is not None or prepared.held_out.reason is not None
             step = best.step if best else prepared.trainer.state.global_step
             outcome = replace(outcome, best=best, after=prepared.held_out.after(step, is_chosen))
     except AitrainError as error:
@@ -134,7 +134,7 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         trainer.save_checkpoint()
         if isinstance(error, EpisodesFailed) or not context.stop.on_any_rank():
             raise
-        prepared.stopper.stopped = True
+        prepared.held_out.stopper.stopped = True
     except pickle.UnpicklingError as error:
         raise RunFailed(
             f"{checkpoint} contains pickled code: it was not executed, and the run cannot be resumed from it.\n"
@@ -180,9 +180,9 @@ def _save(context: RunContext, prepared: Prepared) -> None:
 def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
     """Make model/ the first step with the highest score; None if there is none, or its checkpoint is damaged."""
     trainer, last = prepared.trainer, prepared.trainer.state.global_step
-    if not prepared.eval_state.has_scored(last):
-        prepared.eval_state.add(prepared.held_out.after_step(last))
-    best = prepared.eval_state.best
+    if not prepared.held_out.state.has_scored(last):
+        prepared.held_out.after_step(last)
+    best = prepared.held_out.state.best
     if best is None:
         return None
     if best.step != last:
@@ -221,9 +221,9 @@ def _finish(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> Res
     result = result_of(context, prepared, outcome)
     if prepared.trainer.accelerator.is_main_process and step > 0:
         result.write()
-        if problem := try_to_write_card(context.folder):
+        if problem := context.write_card(context.folder):
             context.note(problem)
-        if context.config.push_to_hub and (outcome.status == "finished" or prepared.early_stop.reason is not None):
+        if context.config.push_to_hub and (outcome.status == "finished" or prepared.held_out.reason is not None):
             context.enter("uploading")
             context.note(f"Uploaded to {upload_model(context.config, context.folder.model)}", "info")
     if outcome.status != "failed":

@@ -54,7 +54,7 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
         greedy_after=greedy_after,
         selection_score=None if best is None else best.score,
         selection_greedy=None if best is None else best.greedy,
-        selection_scorings=None if best is None else len(prepared.eval_state.scorings),
+        selection_scorings=None if best is None else len(prepared.held_out.state.scorings),
         selection_cases=None if best is None else len(prepared.split.choosing) or None,
         scores=scores,
         verdict=verdict_of_scores(scores),
@@ -76,8 +76,8 @@ def _time_to_target(config: TrainConfig, prepared: Prepared, after: EvalScores) 
     """When --until was reached: in an evaluation during the training, or in the scoring after its last step."""
     if config.until is None:
         return None
-    step, scorings = prepared.trainer.state.global_step, prepared.eval_state.scorings
-    is_scored = prepared.eval_state.has_scored(step)
+    step, scorings = prepared.trainer.state.global_step, prepared.held_out.state.scorings
+    is_scored = prepared.held_out.state.has_scored(step)
     return time_to_target(config.until, scorings if is_scored else [*scorings, prepared.held_out.line_of(step, after)])
 
 

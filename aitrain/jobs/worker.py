@@ -31,6 +31,7 @@ from aitrain.errors import RunFailed, to_aitrain_error, write_error_file
 from aitrain.events import (
     BYE,
     COMMAND_VARIABLE,
+    DRY_RUN_VARIABLE,
     LAUNCHER_VARIABLE,
     SERVER_VARIABLE,
     Event,
@@ -137,8 +138,10 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
 
     gc.disable()  # garbage collections would take a fifth of the import's time
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
+    from aitrain.jobs.environment_check import check_environments
     from aitrain.training.distributed import shutdown_group
     from aitrain.training.run_context import RunContext, StopRequest
+    from aitrain.ui.card import try_to_write_card
 
     gc.enable()
 
@@ -153,7 +156,9 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
         channel.watch()
         if launcher := os.environ.get(LAUNCHER_VARIABLE):
             threading.Thread(target=_call_when_gone, args=(int(launcher), on_orphaned), daemon=True).start()
-        run(RunContext(config, folder, runner, channel, stop, checkpoint, heartbeat.progress))
+        dry_run_of = int(os.environ.get(DRY_RUN_VARIABLE, "0"))
+        parts = stop, checkpoint, heartbeat.progress, check_environments, try_to_write_card, dry_run_of
+        run(RunContext(config, folder, runner, channel, *parts))
     shutdown_group()
 
 

@@ -174,18 +174,12 @@ def _runs_here() -> list[str]:
     return [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
 
 
-OUT_OF_REACH = "there is no folder of this name, and the Hub cannot be reached"
 _REASONS = {
-    "couldn't connect": OUT_OF_REACH,
+    "couldn't connect": "there is no folder of this name, and the Hub cannot be reached",
     "is not a valid model identifier": "there is no folder of this name, and no such model on the Hub",
     "instantiate the backend tokenizer": "it has no tokenizer",
 }
 """Parts of transformers' messages, and a short form of each."""
-
-
-def is_out_of_reach(error: ConfigError) -> bool:
-    """Whether it is unknown if the model exists: it is not on this machine, and the Hub cannot be asked."""
-    return OUT_OF_REACH in str(error)
 
 
 def _chat_template(wanted: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -105,23 +104,16 @@ LONG_COMPLETION = 1024
 """Tokens above which importance ratios are truncated per token: rounding dominates a product over more tokens."""
 
 
-def fit_vllm(arguments: GRPOConfig, config: TrainConfig, lengths: Lengths) -> int | None:
-    """Set vLLM's lengths unless `--trl` sets them; returns vLLM's context length."""
+def fit_vllm(arguments: GRPOConfig, config: TrainConfig, completion: int, whole: int | None) -> int | None:
+    """Set vLLM's lengths unless `--trl` sets them; returns vLLM's context length. `completion` and `whole`: maximum
+    tokens of a completion, and of prompt and completion together."""
     if "vllm_max_model_length" not in config.trl:
-        arguments.vllm_max_model_length = lengths.whole
-    is_rounded = lengths.completion > LONG_COMPLETION or config.vllm_quantization is not None
+        arguments.vllm_max_model_length = whole
+    is_rounded = completion > LONG_COMPLETION or config.vllm_quantization is not None
     if "vllm_importance_sampling_mode" not in config.trl and is_rounded:
         arguments.vllm_importance_sampling_mode = "token_truncate"
     context: int | None = arguments.vllm_max_model_length
     return context
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Maximum tokens of a completion, and of prompt and completion together."""
-
-    completion: int
-    whole: int | None
 
 
 JOINED = ("fsdp_config", "accelerator_config")

@@ -84,7 +84,7 @@ Plant = Callable[[pytest.MonkeyPatch, Callable[..., Any]], None]
 PLACES: dict[str, tuple[Plant, str]] = {
     "build_dataset": (lambda patch, hang: patch.setattr(Words, "build_dataset", hang), "building the dataset"),
     "loading": (lambda patch, hang: patch.setattr(preparation, "load_model", hang), "loading "),
-    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_gather_scores", hang), "scoring 2 held-out cases."),
+    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_record", hang), "scoring 2 held-out cases."),
     "generate": (
         lambda patch, hang: patch.setattr(HFEngine, "sample", only_on_training(HFEngine.sample, hang)),
         "training, generating.",
