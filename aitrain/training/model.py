@@ -174,8 +174,9 @@ def _runs_here() -> list[str]:
     return [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
 
 
+OUT_OF_REACH = "there is no folder of this name, and the Hub cannot be reached"
 _REASONS = {
-    "couldn't connect": "there is no folder of this name, and the Hub cannot be reached",
+    "couldn't connect": OUT_OF_REACH,
     "is not a valid model identifier": "there is no folder of this name, and no such model on the Hub",
     "instantiate the backend tokenizer": "it has no tokenizer",
 }

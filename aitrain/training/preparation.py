@@ -21,6 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.batch import plan_batch, schedule_cases
 from aitrain.environment.dataset import fingerprint
+from aitrain.errors import ConfigError
 from aitrain.events import NoteLevel
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest
@@ -30,7 +31,7 @@ from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.callbacks import MetricsReporter, StopCallback, custom_callbacks
 from aitrain.training.case_order import load_sampler
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import case_numbers
+from aitrain.training.dataset import build_datasets, case_numbers
 from aitrain.training.distributed import init_processes
 from aitrain.training.engine_setup import server_engine_factory
 from aitrain.training.episode_format import ShownCases, begin, longest_episode
@@ -39,6 +40,7 @@ from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping, no
 from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
 from aitrain.training.hub import check_hub_token
 from aitrain.training.model import (
+    OUT_OF_REACH,
     Precision,
     check_quantization,
     check_vocabulary,
@@ -99,8 +101,10 @@ def prepare(context: RunContext) -> Prepared | None:
     if context.dry_run_of:
         GRPOConfig.world_size = property(lambda _: context.dry_run_of)
     processes = context.dry_run_of or init_processes(config, precision)
-    inputs, split = _inputs(context, precision, processes)
-
+    found = _inputs(context, precision, processes)
+    if found is None:
+        return None
+    inputs, split = found
     facts = describe_run(context.runner)
     manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
     eval_state = resumed_eval_state(context, manifest)
@@ -143,8 +147,9 @@ def prepare(context: RunContext) -> Prepared | None:
     return Prepared(inputs, trainer, split, precision, held_out, tracking)
 
 
-def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[TrainerInputs, DatasetSplit]:
-    """The trainer's inputs, without a server's engine, and the split of the dataset."""
+def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[TrainerInputs, DatasetSplit] | None:
+    """The trainer's inputs, without a server's engine, and the split of the dataset; None in a dry run that cannot know
+    the model."""
     config, is_dry_run = context.config, context.dry_run_of > 0
     begin(context)
     if config.custom_sampler is not None:
@@ -160,7 +165,18 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     check_hub_token(config)
     algorithm, callbacks = AlgorithmParts.of(config), custom_callbacks(config, context.stop.end_run)
     context.enter("loading the tokenizer")
-    tokenizer = load_tokenizer(config, say=context.enter if is_dry_run else partial(context.note, level="info"))
+    try:
+        tokenizer = load_tokenizer(config, say=context.enter if is_dry_run else partial(context.note, level="info"))
+    except ConfigError as error:
+        if not is_dry_run or OUT_OF_REACH not in str(error):
+            raise
+        context.note(
+            f"{config.model} is not on this machine and the Hub cannot be reached. So its name, its chat template, the"
+            " length of the prompts, how many cases fit, and what TRL refuses with it are not checked."
+        )
+        stand_in = load_tokenizer(config.model_copy(update={"model": "tiny", "chat_template": None}))
+        context.check_environments(context, build_datasets(context, stand_in, processes))
+        return None
     shown = ShownCases.of(context, chat_format(tokenizer, arguments.chat_template_kwargs), processes)
     context.check_environments(context, shown.built)
 
