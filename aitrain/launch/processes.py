@@ -239,7 +239,7 @@ class Processes:
         hung = self.watchdog.waited_for(int(found[1])) if found and self.watchdog else None
         if found is None or hung is None:
             return event
-        phase = hung.seen.part.name if hung.seen else "starting"
+        phase = hung.seen.name if hung.seen else "starting"
         why = f"{found[0]}: rank {hung.rank} made no progress for {hung.idle.seconds:.0f} seconds ({phase})"
         return replace(event, message=why + event.message[found.end() :])
 

@@ -71,7 +71,7 @@ def only_on_training(method: Any, hang: Callable[..., Any]) -> Callable[..., Any
     def act(owner: Any, *arguments: Any, **keywords: Any) -> Any:
         return (
             hang()
-            if activity.read(activity.own.memory, 0).part.name.startswith("training")
+            if activity.read(activity.own.memory, 0).name.startswith("training")
             else method(owner, *arguments, **keywords)
         )
 
