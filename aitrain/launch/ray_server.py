@@ -12,7 +12,7 @@ from aitrain.errors import AitrainError, RunFailed
 from aitrain.events import Announce, Phase
 from aitrain.execution.ray_connection import has_gpus
 from aitrain.launch.managed_server import managed_server
-from aitrain.launch.preflight import RunPlan, starts_server
+from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE
 from aitrain.runs.run_folder import RunFolder
 
@@ -57,7 +57,7 @@ def server_on_ray(plan: RunPlan, folder: RunFolder, announce: Announce) -> Itera
     Raises:
         RunFailed: a server cannot be started.
     """
-    if not starts_server(plan.config):
+    if not plan.config.starts_vllm_servers:
         yield {}
         return
     announce(Phase("starting vLLM on a machine of Ray"))
