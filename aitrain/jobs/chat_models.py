@@ -14,7 +14,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.model_chat import AnswerText, ModelChat, ShownEngine
 from aitrain.runs.model_reference import ModelReference, before_training
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.policy_loader import LoadedPolicy, load_policy
+from aitrain.training.model import LoadedPolicy, load_policy
 
 ANSWER_TOKENS = 512
 """Maximum tokens of an answer to a person, unless the user sets it: a run's limit may be that of short answers."""

@@ -16,7 +16,7 @@ from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import check_chat_template
 from aitrain.training.episode_format import format_of_episodes, tools_shown
-from aitrain.training.policy_loader import load_policy
+from aitrain.training.model import load_policy
 from aitrain.workbench.episode_view import show_ended, show_heading, show_text
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import PlayOptions, chosen_case, episode_json, show_title

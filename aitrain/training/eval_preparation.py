@@ -51,8 +51,15 @@ from aitrain.training.holdout import (
     prompt_limits,
     split,
 )
-from aitrain.training.model import check_quantization, choose_precision, load_tokenizer, model_path
-from aitrain.training.policy_loader import LoadedPolicy, load_policy, tokenizer_folder
+from aitrain.training.model import (
+    LoadedPolicy,
+    check_quantization,
+    choose_precision,
+    load_policy,
+    load_tokenizer,
+    model_path,
+    tokenizer_folder,
+)
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.vllm.adapter_ranks import needed_rank
