@@ -32,58 +32,53 @@ def dry_run(
         AitrainError: the run would be refused, by the same error.
     """
     disable_telemetry(plan.config.telemetry)
+    variables = {**process_variables(plan), DRY_RUN_VARIABLE: str(plan.batch.processes)}
+    notes, phase, is_late = list[Note](), "starting", threading.Event()
+    end: Failed | Ended | None = None
     with tempfile.TemporaryDirectory(prefix="aitrain-dry-run-") as parent:
         folder = RunFolder(Path(parent))
         folder.write_config(plan.config)
-        notes, end = _run(plan, folder, show_phase)
+        log = RedactedLog(folder.log, variables)
+        command = worker_command(plan, folder, plan.checkpoint)
+        tree = ProcessTree(command, env=variables, stdout=subprocess.PIPE, stderr=log.pipe)
+
+        def give_up() -> None:
+            is_late.set()
+            tree.kill()
+
+        timer = threading.Timer(plan.config.stall_timeout, give_up)
+        timer.start()
+        try:
+            for line in tree.stdout:
+                match decode(line.decode(errors="replace")):
+                    case Note() as note:
+                        notes.append(note)
+                    case Phase(phase):
+                        show_phase(phase)
+                    case Ended() | Failed() as end:
+                        break
+            else:
+                tree.wait()
+        except KeyboardInterrupt:
+            raise Interrupted("Stopped.") from None
+        finally:
+            timer.cancel()
+            code = tree.close()
+            log.close()
+            tree.stdout.close()
         if show_output is not None:
             show_output(folder.log.read_text(encoding="utf-8", errors="replace"))
+    if end is None and is_late.is_set():
+        late = f"The dry run took more than {plan.config.stall_timeout:g} seconds (--stall-timeout), while {phase}"
+        raise EnvironmentFailed(late)
+    if end is None:
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise RunFailed(f"The process ended without an error message while {phase}: {how}")
     if isinstance(end, Failed):
         error = AitrainError(end.message)
         error.exit_code = end.exit_code
         raise error
     return notes
-
-
-def _run(plan: RunPlan, folder: RunFolder, show_phase: Callable[[str], None]) -> tuple[list[Note], Failed | Ended]:
-    variables = {**process_variables(plan), DRY_RUN_VARIABLE: str(plan.batch.processes)}
-    log = RedactedLog(folder.log, variables)
-    command = worker_command(plan, folder, plan.checkpoint)
-    tree = ProcessTree(command, env=variables, stdout=subprocess.PIPE, stderr=log.pipe)
-    notes, phase, is_late = list[Note](), "starting", threading.Event()
-    end: Failed | Ended | None = None
-
-    def give_up() -> None:
-        is_late.set()
-        tree.kill()
-
-    timer = threading.Timer(plan.config.stall_timeout, give_up)
-    timer.start()
-    try:
-        for line in tree.stdout:
-            match decode(line.decode(errors="replace")):
-                case Note() as note:
-                    notes.append(note)
-                case Phase(phase):
-                    show_phase(phase)
-                case Ended() | Failed() as end:
-                    break
-        else:
-            tree.wait()
-    except KeyboardInterrupt:
-        raise Interrupted("Stopped.") from None
-    finally:
-        timer.cancel()
-        code = tree.close()
-        log.close()
-        tree.stdout.close()
-    if end is None and is_late.is_set():
-        late = f"The dry run took more than {plan.config.stall_timeout:g} seconds (--stall-timeout), while {phase}"
-        end = Failed(late, EnvironmentFailed.exit_code)
-    elif end is None:
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        end = Failed(f"The process ended without an error message while {phase}: {how}", RunFailed.exit_code)
-    return notes, end
 
 
 def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str]:

@@ -165,8 +165,14 @@ def load_tokenizer(
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # any token: padding is masked everywhere
-    if config.chat_template is not None:
-        tokenizer.chat_template = _chat_template(config.chat_template)
+    if (template := config.chat_template) is not None and template not in CHAT_TEMPLATES:
+        try:
+            tokenizer.chat_template = Path(template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            named = " nor ".join(CHAT_TEMPLATES)
+            raise ConfigError(f"chat_template: {template} is neither {named} nor a readable file") from None
+    elif template is not None:
+        tokenizer.chat_template = CHAT_TEMPLATES[template]
     return tokenizer
 
 
@@ -195,17 +201,6 @@ _REASONS = {
 """Parts of transformers' messages, and a short form of each."""
 
 
-def _chat_template(wanted: str) -> str:
-    if wanted in CHAT_TEMPLATES:
-        return CHAT_TEMPLATES[wanted]
-    try:
-        return Path(wanted).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise ConfigError(
-            f"chat_template: {wanted} is neither {' nor '.join(CHAT_TEMPLATES)} nor a readable file"
-        ) from None
-
-
 def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Load the weights, from safetensors only, in the given dtype; quantized if the options ask for it.
 
@@ -213,8 +208,14 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         ConfigError: the model cannot be loaded, or not be quantized on this machine.
     """
     options: dict[str, object] = {"dtype": dtype, "use_safetensors": True, **_model_options(config)}
-    if config.quantization is not None:
-        options = {**options, **_quantized(config)}
+    check_quantization(config)
+    if config.quantization == "int8":
+        options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
+    elif config.quantization is not None:
+        compute = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
+        )
     options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
     path = model_path(config.model)
     try:
@@ -260,18 +261,15 @@ def disable_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        _zero_noise(module)
+        for name in list(_noise_of(module)):
+            setattr(module, name, 0.0)
         config = None if module is model else vars(module).get("config")
         if config is not None and any(True for _ in _noise_of(config)):
             copies.setdefault(id(config), copy.deepcopy(config))
             module.config = copies[id(config)]
     for config in copies.values():
-        _zero_noise(config)
-
-
-def _zero_noise(owner: object) -> None:
-    for name in list(_noise_of(owner)):
-        setattr(owner, name, 0.0)
+        for name in list(_noise_of(config)):
+            setattr(config, name, 0.0)
 
 
 def _noise_of(owner: object) -> Iterator[str]:
@@ -310,15 +308,6 @@ def check_quantization(config: TrainConfig) -> None:
         raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError('quantization: needs bitsandbytes\nInstall it with: pip install "aitrain[quantization]"')
-
-
-def _quantized(config: TrainConfig) -> dict[str, object]:
-    check_quantization(config)
-    if config.quantization == "int8":
-        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
-    compute = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
-    return {"quantization_config": nf4}
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:

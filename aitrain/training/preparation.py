@@ -38,7 +38,7 @@ from aitrain.training.episode_format import ShownCases, begin, longest_episode
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping, note_on_few_cases
 from aitrain.training.holdout import DatasetSplit, prompt_limit, prompt_limits, split_each
-from aitrain.training.hub import check_hub_token
+from aitrain.training.hub import check_token
 from aitrain.training.model import (
     OUT_OF_REACH,
     Precision,
@@ -162,7 +162,8 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
     check_can_shard(config, "cpu" if precision.use_cpu else "cuda")
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_zero_3(arguments)
-    check_hub_token(config)
+    if config.push_to_hub:
+        check_token()
     algorithm, callbacks = AlgorithmParts.of(config), custom_callbacks(config, context.stop.end_run)
     context.enter("loading the tokenizer")
     try:

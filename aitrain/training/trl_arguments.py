@@ -24,6 +24,7 @@ from aitrain.training.sharding import fsdp_arguments
 
 def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
     """Arguments of GRPOConfig that follow from options, without `--trl`."""
+    algorithm = {**config.loss.as_trl(), "delta": config.rl_dual_clip, "entropy_coef": config.rl_entropy_coef}
     arguments: dict[str, object] = {
         "seed": config.seed,
         "per_device_train_batch_size": batch.share,
@@ -55,8 +56,7 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         # the algorithm
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
-        **{name: value for name, value in config.loss.as_trl().items() if name not in config.trl},
-        **_own_settings(config),
+        **{name: value for name, value in algorithm.items() if name not in config.trl},
         "mask_truncated_completions": config.rl_mask_truncated_completions,
         # generation
         "max_completion_length": config.rl_max_new_tokens,
@@ -78,12 +78,6 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
     if config.distributed_backend == "fsdp2":
         arguments |= fsdp_arguments(config, model_without_weights(config, precision.dtype).num_parameters())
     return arguments
-
-
-def _own_settings(config: TrainConfig) -> dict[str, object]:
-    """Fields of the algorithm that `--trl` may set as well."""
-    settings = {"delta": config.rl_dual_clip, "entropy_coef": config.rl_entropy_coef}
-    return {name: value for name, value in settings.items() if name not in config.trl}
 
 
 def refuse_zero_3(arguments: GRPOConfig) -> None:
