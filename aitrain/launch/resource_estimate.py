@@ -1,4 +1,5 @@
-"""Estimates of the memory and disk space that a run needs, before anything is loaded, and options that save memory.
+"""Estimates of the memory and disk space that a run needs, before anything is loaded; what follows from them: options
+that save memory, and how many completions share a forward pass.
 
 Memory of one process: what stays (weights, adapter, reference, optimizer) and the largest phase of a step.
 tests/test_resources.py compares the estimate with a real training on the CPU. Fragmentation of the allocator is not in
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,7 +18,7 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
 from aitrain.launch.model_shape import ModelShape
 from aitrain.options.fsdp_settings import fsdp_settings
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import TrainConfig, pass_dependent
 
 MIB = 1 << 20
 PROMPT = 256
@@ -264,6 +265,53 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
         yield f"--rl-max-new-tokens {fewer}", {"rl_max_new_tokens": fewer}
     if config.peft and config.merge_adapter:
         yield "--no-merge-adapter", {"merge_adapter": False}
+
+
+# -- completions of a forward pass
+
+EXTRA = 2 << 30
+"""On the CPU, bytes that larger passes may need, in all processes, beyond what a run with the smallest ones needs."""
+SHARE = 0.8
+"""Share of a GPU's memory that the estimated peak may take."""
+LARGEST = 4096
+"""Completions of a pass at most: larger ones save no time."""
+
+
+def choose_batch_size(
+    config: TrainConfig,
+    processes: int,
+    shape: ModelShape | None,
+    device: DeviceMemory,
+    recorded: Mapping[str, object] | None = None,
+) -> TrainConfig:
+    """The options with a batch_size, if none is given and the result does not depend on it. A resumed run takes that of
+    its checkpoint, whose options are `recorded`.
+
+    A large pass takes a fraction of the time of many small ones, and the gradient is the same; the completions of a
+    step and their order are not changed. The choice depends on the options, the model's shape and the device's size
+    only, not on the memory that is free, so that a repeated run has the same passes.
+    """
+    before = recorded.get("batch_size") if recorded is not None else None
+    is_given = config.batch_size is not None or config.tokens_per_pass is not None
+    if is_given or "gradient_accumulation" in config.model_fields_set or pass_dependent(config):
+        return config
+    try:
+        plan = plan_batch(config, processes)
+    except ConfigError:
+        return config  # preflight says so
+
+    def with_size(size: int) -> TrainConfig:
+        return config.model_copy(update={"batch_size": size, "rl_prompts_per_step": plan.prompts_per_step})
+
+    if isinstance(before, int):
+        return with_size(before)
+    if recorded is not None or shape is None or (device.kind == "GPU" and device.total is None):
+        return config
+    sizes = [with_size(size) for size in range(min(plan.share, LARGEST), 0, -1) if plan.share % size == 0]
+    whole = replace(device, free=device.total)
+    peaks = [estimate_memory(shape, each, plan_batch(each, processes), whole).peak for each in sizes]
+    allowed = SHARE * (device.total or 0) if device.kind == "GPU" else peaks[-1] + EXTRA // processes
+    return next((each for each, peak in zip(sizes, peaks, strict=True) if peak <= allowed), sizes[-1])
 
 
 # -- disk
