@@ -75,7 +75,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     try:
         _train(context, prepared)
         seconds, status = prepared.trainer.watch.trained_seconds, "finished"
-        if prepared.held_out.stopper.stopped:
+        if prepared.held_out.stopped:
             status = "stopped"
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
@@ -142,7 +142,7 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         trainer.save_checkpoint()
         if isinstance(error, EpisodesFailed) or not context.stop.on_any_rank():
             raise
-        prepared.held_out.stopper.stopped = True
+        prepared.held_out.stopped = True
     except pickle.UnpicklingError as error:
         raise RunFailed(
             f"{checkpoint} contains pickled code: it was not executed, and the run cannot be resumed from it.\n"

@@ -1,4 +1,4 @@
-"""Trainer callbacks: metrics, progress and diagnostics, stop requests, and the user's own (`--custom-callbacks`)."""
+"""Trainer callbacks: metrics, progress and diagnostics, and the user's own (`--custom-callbacks`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aitrain.runs.checkpoint import line_stays
 from aitrain.runs.diagnosis import Diagnosis, finding_line, recorded_findings, traits_of
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, keep_lines
-from aitrain.training.run_context import RunContext, StopRequest
+from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 
 
@@ -74,8 +74,19 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)
             self.context.progress.ends_at = round(time.time() + left, 1)
-            step = Step(state.global_step, state.max_steps, logs["reward"], left, **_step_summary(logs))
-            self.context.announce(step)
+            self.context.announce(
+                Step(
+                    state.global_step,
+                    state.max_steps,
+                    logs["reward"],
+                    left,
+                    flat_groups=logs.get("frac_reward_zero_std"),
+                    truncated=_total(logs, "stopped/max_tokens", "stopped/truncated"),
+                    failed=_total(logs, "stopped/env_error", "stopped/env_timeout"),
+                    tokens_per_second=logs.get("tokens_per_second"),
+                    seconds={name[5:]: value for name, value in logs.items() if name.startswith("time/")},
+                )
+            )
             self.see(line)
 
     def see(self, line: MetricsLine) -> None:
@@ -85,36 +96,9 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
             self.context.note(finding.text)
 
 
-def _step_summary(logs: dict[str, float]) -> dict[str, Any]:
-    """Values that the terminal shows beside step and reward."""
-    times = {name.removeprefix("time/"): value for name, value in logs.items() if name.startswith("time/")}
-    return {
-        "flat_groups": logs.get("frac_reward_zero_std"),
-        "truncated": _total(logs, "stopped/max_tokens", "stopped/truncated"),
-        "failed": _total(logs, "stopped/env_error", "stopped/env_timeout"),
-        "tokens_per_second": logs.get("tokens_per_second"),
-        "seconds": times,
-    }
-
-
 def _total(logs: dict[str, float], *names: str) -> float | None:
     values = [logs[name] for name in names if logs.get(name) is not None]
     return sum(values) if values else None
-
-
-class StopCallback(TrainerCallback):  # type: ignore[misc]
-    """Ends training with a checkpoint after the step in which a stop was requested."""
-
-    def __init__(self, stop: StopRequest) -> None:
-        self.stop = stop
-        self.stopped = False
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """A collective operation, so that every process calls it in every step."""
-        if self.stop.on_any_rank() and state.global_step < state.max_steps:
-            self.stopped = True
-            control.should_training_stop = True
-            control.should_save = True
 
 
 # -- the user's own

@@ -1,5 +1,5 @@
-"""Scores the held-out cases of a training: before, during and after it, shown and recorded; and ends it by these scores
-(`--until`, `--patience`)."""
+"""Scores the held-out cases of a training, before, during and after it, shown and recorded; and ends the training, by
+these scores (`--until`, `--patience`) or as it was asked to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aitrain.runs.early_stop import cases_to_reach, reason_to_stop
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.mixture import Mixture, bounds_of_mean, cases_of, interval_of_mean, named
 from aitrain.runs.significance import FEWEST_CASES
-from aitrain.training.callbacks import MetricsReporter, StopCallback
+from aitrain.training.callbacks import MetricsReporter
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
@@ -84,7 +84,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     tracking: Tracking
     reporter: MetricsReporter
     state: EvalState
-    stopper: StopCallback
+    stopped: bool = field(default=False, init=False)
+    """Whether the training ended before its last step, with a checkpoint."""
     reason: str | None = field(default=None, init=False)
     """Why --until or --patience has ended the training. Every process has the same scores, and so the same reason."""
     _failure: EpisodesFailed | None = field(default=None, init=False)
@@ -162,7 +163,10 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             raise TrainingOver
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Score if it is due and the run is not stopping; with --save-best, save the best step so far."""
+        """Stop if any process was asked to. Else score if it is due; with --save-best, save the best step so far. A
+        collective operation, so that every process calls it in every step."""
+        if self.context.stop.on_any_rank() and state.global_step < state.max_steps:
+            self.stopped = control.should_training_stop = control.should_save = True
         is_due, is_last = self._is_due(state), state.global_step >= state.max_steps
         # --save-best scores the last step in any case; a run that continues deletes that scoring where none is due
         self.state.owes_evaluation = (is_due and control.should_training_stop) or (
@@ -198,8 +202,8 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         if seen.has_scored(step):
             self.reason = reason_to_stop(config.until, config.patience, seen.before, seen.scorings)
         if self.reason is not None:
-            self.stopper.stopped = True
-            self.stopper.stop.end_run(self.reason)
+            self.stopped = True
+            self.context.stop.end_run(self.reason)
         return self.reason is not None
 
     def _diagnose(self, line: MetricsLine) -> None:

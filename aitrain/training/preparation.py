@@ -28,7 +28,7 @@ from aitrain.runs.checkpoint import Manifest
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts
-from aitrain.training.callbacks import MetricsReporter, StopCallback, custom_callbacks
+from aitrain.training.callbacks import MetricsReporter, custom_callbacks
 from aitrain.training.case_order import load_sampler
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_datasets, case_numbers
@@ -120,7 +120,7 @@ def prepare(context: RunContext) -> Prepared | None:
         tracking.see(records)
         recorder.add_rollouts(records)
 
-    reporter, stopper = MetricsReporter(context, recorder, inputs.arguments), StopCallback(context.stop)
+    reporter = MetricsReporter(context, recorder, inputs.arguments)
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, [tracking, reporter], checkpoints.save))
@@ -132,10 +132,9 @@ def prepare(context: RunContext) -> Prepared | None:
     choosing = plan
     if len(split.choosing):
         choosing = replace(plan, cases=split.choosing, mixture=mixture_of(context.runner, split.choosing))
-    held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, reporter, eval_state, stopper)
+    held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, reporter, eval_state)
     if config.stop_when_flat is not None:
         trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))
-    trainer.add_callback(stopper)
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
         continue_scorings(eval_state, trainer, context.checkpoint, choosing)
