@@ -124,14 +124,12 @@ def _tensors(folder: Path) -> dict[str, tuple[int, ...]]:
         try:  # a file begins with eight bytes, the length of the JSON that follows
             with (folder / str(file)).open("rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
-                header = json.loads(opened.read(length)) if length <= HEADER else None
-        except (OSError, ValueError):
+                if length > HEADER:
+                    return {}
+                header = json.loads(opened.read(length))
+            shapes |= {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
-        if not isinstance(header, dict):
-            return {}
-        for name, tensor in header.items():
-            if isinstance(tensor, dict) and isinstance(tensor.get("shape"), list):
-                shapes[name] = tuple(tensor["shape"])
     return shapes
 
 

@@ -112,22 +112,20 @@ def custom_callbacks(config: TrainConfig, end_run: Callable[[str], None]) -> lis
         ConfigError: one of them cannot be found, or is no callback.
         EnvironmentFailed: its module cannot be imported, or the call raised.
     """
-    places = (config.custom_callbacks or "").split(",") if config.custom_callbacks else []
-    return [_load_callback(place, end_run) for place in places]
-
-
-def _load_callback(place: str, end_run: Callable[[str], None]) -> TrainerCallback:
-    make = load_function("custom_callbacks", place)
-    callback = _call_user(place, make)
-    if not isinstance(callback, TrainerCallback):
-        raise ConfigError(
-            f"custom_callbacks: {place} gives {type(callback).__name__}, not a transformers.TrainerCallback\n"
-            "Name a class of callbacks, or a function without arguments that returns one."
-        )
-    for event in [name for name in dir(type(callback)) if name.startswith("on_")]:
-        heard = partial(_call_user, f"{place}, {event}", getattr(callback, event))
-        setattr(callback, event, partial(_passing_stop, heard, partial(end_run, f"{place} stopped the training")))
-    return callback
+    made = list[TrainerCallback]()
+    for place in filter(None, (config.custom_callbacks or "").split(",")):
+        callback = _call_user(place, load_function("custom_callbacks", place))
+        if not isinstance(callback, TrainerCallback):
+            raise ConfigError(
+                f"custom_callbacks: {place} gives {type(callback).__name__}, not a transformers.TrainerCallback\n"
+                "Name a class of callbacks, or a function without arguments that returns one."
+            )
+        stop = partial(end_run, f"{place} stopped the training")
+        for event in [name for name in dir(type(callback)) if name.startswith("on_")]:
+            heard = partial(_call_user, f"{place}, {event}", getattr(callback, event))
+            setattr(callback, event, partial(_passing_stop, heard, stop))
+        made.append(callback)
+    return made
 
 
 def _passing_stop(

@@ -272,7 +272,11 @@ def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule
         return None
     if not cases_of(mixture):
         raise ConfigError(f"{name}: no cases are held out\nSet --eval-cases, or add cases to the dataset.")
-    evaluations = _evaluations(config, schedule)
+    evaluations = 0  # before the last step
+    if config.eval_strategy == "steps":
+        evaluations = (schedule.steps - 1) // config.eval_steps
+    elif config.eval_strategy == "epoch":
+        evaluations = sum(map(schedule.ends_epoch, range(1, schedule.steps)))
     if not evaluations:
         raise ConfigError(
             f"{name}: there is no evaluation before the last of the {schedule.steps} steps\n"
@@ -291,10 +295,3 @@ def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule
     if config.patience is not None and config.patience > evaluations:
         return f"--patience {config.patience} cannot end this run: evaluations before the last step: {evaluations}."
     return None
-
-
-def _evaluations(config: TrainConfig, schedule: CaseSchedule) -> int:
-    """Number of evaluations before the last step."""
-    if config.eval_strategy == "steps":
-        return (schedule.steps - 1) // config.eval_steps
-    return sum(map(schedule.ends_epoch, range(1, schedule.steps))) if config.eval_strategy == "epoch" else 0

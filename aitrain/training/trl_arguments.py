@@ -123,7 +123,10 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     """
     given = {name: value for name, value in config.trl.items() if name not in JOINED or name not in arguments}
     for name in given:
-        _refuse_wrong_field(name, arguments)
+        if name in arguments or name == "output_dir":
+            raise ConfigError(f"--trl {name}: aitrain has an option for it, see docs/options.md\nUse the option.")
+        if name not in (known := GRPOConfig.__dataclass_fields__):
+            raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, known)}")
     try:
         made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **given})
     except Exception as error:
@@ -195,13 +198,6 @@ def learning_rates(arguments: GRPOConfig, steps: int) -> Iterator[float]:
             yield float(optimizer.param_groups[0]["lr"])
             optimizer.step()
             scheduler.step()
-
-
-def _refuse_wrong_field(name: str, arguments: dict[str, object]) -> None:
-    if name in arguments or name == "output_dir":
-        raise ConfigError(f"--trl {name}: aitrain has an option for it, see docs/options.md\nUse the option.")
-    if name not in GRPOConfig.__dataclass_fields__:
-        raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, GRPOConfig.__dataclass_fields__)}")
 
 
 def steps_before(checkpoint: Path) -> int:
