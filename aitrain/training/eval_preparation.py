@@ -127,8 +127,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
         weight_version=lambda: reference.step or 0,
     )
     size = SERVED_BATCH if config.use_vllm else max(BATCH, plan_batch(config, processes=1).share)
-    plan = _plan(context, config, cases, config.concurrency or size)
-    return PreparedEval(reference, rollouts, plan, overlap)
+    return PreparedEval(reference, rollouts, _plan(context, config, cases, config.concurrency or size), overlap)
 
 
 def _behind_address(context: RunContext, config: EvalConfig, reference: ModelReference) -> PreparedEval:
@@ -158,10 +157,9 @@ def _behind_address(context: RunContext, config: EvalConfig, reference: ModelRef
     return PreparedEval(reference, rollouts, _plan(context, config, cases, REQUESTS_BATCH * concurrency), overlap)
 
 
-def _plan(context: RunContext, config: EvalConfig, cases: DatasetSplit, batch_size: int) -> EvalPlan:
-    """Batches are a part of the plan: a resumed eval plays the same ones, so that its completions are the same."""
+def _plan(context: RunContext, config: EvalConfig, cases: DatasetSplit, size: int) -> EvalPlan:
+    """A resumed eval plays the same batches, so that its completions are the same."""
     mixture = mixture_of(context.runner, cases.held_out)
-    size = min(batch_size, context.runner.episodes_at_once or batch_size)
     return EvalPlan(cases.held_out, config.eval_samples, 0, size, decodings=config.decodings, mixture=mixture)
 
 

@@ -67,14 +67,16 @@ class EvalPlan:
 
         If the recorded episodes are those of whole batches, the other batches are those of the whole plan.
         """
-        numbers, size = self.numbers(decoding), self.batch_size * rollouts.accelerator.num_processes
+        runner, numbers = rollouts.rollout.runner, self.numbers(decoding)
+        size = min(self.batch_size, runner.episodes_at_once or self.batch_size)  # so that ranks play as many batches
+        size *= rollouts.accelerator.num_processes
         missing = [
             EvalSample(index, case.number, number)
             for index, case in enumerate(self.cases)
             for number in numbers
             if (case.number, number) not in recorded
         ]
-        if rollouts.rollout.runner.scores_groups:
+        if runner.scores_groups:
             size = max(1, size // len(numbers)) * len(numbers)
         return [missing[start : start + size] for start in range(0, len(missing), size)]
 

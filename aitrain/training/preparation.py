@@ -126,7 +126,6 @@ def prepare(context: RunContext) -> Prepared | None:
         trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, [tracking, reporter], checkpoints.save))
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
-    batch = min(batch, context.runner.episodes_at_once or batch)  # so that all ranks play as many batches
     mixture = mixture_of(context.runner, split.held_out, split.train)
     plan = EvalPlan(split.held_out, config.eval_samples, batch_size=batch, mixture=mixture)
     choosing = plan
