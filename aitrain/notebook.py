@@ -195,8 +195,18 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
         watchers.start_clock()
         announce = watchers.report.during(show)
         with _ended_if_stalled(config, watchers, stop), _one_thread_if_small(plan), SystemRecorder(folder.system):
-            parts = stop, plan.checkpoint, heartbeat.progress, check_environments, try_to_write_card
-            result = run(RunContext(config, folder, runner, announce, *parts))
+            context = RunContext(
+                config,
+                folder,
+                runner,
+                announce,
+                stop,
+                plan.checkpoint,
+                heartbeat.progress,
+                check_environments,
+                try_to_write_card,
+            )
+            result = run(context)
     assert result is not None  # as it is no dry run
     return result
 

@@ -158,9 +158,20 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
                 on_orphaned()
 
             threading.Thread(target=wait_for_end, daemon=True).start()
-        dry_run_of = int(os.environ.get(DRY_RUN_VARIABLE, "0"))
-        parts = stop, checkpoint, heartbeat.progress, check_environments, try_to_write_card, dry_run_of
-        run(RunContext(config, folder, runner, channel, *parts))
+        run(
+            RunContext(
+                config,
+                folder,
+                runner,
+                channel,
+                stop,
+                checkpoint,
+                heartbeat.progress,
+                check_environments,
+                try_to_write_card,
+                dry_run_of=int(os.environ.get(DRY_RUN_VARIABLE, "0")),
+            )
+        )
     shutdown_group()
 
 
