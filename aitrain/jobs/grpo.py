@@ -124,6 +124,11 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
 
 
 def _train(context: RunContext, prepared: Prepared) -> None:
+    """Train, and note if no optimizer step changed the weights.
+
+    Raises:
+        RunFailed: there was no optimizer step at all, or the checkpoint holds code.
+    """
     trainer, checkpoint = prepared.trainer, context.checkpoint
     if checkpoint is not None and trainer.is_over(checkpoint):
         context.note(f"All {step_of(checkpoint)} steps are done; --resume with a larger --max-steps continues.", "info")
@@ -133,7 +138,6 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         with explain_out_of_memory(lambda: f"step {trainer.state.global_step + 1}", trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         trainer.rollouts.failures.after_run()
-        _check_updates(context, trainer)
     except TrainingOver:
         return
     except (EpisodesFailed, ServerFailed) as error:
@@ -143,23 +147,16 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         if isinstance(error, EpisodesFailed) or not context.stop.on_any_rank():
             raise
         prepared.held_out.stopped = True
+        return
     except pickle.UnpicklingError as error:
         raise RunFailed(
             f"{checkpoint} contains pickled code: it was not executed, and the run cannot be resumed from it.\n"
             "Choose another one with --resume-from-checkpoint, and do not trust the source of this one."
         ) from error
-
-
-def _check_updates(context: RunContext, trainer: EpisodeTrainer) -> None:
-    """Note if no optimizer step changed the weights.
-
-    Raises:
-        RunFailed: there was no optimizer step at all.
-    """
     if trainer.state.global_step == 0:
         raise RunFailed("There was no optimizer step: nothing was trained.\nSee train.log in the run folder.")
     if not trainer.updates:
-        since = f" after {context.checkpoint.name}" if context.checkpoint else ""
+        since = f" after {checkpoint.name}" if checkpoint else ""
         masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
         skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
         context.note(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,9 +37,14 @@ def describe_run(runner: Runner) -> dict[str, Any]:
         adapter = adapter_named(part.config.env_place.partition(":")[0])
         if adapter is not None and adapter.package:
             packages[adapter.package] = None
+    commit = None
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        commit = done.stdout.strip() or None
     facts = {
         "packages": {name: version for name in packages if (version := package_version(name))},
-        "git_commit": _git_commit(),
+        "git_commit": commit,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": usable_cores(),
@@ -68,12 +74,3 @@ def keep_sources(runner: Runner, folder: RunFolder) -> None:
     shutil.rmtree(folder.environment_source, ignore_errors=True)
     for name, part in runner.parts.items():
         keep_source(part.environment, folder.environment_source / name)
-
-
-def _git_commit() -> str | None:
-    try:
-        command = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
