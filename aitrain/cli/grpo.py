@@ -150,13 +150,14 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
     Raises:
         AitrainError: the run would be refused.
     """
-    from aitrain.launch.dry_run import dry_run, not_checked
+    from aitrain.launch.preflight import not_checked
 
     yield from (f"! {note}" for note in plan.notes)
     if options_only:
         yield from (f"{NOT_CHECKED}{what}" for what in not_checked(plan, with_environment=False))
         return
-    from aitrain.launch.model_shape import folder_of  # here, because --options-only needs none of it
+    from aitrain.launch.dry_run import dry_run  # here, because --options-only needs none of it
+    from aitrain.launch.model_shape import folder_of
 
     sys.stdout.flush()  # the process takes seconds
     if folder_of(plan.config.model) is None:

@@ -16,7 +16,7 @@ from aitrain.environment.custom_functions import FUNCTION_OPTIONS, function_file
 from aitrain.environment.locator import EnvSource, find_environments
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
-from aitrain.launch.model_shape import read_model_shape
+from aitrain.launch.model_shape import folder_of, read_model_shape
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory, device_memory
 from aitrain.launch.resource_estimate import choose_batch_size
@@ -207,6 +207,36 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     if config.starts_vllm_servers:
         _check_servers(config, own, config.vllm_listen_address)
     return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, own)
+
+
+def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str]:
+    """What a dry run of this plan leaves to the run."""
+    config = plan.config
+    if not with_environment:
+        yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
+    is_here = folder_of(config.model) is not None
+    yield f"the {'weights' if is_here else 'download'} of {config.model}"
+    yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
+    if with_environment:
+        yield "how the environment takes the model's own answers (aitrain env check tries many)"
+    if plan.checkpoint is not None:
+        yield f"the weights and states in {plan.checkpoint}, and whether another process trains there"
+    if plan.batch.processes > 1:
+        yield f"the {plan.batch.processes} training processes and their connections"
+    if config.distributed_backend == "fsdp2":
+        yield "TRL's trainer with FSDP2, which needs all processes"
+    if config.trl_table("model_init_kwargs"):
+        yield "--trl model_init_kwargs, which are used with the weights"
+    if config.use_vllm:
+        urls = config.vllm_server_urls
+        servers = f"the vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
+        yield servers if urls else "vLLM, which was not started"
+    if config.quantization is not None:
+        yield f"the quantization of the weights ({config.quantization})"
+    if config.push_to_hub:
+        yield "whether the token may write to the Hub"
+    if config.log != "none":
+        yield f"the login of {config.log}"
 
 
 def absolute(path: str) -> str:
