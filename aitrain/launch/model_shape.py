@@ -43,6 +43,11 @@ class ModelShape:
     vocabulary: int
     linears: tuple[Linear, ...]
 
+    @property
+    def inside(self) -> int:
+        """Number of weights in the matrices inside the layers."""
+        return sum(linear.weights for linear in self.linears)
+
     def __str__(self) -> str:
         return (
             f"{self.weights / 1e6:,.1f} million weights: {self.layers} layers of {self.hidden},"
