@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, EpisodeTruncated, Interrupted, RunFailed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from aitrain import judges
     from aitrain.environment.contract import (
         Environment,
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     )
     from aitrain.environment.requirements import EnvRequirements
     from aitrain.environment.tool_call_parser import ToolCall
-    from aitrain.notebook import Chat
+    from aitrain.notebook import chat, train
     from aitrain.options.train import TrainConfig
     from aitrain.runs.result import Result
 
@@ -62,6 +60,8 @@ _LAZY = {
     "ToolCall": "aitrain.environment.tool_call_parser",
     "ToolResult": "aitrain.environment.contract",
     "TrainConfig": "aitrain.options.train",
+    "chat": "aitrain.notebook",
+    "train": "aitrain.notebook",
 }
 """Names that are imported on first use, by module: `import aitrain` needs no pydantic."""
 
@@ -77,35 +77,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-def train(config: TrainConfig | None = None, environment: Any = None, **options: Any) -> Result:
-    """Train in this process, as in a notebook; `environment` may be an object of a class defined there.
-
-    `options` are those of TrainConfig, in place of a `config`: `aitrain.train(model="tiny", environment=Sums())`.
-
-    Raises:
-        ConfigError: an option or the model is wrong.
-        EnvironmentFailed: the environment cannot be used.
-        RunFailed: training failed.
-        Interrupted: it was stopped before the first step.
-    """
-    from aitrain.notebook import train_here
-
-    return train_here(config, environment, options)
-
-
-def chat(model: str | Path, *questions: str, **options: Any) -> Chat:
-    """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
-
-    `options` are those of `aitrain chat`: `only`, `system`, `greedy`, `seed`, and the environment's and the sampling
-    options of a run; `environment` may be an object, as for `train`.
-
-    Raises:
-        ConfigError: the model cannot be loaded, or an option is wrong.
-    """
-    from aitrain.notebook import chat_here
-
-    if questions:
-        raise ConfigError(f"chat: this loads the models; ask what it returns: chat(...)({questions[0]!r})")
-    return chat_here(str(model), **options)

@@ -5,57 +5,78 @@ So they are right even while a training process is stuck in C code and none of i
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 VARIABLE = "AITRAIN_ACTIVITY"
 """Environment variable with the path of the file that is mapped."""
-SLOT = 256
+LONGEST_NAME = 192
+"""Bytes of the name of a phase."""
+
+
+class Snapshot(ctypes.Structure):
+    """The activity of one process at one moment, or its slot in the memory of all."""
+
+    count: int
+    """Progress count."""
+    allows: float
+    """Seconds without progress, if the part of the run has its own deadline."""
+    moves_files: bool
+    """Whether bytes read or written count as progress."""
+    done: int
+    """Of the episodes that are played at the same time, those whose conversation is over."""
+    episodes: int
+    tokens: int
+    """Tokens sampled in these episodes so far."""
+    since: float
+    """When they began, in seconds since 1970."""
+    ended: float
+    """When they ended; 0 while they are played, and before the first ones."""
+    phase: bytes
+    _fields_ = (
+        ("count", ctypes.c_uint64),
+        ("allows", ctypes.c_double),
+        ("since", ctypes.c_double),
+        ("ended", ctypes.c_double),
+        ("tokens", ctypes.c_uint64),
+        ("done", ctypes.c_uint32),
+        ("episodes", ctypes.c_uint32),
+        ("moves_files", ctypes.c_bool),
+        ("phase", ctypes.c_char * LONGEST_NAME),
+    )
+
+    @property
+    def name(self) -> str:
+        """What the process does."""
+        return self.phase.decode(errors="replace") or "starting"
+
+
+SLOT = ctypes.sizeof(Snapshot)
 """Bytes for one process."""
-HEAD = struct.Struct("=Qd?")
-"""Progress count, `allows` and `moves_files`."""
-ROLLOUT = struct.Struct("=IIQdd")
-"""The fields of RolloutProgress; the name of the phase follows."""
+Memory: TypeAlias = bytearray | mmap.mmap
+
+
+def read(memory: Memory, rank: int) -> Snapshot:
+    """The activity of one of the processes that share a memory."""
+    return Snapshot.from_buffer_copy(memory, rank * SLOT)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a run. `allows`: seconds without progress, if the part has its own deadline. `moves_files`: bytes read
-    or written count as progress."""
+    """A part of a run, with the fields of `Snapshot`."""
 
     name: str
     allows: float = 0.0
     moves_files: bool = False
-
-
-@dataclass(frozen=True)
-class RolloutProgress:
-    """Episodes that are played at the same time: those whose conversation is over, all of them, the tokens sampled so
-    far, and when it began and ended, in seconds since 1970; all 0 before the first rollout."""
-
-    done: int = 0
-    episodes: int = 0
-    tokens: int = 0
-    since: float = 0.0
-    ended: float = 0.0
-    """0 while it is played."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The activity of one process at one moment."""
-
-    count: int
-    part: Part
-    rollout: RolloutProgress = RolloutProgress()
 
 
 @dataclass(eq=False)
@@ -75,22 +96,22 @@ class PlayedEpisodes:
 class Activity:
     """Phase and progress count of one process."""
 
-    def __init__(self, memory: bytearray | mmap.mmap, rank: int = 0) -> None:
+    def __init__(self, memory: Memory, rank: int = 0) -> None:
         self.memory, self.rank = memory, rank
         """Memory of all processes that share it, and the slot of this one."""
-        self._offset = rank * SLOT
-        self._count = 0
         self._base = Part("starting")
         self._nested: list[Part] = []
         self._rollouts: list[PlayedEpisodes] = []  # several at once: one of the next batch, one of held-out cases
-        self._tokens, self._since = 0, 0.0
-        self._last = RolloutProgress()
         self._write()
+
+    @property
+    def slot(self) -> Snapshot:
+        """This process's part of the memory."""
+        return Snapshot.from_buffer(self.memory, self.rank * SLOT)
 
     def tick(self) -> None:
         """Progress: a step, a generated token, a finished call. Costs well under a microsecond."""
-        self._count += 1
-        struct.pack_into("=Q", self.memory, self._offset, self._count)
+        self.slot.count += 1
 
     def enter(self, name: str, moves_files: bool = False) -> None:
         """Start the next phase of the run."""
@@ -115,32 +136,29 @@ class Activity:
     @contextmanager
     def rollout(self, episodes: int) -> Iterator[PlayedEpisodes]:
         """A rollout of this number of episodes, which counts those that are over."""
+        slot, played = self.slot, PlayedEpisodes(episodes, self._write_rollouts)
         if not self._rollouts:
-            self._tokens, self._since = 0, time.time()
-        played = PlayedEpisodes(episodes, self._write_rollout)
+            slot.tokens, slot.since, slot.ended = 0, time.time(), 0.0
         self._rollouts.append(played)
-        self._write_rollout()
+        self._write_rollouts()
         try:
             yield played
         finally:
-            self._last = replace(self._rollout(), ended=time.time())
             self._rollouts.remove(played)
-            self._write_rollout()
+            if self._rollouts:
+                self._write_rollouts()
+            else:
+                self.slot.ended = time.time()
 
     def add_tokens(self, count: int) -> None:
         """Count tokens that the policy sampled, which are progress."""
-        self._tokens += count
-        self._write_rollout()
+        self.slot.tokens += count
         self.tick()
 
-    def _rollout(self) -> RolloutProgress:
-        if not (rollouts := list(self._rollouts)):
-            return self._last
-        done, episodes = sum(each.done for each in rollouts), sum(each.episodes for each in rollouts)
-        return RolloutProgress(done, episodes, self._tokens, self._since)
-
-    def _write_rollout(self) -> None:
-        ROLLOUT.pack_into(self.memory, self._offset + HEAD.size, *astuple(self._rollout()))
+    def _write_rollouts(self) -> None:
+        slot = self.slot
+        slot.done = sum(played.done for played in self._rollouts)
+        slot.episodes = sum(played.episodes for played in self._rollouts)
 
     @contextmanager
     def _nesting(self, part: Part) -> Iterator[None]:
@@ -153,27 +171,11 @@ class Activity:
             self._write()
 
     def _write(self) -> None:
-        inner = self._nested[-1] if self._nested else None
-        part = self._base if inner is None else inner
-        name = self._base.name if inner is None else f"{self._base.name}, {inner.name}"
-        seen = Snapshot(self._count, Part(name, part.allows, part.moves_files), self._rollout())
-        write(self.memory, self.rank, seen)
-
-
-def write(memory: bytearray | mmap.mmap, rank: int, seen: Snapshot) -> None:
-    """Write the activity of a process."""
-    head = HEAD.pack(seen.count, seen.part.allows, seen.part.moves_files) + ROLLOUT.pack(*astuple(seen.rollout))
-    room = SLOT - len(head)
-    memory[rank * SLOT : (rank + 1) * SLOT] = head + seen.part.name.encode()[:room].ljust(room, b"\0")
-
-
-def read(memory: bytearray | mmap.mmap, rank: int) -> Snapshot:
-    """The activity of one of the processes that share a memory."""
-    slot = bytes(memory[rank * SLOT : (rank + 1) * SLOT])
-    count, allows, moves_files = HEAD.unpack_from(slot)
-    rollout = RolloutProgress(*ROLLOUT.unpack_from(slot, HEAD.size))
-    name = slot[HEAD.size + ROLLOUT.size :].rstrip(b"\0").decode(errors="replace")
-    return Snapshot(count, Part(name or "starting", allows, moves_files), rollout)
+        slot, part, name = self.slot, self._base, self._base.name
+        if self._nested:
+            part = self._nested[-1]
+            name = f"{name}, {part.name}"
+        slot.allows, slot.moves_files, slot.phase = part.allows, part.moves_files, name.encode()[:LONGEST_NAME]
 
 
 class SharedMemory:
@@ -216,17 +218,27 @@ def add_tokens(count: int) -> None:
     own.add_tokens(count)
 
 
+@dataclass(frozen=True)
+class RolloutProgress:
+    """The episodes that processes play at the same time; all 0 if none are played."""
+
+    done: int = 0
+    episodes: int = 0
+    tokens: int = 0
+    since: float = 0.0
+
+
 def rollouts() -> RolloutProgress:
-    """The rollouts of the processes that share the memory, as one; empty if none is played. Processes that have ended
-    theirs count while others still play."""
-    found = [read(own.memory, rank).rollout for rank in range(processes())]
-    begun = min((each.since for each in found if each.episodes and not each.ended), default=math.inf)
-    together = [each for each in found if each.episodes and (not each.ended or each.ended > begun)]
+    """The rollouts of the processes that share the memory, as one. Processes that have ended theirs count while others
+    still play."""
+    found = [seen for rank in range(processes()) if (seen := read(own.memory, rank)).episodes]
+    begun = min((seen.since for seen in found if not seen.ended), default=math.inf)
+    together = [seen for seen in found if not seen.ended or seen.ended > begun]
     return RolloutProgress(
-        sum(each.done for each in together),
-        sum(each.episodes for each in together),
-        sum(each.tokens for each in together),
-        min((each.since for each in together), default=0.0),
+        sum(seen.done for seen in together),
+        sum(seen.episodes for seen in together),
+        sum(seen.tokens for seen in together),
+        min((seen.since for seen in together), default=0.0),
     )
 
 

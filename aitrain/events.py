@@ -67,14 +67,6 @@ class Note:
 
 
 @dataclass(frozen=True)
-class NotChecked:
-    """Something that a dry run does not check."""
-
-    text: str
-    """What was not checked, and why."""
-
-
-@dataclass(frozen=True)
 class Step:
     """Optimizer steps were done. Unknown values are None."""
 
@@ -171,6 +163,8 @@ class Ended:
 SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"
 """Environment variable by which the parent passes the address of the run's own vLLM server to training processes."""
 
+DRY_RUN_VARIABLE = "AITRAIN_DRY_RUN"
+"""Environment variable with the number of training processes of a run that one process checks."""
 STORE_VARIABLE = "AITRAIN_STORE"
 """Environment variable with the file descriptor of the socket on which rank 0 runs torch's store."""
 LAUNCHER_VARIABLE = "AITRAIN_LAUNCHER"
@@ -181,18 +175,7 @@ BYE = "\0bye "
 """Begins the last line of a launched training process, which ends with its rank."""
 
 Event: TypeAlias = (
-    RunStarted
-    | Started
-    | Phase
-    | Note
-    | NotChecked
-    | Step
-    | Evaluated
-    | Evaluating
-    | Playing
-    | Failed
-    | Ended
-    | RunResult
+    RunStarted | Started | Phase | Note | Step | Evaluated | Evaluating | Playing | Failed | Ended | RunResult
 )
 Announce: TypeAlias = Callable[[Event], None]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from aitrain import activity
@@ -31,6 +32,7 @@ from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
+from aitrain.ui.card import try_to_write_card
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.notebook_display import NotebookDisplay
 from aitrain.ui.report_writer import ReportWriter
@@ -45,8 +47,18 @@ MOST_PRINTED = 5000
 """Last characters of what a refused run printed that its cell shows."""
 
 
-def train_here(config: TrainConfig | None, environment: object, options: dict[str, Any]) -> Result:
-    """Check, train and report in this process; a refused run leaves no folder, a stalled one its log."""
+def train(config: TrainConfig | None = None, environment: Any = None, **options: Any) -> Result:
+    """Train in this process, as in a notebook; `environment` may be an object of a class defined there.
+
+    `options` are those of TrainConfig, in place of a `config`: `aitrain.train(model="tiny", environment=Sums())`. A
+    refused run leaves no folder, a stalled one its log.
+
+    Raises:
+        ConfigError: an option or the model is wrong.
+        EnvironmentFailed: the environment cannot be used.
+        RunFailed: training failed.
+        Interrupted: it was stopped before the first step.
+    """
     if config is None:
         config = TrainConfig(**options)
     elif options or not isinstance(config, TrainConfig):
@@ -129,6 +141,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         from aitrain.environment.requirements import with_requirements
         from aitrain.environment.runner import EnvRunner, start_runner
         from aitrain.jobs.env_loading import load_runner
+        from aitrain.jobs.environment_check import check_environments
         from aitrain.jobs.grpo import run
         from aitrain.training.run_context import RunContext, StopRequest
 
@@ -157,7 +170,12 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             torch.set_num_threads(1)  # best for such a model, as in training processes
         stack.enter_context(SystemRecorder(folder.system))
         announce, progress = report.during(show), heartbeat.progress
-        result = run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, progress))
+        result = run(
+            RunContext(
+                config, folder, runner, announce, stop, plan.checkpoint, progress, check_environments, try_to_write_card
+            )
+        )
+    assert result is not None  # as it is no dry run
     return replace(result, stopped_because=result.stopped_because and _in_python(result.stopped_because))
 
 
@@ -271,10 +289,25 @@ class Chat:
         self._session.close()
 
 
-def chat_here(
-    model: str, only: str | None = None, system: str = "", environment: object = None, **options: Any
+def chat(
+    model: str | Path,
+    *questions: str,
+    only: str | None = None,
+    system: str = "",
+    environment: object = None,
+    **options: Any,
 ) -> Chat:
-    """Load a model and its base for a chat in this process; see `aitrain.chat`."""
+    """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
+
+    `options` are those of `aitrain chat`: `greedy`, `seed`, and the environment's and the sampling options of a run;
+    `environment` may be an object, as for `train`.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or an option is wrong.
+    """
+    if questions:
+        raise ConfigError(f"chat: this loads the models; ask what it returns: chat(...)({questions[0]!r})")
+    model = str(model)
     _silence_tqdm()
     from aitrain.jobs.chat import open_session
 

@@ -28,14 +28,14 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 MODULES = (
-    "aitrain", "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat",
+    "aitrain", "aitrain.jobs.worker", "aitrain.jobs.export", "aitrain.jobs.chat",
     "aitrain.jobs.env_terminal", "aitrain.jobs.env_model", "torch.distributed.run", "benchmarks.plain_trl",
     "pytest", "tests.training.scripted_run",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
 PRELOADED = (
-    "aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil",
+    "aitrain.cli.running", "aitrain.jobs.grpo", "torch.distributed.run", "psutil",
     "transformers.models.llama.modeling_llama", "matplotlib.backends.backend_agg", "matplotlib.figure",
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import Limits
 from aitrain.rollout.model_chat import AnswerText, ModelChat, ShownEngine
 from aitrain.runs.chat_setup import ChatSetup, chat_options
-from aitrain.training.policy_loader import LoadedPolicy
+from aitrain.training.model import LoadedPolicy
 from aitrain.ui.chat_view import ChatView
 from tests.conftest import write
 from tests.rollout.scripted import END, Letters, Scripted

@@ -10,9 +10,8 @@ from aitrain import TrainConfig
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.launch import resource_check
 from aitrain.launch.model_shape import ModelShape, read_model_shape
-from aitrain.launch.pass_size import choose_batch_size
 from aitrain.launch.preflight import check
-from aitrain.launch.resource_estimate import DeviceMemory, estimate_memory
+from aitrain.launch.resource_estimate import DeviceMemory, choose_batch_size, estimate_memory
 
 TINY = read_model_shape("tiny")
 assert TINY is not None

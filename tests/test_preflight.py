@@ -11,9 +11,8 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.cli.grpo import train_options
-from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.preflight import RunPlan, check
+from aitrain.launch.preflight import RunPlan, check, check_eval
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_effects import OF_NCCL
 from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, enum_values, trl_fields

@@ -89,12 +89,12 @@ def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> 
 def test_what_cannot_fit_is_refused_and_what_is_tight_warned_of_with_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(model="tiny", batch_size=64, rl_prompts_per_step=16)
 
-    def warnings(**free: int) -> tuple[str, ...]:
+    def warnings(**free: int) -> list[str]:
         monkeypatch.setattr(resource_check, "free_memory", lambda: free.get("memory", 1 << 40))
         monkeypatch.setattr(resource_check, "free_disk", lambda _: free.get("disk", 1 << 40))
         return check_resources(config, plan_batch(config, 1), ())
 
-    assert warnings() == ()
+    assert warnings() == []
     assert "--batch-size 32 saves" in warnings(memory=300 * MIB)[0]
     assert "--save-total-limit" in warnings(disk=4 * MIB)[0]
     with pytest.raises(ConfigError, match=r"alone need 1 MiB, and the CPU has 1 MiB free.*(?s:.*)--peft"):

@@ -75,7 +75,7 @@ def test_a_heartbeat_tells_of_the_rollouts_of_all_ranks_where_they_take_seconds(
 
     with activity.own.rollout(3) as played, Activity(memory, 1).rollout(1):
         assert beat() == {}
-        activity.own._since -= 2 * BEAT
+        activity.own.slot.since -= 2 * BEAT
         played.end()
         assert beat() == {"done": 1, "episodes": 4, "tokens_per_second": None}
         activity.own.add_tokens(100)

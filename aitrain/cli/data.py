@@ -71,7 +71,7 @@ def smollm2(
     folder = out_dir or named_folder(SMOLLM2)
     if out_dir is not None:
         refuse_existing(out_dir)
-    return run_on_terminal("aitrain.jobs.convert_smollm2", {"folder": str(folder), "as_json": as_json})
+    return run_on_terminal("aitrain.training.smollm2", {"folder": str(folder), "as_json": as_json})
 
 
 # -- reading the original files

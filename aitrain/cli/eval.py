@@ -154,7 +154,7 @@ def each_eval(asked: AskedEvals) -> Iterator[Path]:
     """
     with loading("checking the options", asked.verbosity.quiet):
         from aitrain.cli.eval_run import run_eval  # here, because help needs none of it
-        from aitrain.launch.eval_plan import check_eval
+        from aitrain.launch.preflight import check_eval
 
         configs = _configs(asked)
         plans = [check_eval(config, reference) for reference, config in configs]
@@ -180,7 +180,7 @@ def each_eval(asked: AskedEvals) -> Iterator[Path]:
 
 def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
-    from aitrain.launch.eval_plan import absolute
+    from aitrain.launch.preflight import absolute
     from aitrain.options.environment import EnvironmentOptions
     from aitrain.options.reading import place_of_run, read_file, resolve
     from aitrain.runs.model_reference import ModelReference, read_model, run_options

@@ -150,7 +150,7 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
     Raises:
         AitrainError: the run would be refused.
     """
-    from aitrain.launch.unchecked import not_checked
+    from aitrain.launch.preflight import not_checked
 
     yield from (f"! {note}" for note in plan.notes)
     if options_only:
@@ -163,13 +163,13 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
     if folder_of(plan.config.model) is None:
         print(f"loading the tokenizer of {plan.config.model}, which is not on this machine", file=sys.stderr)
     with _phases_on_screen() as show_phase:
-        found = dry_run(plan, _print_output if debug else None, show_phase)
-    yield from (note.mark + escape_controls(note.text) for note in found.notes)
-    yield from (f"{NOT_CHECKED}{what}" for what in found.unchecked)
+        notes = dry_run(plan, _print_output if debug else None, show_phase)
+    yield from (note.mark + escape_controls(note.text) for note in notes)
+    yield from (f"{NOT_CHECKED}{what}" for what in not_checked(plan))
 
 
 @contextmanager
-def _phases_on_screen() -> Iterator[Callable[[str], None] | None]:
+def _phases_on_screen() -> Iterator[Callable[[str], None]]:
     """Show what is being checked on a line of the terminal, which is removed at the end."""
     from rich.text import Text  # here, because help needs none of these
 
@@ -178,7 +178,7 @@ def _phases_on_screen() -> Iterator[Callable[[str], None] | None]:
 
     console = on_standard_error()
     if not can_be_drawn_over(console):
-        yield None
+        yield lambda _: None
         return
     block = Block(console)
 

@@ -39,7 +39,7 @@ from aitrain.rollout.model_chat import NOT_PART, AnswerText, CaseSeeds, ChatStop
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.runs.model_reference import ModelReference, before_training, read_model
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.policy_loader import LoadedPolicy, load_policy
+from aitrain.training.model import LoadedPolicy, load_policy
 from aitrain.ui.chat_view import ChatView, as_text
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.episode_view import STOPS, show_heading

@@ -28,8 +28,7 @@ from aitrain.runs.model_reference import read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import check_chat_template
 from aitrain.training.episode_format import format_of_episodes, tools_shown
-from aitrain.training.model import load_tokenizer, model_path
-from aitrain.training.policy_loader import load_policy
+from aitrain.training.model import load_policy, load_tokenizer, model_path
 from aitrain.workbench import worker
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.registry import EnvCheck

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from accelerate import PartialState
-
+from aitrain import activity
 from aitrain.environment.dataset import Datasets
 from aitrain.environment.loader import errors_of
 from aitrain.errors import EnvironmentFailed
 from aitrain.training.run_context import RunContext
-from aitrain.workbench.check.before_training import FastCheck, check_quickly
+from aitrain.workbench.check.before_training import check_quickly
 
 
-def note_findings(context: RunContext, built: Mapping[str, Datasets]) -> dict[str, FastCheck]:
-    """Check each environment on the first rank, if the options ask for it, and note what was found. A finding does not
-    end the run: the model may answer better than the scripted answers of the checks."""
-    if not context.config.rl_check or not PartialState().is_main_process:
-        return {}
-    context.enter("checking the environment", moves_files=False)
-    checks = {}
-    for name, runner in context.runner.parts.items():
-        found = checks[name] = check_quickly(runner.environment, built[name][0], runner.config)
-        for line in found.lines():
-            context.note(f"{name}: {line}" if name else line, "info" if found.is_clean else "warning")
-    return checks
-
-
-def refuse_unscorable(context: RunContext, built: Mapping[str, Datasets]) -> None:
-    """The same for a dry run, which also refuses an environment that fails in all episodes.
+def check_environments(context: RunContext, built: Mapping[str, Datasets]) -> None:
+    """Check each environment, if the options ask for it, and note what was found. A finding does not end a run: the
+    model may answer better than the scripted answers of the checks.
 
     Raises:
-        EnvironmentFailed: every episode failed, so the run would end when it scores its held-out cases.
+        EnvironmentFailed: in a dry run, every episode failed, so the run would end when it scores its held-out cases.
     """
-    for name, found in note_findings(context, built).items():
-        if found.all_failed:
+    if not context.config.rl_check or activity.own.rank != 0:
+        return
+    context.enter("checking the environment", moves_files=False)
+    for name, runner in context.runner.parts.items():
+        found = check_quickly(runner.environment, built[name][0], runner.config)
+        for line in found.lines():
+            context.note(f"{name}: {line}" if name else line, "info" if found.is_clean else "warning")
+        if found.all_failed and context.dry_run_of:
             with errors_of(name):
                 raise EnvironmentFailed(
                     f"Each of the {found.played} episodes that were tried failed: {found.all_failed}\n"

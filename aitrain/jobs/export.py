@@ -32,8 +32,7 @@ from aitrain.runs.new_folder import new_folder
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.hub import HubRepository, check_token
 from aitrain.training.merging import LogitCheck, write_whole_model
-from aitrain.training.model import asking_hub, load_tokenizer, model_path
-from aitrain.training.policy_loader import load_policy
+from aitrain.training.model import asking_hub, load_policy, load_tokenizer, model_path
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.escape_controls import escape_controls
 

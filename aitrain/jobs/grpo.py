@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 
@@ -21,12 +22,15 @@ from aitrain.errors import (
     ServerFailed,
 )
 from aitrain.events import Ended
-from aitrain.jobs.environment_check import note_findings
-from aitrain.jobs.outcome import RunOutcome, result_of
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
+from aitrain.runs.early_stop import time_to_target
+from aitrain.runs.mixture import env_results, score_table
 from aitrain.runs.result import Result
-from aitrain.training.callbacks import TrainingOver
+from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.verdict import verdict_of_scores
 from aitrain.training.distributed import explain_timeout
+from aitrain.training.evaluation import EvalScores
+from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.hub import upload_model
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
@@ -34,11 +38,12 @@ from aitrain.training.saving import merge_adapter, save_model
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trainer_checkpoint import explain_write_errors, save_size
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
-from aitrain.ui.card import try_to_write_card
+
+NO_SCORES = EvalScores()
 
 
-def run(context: RunContext) -> Result:
-    """Train, score the held-out cases before and after, and save. Every rank must call this.
+def run(context: RunContext) -> Result | None:
+    """Train, score the held-out cases before and after, and save. Every rank must call this. None after a dry run.
 
     Raises:
         AitrainError: the run failed. The trained weights are saved, unless only one of several ranks failed.
@@ -50,9 +55,12 @@ def run(context: RunContext) -> Result:
             if context.checkpoint is None:
                 forget(context.folder)
         try:
-            prepared = prepare(context, lambda cases: note_findings(context, cases))
+            prepared = prepare(context)
+            if prepared is None:
+                context.announce(Ended("checked", 0))
+                return None
             with frozen_heap(), closing(prepared.trainer.rollouts), closing(prepared.tracking):
-                return _train_and_score(prepared.context, prepared)
+                return _train_and_score(context, prepared)
         except ServerFailed:
             context.stop.check()  # a stop request also ends the wait for a server
             raise
@@ -62,30 +70,30 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     _warm_up(context, prepared)
     context.stop.check()
     before = prepared.held_out.before()
-    prepared.eval_state.before = before.means[0]
     context.stop.check()
-    watch = prepared.trainer.watch
+    after, best = NO_SCORES, None
     try:
         _train(context, prepared)
-        status = "stopped" if prepared.stopper.stopped else "finished"
-        outcome = RunOutcome(status, watch.trained_seconds, before)
+        seconds, status = prepared.trainer.watch.trained_seconds, "finished"
+        if prepared.held_out.stopped:
+            status = "stopped"
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
-            is_chosen = best is not None or prepared.early_stop.reason is not None
+            is_chosen = best is not None or prepared.held_out.reason is not None
             step = best.step if best else prepared.trainer.state.global_step
-            outcome = replace(outcome, best=best, after=prepared.held_out.after(step, is_chosen))
+            after = prepared.held_out.after(step, is_chosen)
     except AitrainError as error:
         # these are raised on all ranks at once; after any other error, saving would wait for ranks that did not fail
         is_on_all_ranks = isinstance(error, (EnvironmentFailed, ServerFailed, DivergedError))
         if (is_on_all_ranks or PartialState().num_processes == 1) and not isinstance(error, CannotWriteError):
             if isinstance(error, DivergedError) and not error.has_finite_weights:
                 _restore_finite_weights(context, prepared.trainer)
-            outcome = RunOutcome("failed", watch.trained_seconds, before)
+            seconds = prepared.trainer.watch.trained_seconds
             _save(context, prepared)
-            _finish(context, prepared, outcome)
+            _finish(context, prepared, "failed", seconds, before)
         raise
-    return _finish(context, prepared, outcome)
+    return _finish(context, prepared, status, seconds, before, after, best)
 
 
 # -- before
@@ -116,6 +124,11 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
 
 
 def _train(context: RunContext, prepared: Prepared) -> None:
+    """Train, and note if no optimizer step changed the weights.
+
+    Raises:
+        RunFailed: there was no optimizer step at all, or the checkpoint holds code.
+    """
     trainer, checkpoint = prepared.trainer, context.checkpoint
     if checkpoint is not None and trainer.is_over(checkpoint):
         context.note(f"All {step_of(checkpoint)} steps are done; --resume with a larger --max-steps continues.", "info")
@@ -125,7 +138,6 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         with explain_out_of_memory(lambda: f"step {trainer.state.global_step + 1}", trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         trainer.rollouts.failures.after_run()
-        _check_updates(context, trainer)
     except TrainingOver:
         return
     except (EpisodesFailed, ServerFailed) as error:
@@ -134,24 +146,17 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         trainer.save_checkpoint()
         if isinstance(error, EpisodesFailed) or not context.stop.on_any_rank():
             raise
-        prepared.stopper.stopped = True
+        prepared.held_out.stopped = True
+        return
     except pickle.UnpicklingError as error:
         raise RunFailed(
             f"{checkpoint} contains pickled code: it was not executed, and the run cannot be resumed from it.\n"
             "Choose another one with --resume-from-checkpoint, and do not trust the source of this one."
         ) from error
-
-
-def _check_updates(context: RunContext, trainer: EpisodeTrainer) -> None:
-    """Note if no optimizer step changed the weights.
-
-    Raises:
-        RunFailed: there was no optimizer step at all.
-    """
     if trainer.state.global_step == 0:
         raise RunFailed("There was no optimizer step: nothing was trained.\nSee train.log in the run folder.")
     if not trainer.updates:
-        since = f" after {context.checkpoint.name}" if context.checkpoint else ""
+        since = f" after {checkpoint.name}" if checkpoint else ""
         masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
         skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
         context.note(
@@ -180,9 +185,9 @@ def _save(context: RunContext, prepared: Prepared) -> None:
 def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
     """Make model/ the first step with the highest score; None if there is none, or its checkpoint is damaged."""
     trainer, last = prepared.trainer, prepared.trainer.state.global_step
-    if not prepared.eval_state.has_scored(last):
-        prepared.eval_state.add(prepared.held_out.after_step(last))
-    best = prepared.eval_state.best
+    if not prepared.held_out.state.has_scored(last):
+        prepared.held_out.after_step(last)
+    best = prepared.held_out.state.best
     if best is None:
         return None
     if best.step != last:
@@ -214,18 +219,69 @@ def _restore_finite_weights(context: RunContext, trainer: EpisodeTrainer) -> Non
     trainer.state.global_step = 0 if checkpoint is None else step_of(checkpoint)
 
 
-def _finish(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> Result:
-    """Write result.json and the model card on the first process, and upload the model if the options say so."""
-    step = prepared.trainer.state.global_step
-    context.progress.status, context.progress.step = outcome.status, step
-    result = result_of(context, prepared, outcome)
-    if prepared.trainer.accelerator.is_main_process and step > 0:
+def _finish(
+    context: RunContext,
+    prepared: Prepared,
+    status: str,
+    seconds: float,
+    before: EvalScores,
+    after: EvalScores = NO_SCORES,
+    best: Best | None = None,
+) -> Result:
+    """Write result.json and the model card on the first process, and upload the model if the options say so. `before`
+    and `after` are the scores of the initial policy and of model/; `best` is what --save-best chose model/ by."""
+    config, trainer, held_out = context.config, prepared.trainer, prepared.held_out
+    plan, evaluations, step = held_out.plan, held_out.state.scorings, trainer.state.global_step
+    is_main, server = trainer.accelerator.is_main_process, trainer.rollouts.server
+    context.progress.status, context.progress.step = status, step
+    before = replace(before, mixture=plan.mixture)
+    (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
+    scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
+    scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
+    scores = score_table(scorings, plan.mixture, config.eval_samples)
+    stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
+    if not held_out.state.has_scored(step):  # --until may be reached in the scoring after the last step
+        evaluations = [*evaluations, held_out.line_of(step, after)]
+    episodes = RolloutIndex(context.folder.rollouts)  # of all processes
+    if is_main:
+        episodes.refresh()
+    result = Result(
+        context.folder.path,
+        status=status,
+        stopped_because=stopped_because if status == "stopped" else None,
+        steps=step,
+        model_step=step if best is None else best.step,
+        seconds=round(seconds, 3),
+        score_before=score_before,
+        score_after=score_after,
+        greedy_before=greedy_before,
+        greedy_after=greedy_after,
+        selection_score=None if best is None else best.score,
+        selection_greedy=None if best is None else best.greedy,
+        selection_scorings=None if best is None else len(held_out.state.scorings),
+        selection_cases=None if best is None else len(prepared.split.choosing) or None,
+        scores=scores,
+        verdict=verdict_of_scores(scores),
+        time_to_target=None if config.until is None else time_to_target(config.until, evaluations),
+        eval_cases=len(plan.cases),
+        eval_samples=plan.samples,
+        eval_overlap=prepared.split.overlap,
+        train_cases=len(trainer.cases),
+        base_model=config.model,
+        environment=context.runner.label,
+        environments=env_results(scores, plan.mixture),
+        seed=config.seed,
+        vllm_restarts=0 if server is None else server.restarts,
+        episodes=len(episodes.entries),
+        failures=dict(Counter(entry.failure for entry in episodes.entries if entry.failure)),
+    )
+    if is_main and step > 0:
         result.write()
-        if problem := try_to_write_card(context.folder):
+        if problem := context.write_card(context.folder):
             context.note(problem)
-        if context.config.push_to_hub and (outcome.status == "finished" or prepared.early_stop.reason is not None):
+        if config.push_to_hub and (status == "finished" or held_out.reason is not None):
             context.enter("uploading")
-            context.note(f"Uploaded to {upload_model(context.config, context.folder.model)}", "info")
-    if outcome.status != "failed":
-        context.announce(Ended(outcome.status, step, context.stop.reason if outcome.status == "stopped" else None))
+            context.note(f"Uploaded to {upload_model(config, context.folder.model)}", "info")
+    if status != "failed":
+        context.announce(Ended(status, step, context.stop.reason if status == "stopped" else None))
     return result

@@ -31,6 +31,7 @@ from aitrain.errors import RunFailed, to_aitrain_error, write_error_file
 from aitrain.events import (
     BYE,
     COMMAND_VARIABLE,
+    DRY_RUN_VARIABLE,
     LAUNCHER_VARIABLE,
     SERVER_VARIABLE,
     Event,
@@ -60,7 +61,7 @@ class EventChannel:
 
     stream: TextIO
     rank: int
-    on_broken: Callable[[], None] | None = None
+    on_broken: Callable[[], None] = lambda: None
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Held while an event is written, as the heartbeat's thread sends some."""
 
@@ -73,22 +74,18 @@ class EventChannel:
                 self.stream.write(encode(event))
                 self.stream.flush()
         except (BrokenPipeError, ValueError):
-            self._report_broken()
+            self.on_broken()
 
     def watch(self) -> None:
         """Start a thread that detects the end of the parent, also while no events are sent."""
-        threading.Thread(target=self._wait_until_broken, name="parent-watch", daemon=True).start()
 
-    def _wait_until_broken(self) -> None:
-        """`poll` reports an error for a pipe without a reader; for a file or a terminal it never returns."""
-        poll = select.poll()
-        poll.register(self.stream.fileno(), 0)
-        poll.poll()
-        self._report_broken()
-
-    def _report_broken(self) -> None:
-        if self.on_broken is not None:
+        def wait() -> None:
+            poll = select.poll()
+            poll.register(self.stream.fileno(), 0)
+            poll.poll()  # reports an error for a pipe without a reader; for a file or a terminal it never returns
             self.on_broken()
+
+        threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
 def open_event_channel() -> EventChannel:
@@ -137,8 +134,10 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
 
     gc.disable()  # garbage collections would take a fifth of the import's time
     run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
+    from aitrain.jobs.environment_check import check_environments
     from aitrain.training.distributed import shutdown_group
     from aitrain.training.run_context import RunContext, StopRequest
+    from aitrain.ui.card import try_to_write_card
 
     gc.enable()
 
@@ -152,16 +151,28 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
         channel.on_broken = on_orphaned
         channel.watch()
         if launcher := os.environ.get(LAUNCHER_VARIABLE):
-            threading.Thread(target=_call_when_gone, args=(int(launcher), on_orphaned), daemon=True).start()
-        run(RunContext(config, folder, runner, channel, stop, checkpoint, heartbeat.progress))
+
+            def wait_for_end() -> None:
+                while os.getppid() == int(launcher):
+                    time.sleep(1.0)
+                on_orphaned()
+
+            threading.Thread(target=wait_for_end, daemon=True).start()
+        run(
+            RunContext(
+                config,
+                folder,
+                runner,
+                channel,
+                stop,
+                checkpoint,
+                heartbeat.progress,
+                check_environments,
+                try_to_write_card,
+                dry_run_of=int(os.environ.get(DRY_RUN_VARIABLE, "0")),
+            )
+        )
     shutdown_group()
-
-
-def _call_when_gone(parent: int, call: Callable[[], None]) -> None:
-    """Call a function once the parent, such as torchrun, has ended."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    call()
 
 
 def _enter(phase: str, channel: EventChannel) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from aitrain.errors import RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Note, Phase
-from aitrain.launch.preflight import RunPlan, starts_server
+from aitrain.launch.preflight import RunPlan
 from aitrain.named_models import named_folder
 from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, new_key
@@ -30,7 +30,7 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
         RunFailed: a server cannot be started.
     """
     folder.server.unlink(missing_ok=True)  # of a run that is resumed
-    if not starts_server(plan.config):
+    if not plan.config.starts_vllm_servers:
         yield {}
         return
     plans = server_plans(plan, folder)

@@ -43,6 +43,11 @@ class ModelShape:
     vocabulary: int
     linears: tuple[Linear, ...]
 
+    @property
+    def inside(self) -> int:
+        """Number of weights in the matrices inside the layers."""
+        return sum(linear.weights for linear in self.linears)
+
     def __str__(self) -> str:
         return (
             f"{self.weights / 1e6:,.1f} million weights: {self.layers} layers of {self.hidden},"
@@ -124,14 +129,12 @@ def _tensors(folder: Path) -> dict[str, tuple[int, ...]]:
         try:  # a file begins with eight bytes, the length of the JSON that follows
             with (folder / str(file)).open("rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
-                header = json.loads(opened.read(length)) if length <= HEADER else None
-        except (OSError, ValueError):
+                if length > HEADER:
+                    return {}
+                header = json.loads(opened.read(length))
+            shapes |= {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
-        if not isinstance(header, dict):
-            return {}
-        for name, tensor in header.items():
-            if isinstance(tensor, dict) and isinstance(tensor.get("shape"), list):
-                shapes[name] = tuple(tensor["shape"])
     return shapes
 
 

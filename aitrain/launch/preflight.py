@@ -15,14 +15,15 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.loader import EnvSource, find_environments
 from aitrain.environment.user_modules import FUNCTION_OPTIONS, check_objects, parse_id
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
-from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
-from aitrain.launch.model_shape import read_model_shape
+from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
+from aitrain.launch.model_shape import folder_of, read_model_shape
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.pass_size import choose_batch_size
 from aitrain.launch.resource_check import check_resources, check_vllm_memory, device_memory
+from aitrain.launch.resource_estimate import choose_batch_size
 from aitrain.named_models import named_folder
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
+from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
@@ -40,13 +41,12 @@ from aitrain.runs.checkpoint import (
     refuse_other_backend,
 )
 from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import check_listen_address
 from aitrain.vllm.server_arguments import check_server_arguments
-
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
 
 @dataclass(frozen=True)
@@ -103,77 +103,157 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
         ConfigError: the run cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
-    check_trl_fields(config.trl)
     check_trl_effects(config)
-    check_server_arguments(config.vllm_args)
-    refuse_secrets(config)
     _check_names(config)
-    sources = {} if has_environment else find_environments(config)
+    sources = _check_options(config, has_environment)
     check_functions(config)
     _check_model(config)
     check_packages(config)
     is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
-    launched = launched_rank() if is_here else None
-    nodes = find_nodes(config) if is_here else None
-    gpus = training_gpus(config) if is_here else ()
-    processes = count_processes(_with_launched(config, launched), gpus)
-    served = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) and is_here else ()
-    if starts_server(config) and config.weight_sync == "adapter":
-        needed_rank(config.lora_r)
-    if starts_server(config) and is_here:
-        check_vllm_memory(config, served, engines=config.vllm_servers)
-        if config.vllm_listen_address is not None and (nodes is None or nodes.rank == 0):  # the others start none
-            check_listen_address(config.vllm_listen_address)
-    elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
-        check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
-    folder, checkpoint, is_done, skipped = None, None, False, list[str]()
-    if nodes is None or nodes.rank == 0:  # which decides for the others
-        folder = _folder_to_resume(config)
-        if folder is not None and locks is not None:
-            folder = locks.enter_context(locked(folder))
-        is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
-        checkpoint = None if is_done else _find_checkpoint(config, skipped.append)
-    everywhere = processes * (nodes.count if nodes else 1)
-    if is_here and (nodes is None or nodes.rank == 0):  # the others read the choice in config.yaml
-        recorded = None if checkpoint is None else read_manifest(checkpoint).config
-        shape, device = read_model_shape(config.model), device_memory(gpus[:processes])
-        config = choose_batch_size(config, everywhere, shape, device, recorded)
-    batch = plan_batch(config, everywhere)
-    if config.distributed_backend == "fsdp2" and batch.processes == 1:
-        raise ConfigError(
-            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
-        )
-    notes: list[str] = list(remarks(config))
-    if note := note_on_truncation(config):
-        notes.append(note)
-    notes += skipped
-    if checkpoint is not None:
-        _check_resumable(config, checkpoint, batch.processes)
-    elif nodes is None or nodes.rank == 0:
-        RunFolder.check_place(config)
-    if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
-        notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
-    if is_here:
-        notes += check_resources(config, batch, gpus[:processes], nodes)
-    chosen = gpus[:processes]
-    return RunPlan(config, sources, batch, chosen, checkpoint, served, tuple(notes), nodes, launched, folder, is_done)
-
-
-def _with_launched(config: TrainConfig, launched: LaunchedRank | None) -> TrainConfig:
-    """The options with the number of processes that a launcher started on this machine."""
-    if launched is None:
-        return config
-    if config.num_processes not in (None, launched.local_world):
+    launched, nodes = (launched_rank(), find_nodes(config)) if is_here else (None, None)
+    is_first, machines = nodes is None or nodes.rank == 0, nodes.count if nodes else 1
+    gpus, served = _gpus(config) if is_here else ((), ())
+    if served and not gpus:
+        held = f"{len(served)} GPUs are visible and vLLM servers hold all of them"
+        raise ConfigError(f"vllm_server_gpus: {held}: none is left to train on")
+    if launched is not None and config.num_processes not in (None, launched.local_world):
         raise ConfigError(
             f"num_processes: a launcher has started {launched.local_world} on this machine, not {config.num_processes}"
             "\nOmit it."
         )
-    return config.model_copy(update={"num_processes": launched.local_world})
+    processes = _count_processes(config, launched.local_world if launched else config.num_processes, gpus)
+    gpus = gpus[:processes]
+    if config.starts_vllm_servers:
+        if config.weight_sync == "adapter":
+            needed_rank(config.lora_r)
+        if is_here:
+            _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
+    elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
+        check_vllm_memory(config, gpus, processes // config.vllm_tensor_parallel_size)
+
+    folder, checkpoint, is_done, skipped = None, None, False, list[str]()
+    if is_first:  # which decides for the others
+        folder = _folder_to_resume(config)
+        if folder is not None and locks is not None:
+            folder = locks.enter_context(locked(folder))
+        is_done = folder is not None and config.resumes_newest and _is_done(folder, config)
+        checkpoint = None if is_done else _find_checkpoint(config, folder, skipped.append)
+    if is_here and is_first:  # the others read the choice in config.yaml
+        recorded = None if checkpoint is None else read_manifest(checkpoint).config
+        shape, device = read_model_shape(config.model), device_memory(gpus)
+        config = choose_batch_size(config, processes * machines, shape, device, recorded)
+    batch = plan_batch(config, processes * machines)
+    if config.distributed_backend == "fsdp2" and batch.processes == 1:
+        raise ConfigError(
+            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
+        )
+    if checkpoint is not None:
+        refuse_other_backend(checkpoint, config.distributed_backend)
+        if "deepspeed" in config.trl:
+            raise ConfigError(
+                "--trl deepspeed: DeepSpeed's checkpoints are pickles, which are not loaded\n"
+                "Use --distributed-backend fsdp2 for runs that resume, or start a new run from a saved model."
+            )
+        if not config.resume_anyway:
+            refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, batch.processes))
+    elif is_first:
+        RunFolder.check_place(config)
+    notes = [*remarks(config), *_note_on_truncation(config), *skipped]
+    if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
+        notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
+    if is_here:
+        notes += check_resources(config, batch, gpus, nodes)
+    own = served if config.starts_vllm_servers else ()
+    return RunPlan(config, sources, batch, gpus, checkpoint, own, tuple(notes), nodes, launched, folder, is_done)
 
 
-def starts_server(config: TrainConfig) -> bool:
-    """Whether the run starts vLLM servers."""
-    return config.starts_vllm_servers
+def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
+    """Run all checks of an eval; the plan's options are those of the process that loads the model.
+
+    Raises:
+        ConfigError: the eval cannot work.
+        EnvironmentFailed: the environment's file is not valid Python.
+    """
+    if config.eval_cases == 0:
+        raise ConfigError(
+            "eval_cases: an eval of 0 cases scores nothing\n"
+            "Give a number with --cases; a run that held out none was trained on all cases of its dataset."
+        )
+    if given_machines(os.environ) is not None:
+        raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
+    sources = _check_options(config)
+    RunFolder.check_place(config)
+    if reference.kind == "url":
+        if config.use_vllm:
+            raise ConfigError("use_vllm: a model behind an address generates there\nLeave the option out.")
+        if (config.num_processes or 1) > 1:
+            raise ConfigError(
+                "num_processes: an address is asked from one process\nUse --concurrency for more requests."
+            )
+        return RunPlan(config, sources, BatchPlan(1, 1, 1), (), None)
+    check_packages(config)
+    adapter, base = reference.adapter, reference.base
+    rank = read_object(adapter / ADAPTER_CONFIG).get("r") if adapter else None
+    update = {"model": base if reference.kind == "hub" else absolute(base), "peft": adapter is not None}
+    config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
+    gpus, served = _gpus(config)
+    processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
+    if config.use_vllm and (config.num_processes or 1) > 1:
+        raise ConfigError(
+            "num_processes: vLLM plays an eval from one process\n"
+            "Leave the option out; --vllm-tensor-parallel-size divides a model over GPUs."
+        )
+    own = served if config.starts_vllm_servers else ()
+    if config.starts_vllm_servers:
+        _check_servers(config, own, config.vllm_listen_address)
+    return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, own)
+
+
+def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str]:
+    """What a dry run of this plan leaves to the run."""
+    config = plan.config
+    if not with_environment:
+        yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
+    is_here = folder_of(config.model) is not None
+    yield f"the {'weights' if is_here else 'download'} of {config.model}"
+    yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
+    if with_environment:
+        yield "how the environment takes the model's own answers (aitrain env check tries many)"
+    if plan.checkpoint is not None:
+        yield f"the weights and states in {plan.checkpoint}, and whether another process trains there"
+    if plan.batch.processes > 1:
+        yield f"the {plan.batch.processes} training processes and their connections"
+    if config.distributed_backend == "fsdp2":
+        yield "TRL's trainer with FSDP2, which needs all processes"
+    if config.trl_table("model_init_kwargs"):
+        yield "--trl model_init_kwargs, which are used with the weights"
+    if config.use_vllm:
+        urls = config.vllm_server_urls
+        servers = f"the vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
+        yield servers if urls else "vLLM, which was not started"
+    if config.quantization is not None:
+        yield f"the quantization of the weights ({config.quantization})"
+    if config.push_to_hub:
+        yield "whether the token may write to the Hub"
+    if config.log != "none":
+        yield f"the login of {config.log}"
+
+
+def absolute(path: str) -> str:
+    """A folder as an absolute path; Hub names unchanged."""
+    place = Path(os.path.expanduser(path))
+    return str(place.absolute()) if place.is_dir() else path
+
+
+# -- options
+
+
+def _check_options(config: TrainConfig, has_environment: bool = False) -> Mapping[str, EnvSource]:
+    """Check what needs no machine; returns where the environments are."""
+    check_trl_fields(config.trl)
+    check_server_arguments(config.vllm_args)
+    refuse_secrets(config)
+    return {} if has_environment else find_environments(config)
 
 
 def refuse_secrets(config: TrainConfig) -> None:
@@ -202,18 +282,17 @@ def check_functions(config: TrainConfig) -> None:
             check_objects(parse_id(place), "function", option)
 
 
-def note_on_truncation(config: TrainConfig) -> str | None:
-    """A note about the inexact update if options change the sampling distribution; None if none does."""
-    if not config.reshaped_sampling:
-        return None
-    corrected = (
-        "vLLM's log-probabilities are corrected for these options, which is exact and costs one more forward pass; "
-    )
-    return (
-        f"Sampling with {', '.join(config.reshaped_sampling)}: {corrected if config.use_vllm else ''}the update itself"
-        " uses log-probabilities over all tokens, so the gradient is that of the unmodified distribution, on samples"
-        " of the modified one. Omit these options for an exact update."
-    )
+def _note_on_truncation(config: TrainConfig) -> Iterator[str]:
+    """A note about the inexact update if options change the sampling distribution."""
+    if config.reshaped_sampling:
+        corrected = (
+            "vLLM's log-probabilities are corrected for these options, which is exact and costs one more forward pass; "
+        )
+        yield (
+            f"Sampling with {', '.join(config.reshaped_sampling)}: {corrected if config.use_vllm else ''}the update"
+            " itself uses log-probabilities over all tokens, so the gradient is that of the unmodified distribution, on"
+            " samples of the modified one. Omit these options for an exact update."
+        )
 
 
 # -- model and libraries
@@ -236,7 +315,8 @@ def _check_model(config: TrainConfig) -> None:
             f"model: {config.model} is an adapter, not a model\nGive the merged model (its folder merged/) instead."
         )
     elif not (folder / "config.json").is_file():
-        near = next((path for path in (folder / "model", folder / "model" / "merged") if _is_model(path)), None)
+        inside = (folder / "model", folder / "model" / "merged")
+        near = next((path for path in inside if (path / "config.json").is_file()), None)
         raise ConfigError(
             f"model: {config.model} is not a model folder: it has no config.json\n"
             + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
@@ -250,10 +330,6 @@ def _check_model(config: TrainConfig) -> None:
             " are loaded\nIf you trust it, convert it once: load it with transformers, and save_pretrained it into"
             " another folder."
         )
-
-
-def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and not (folder / "adapter_config.json").exists()
 
 
 _ENUMERATIONS = {
@@ -295,44 +371,44 @@ def check_packages(config: TrainConfig) -> None:
 
 # -- processes and GPUs
 
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
-def training_gpus(config: TrainConfig) -> tuple[str, ...]:
-    """Visible GPUs, without the last ones if a vLLM server on this machine uses them.
+
+def _gpus(config: TrainConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The visible GPUs for the model, and the last ones, which vLLM servers on this machine hold.
 
     Raises:
-        ConfigError: no GPU is left for training.
+        ConfigError: the servers take more than there are.
     """
-    gpus, held = visible_gpus(), count_server_gpus(config)
-    left = gpus[:-held] if held else gpus
-    if gpus and not left:
-        raise ConfigError(
-            f"vllm_server_gpus: {len(gpus)} GPUs are visible and vLLM servers hold {held}: none is left to train on"
-        )
-    return left
+    gpus, held = visible_gpus(), config.vllm_servers * config.vllm_server_gpus
+    if not config.starts_vllm_servers:
+        here = (*LOCAL_HOSTS, socket.gethostname().lower())
+        held = config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
+    if gpus and held > len(gpus):
+        raise ConfigError(f"vllm_servers: they take {held} GPUs, and {len(gpus)} are visible (vllm_server_gpus)")
+    return gpus[: len(gpus) - held], gpus[len(gpus) - held :]
 
 
-def count_server_gpus(config: TrainConfig) -> int:
-    """Number of GPUs of this machine that vLLM servers hold."""
-    if starts_server(config):
-        return config.vllm_servers * config.vllm_server_gpus
-    here = (*LOCAL_HOSTS, socket.gethostname().lower())
-    return config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
+def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
+    check_vllm_memory(config, gpus, engines=config.vllm_servers)
+    if address is not None:
+        check_listen_address(address)
 
 
-def count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
+def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, ...]) -> int:
     """Number of processes for these GPUs.
 
     Raises:
         ConfigError: there are too few GPUs.
     """
-    count = config.num_processes or max(1, len(gpus))
+    count = wanted or max(1, len(gpus))
     if gpus and count > len(gpus):
         raise ConfigError(
             f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
             f" {', '.join(gpus)}\nOmit it for one process per GPU."
         )
     copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
-    if gpus and starts_server(config) and config.vllm_server_gpus < copies * each:
+    if gpus and config.starts_vllm_servers and config.vllm_server_gpus < copies * each:
         option = "vllm_tensor_parallel_size" if copies == 1 else "vllm_data_parallel_size"
         raise ConfigError(
             f"{option}: {copies * each} GPUs for a server that has {config.vllm_server_gpus} (vllm_server_gpus)\n"
@@ -372,13 +448,14 @@ def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
     return all(before.get(name) == now.get(name) for name in names)
 
 
-def _find_checkpoint(config: TrainConfig, notify: Callable[[str], None]) -> Path | None:
+def _find_checkpoint(config: TrainConfig, folder: RunFolder | None, notify: Callable[[str], None]) -> Path | None:
     """The checkpoint to resume from; its files are verified. None if the run starts from the beginning."""
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
     if config.resumes_newest:
-        folder, skipped = RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name), list[str]()
+        assert folder is not None
+        skipped = list[str]()
         newest = newest_checkpoint(folder, skipped.append)
         for why in skipped:
             notify(why)
@@ -386,29 +463,15 @@ def _find_checkpoint(config: TrainConfig, notify: Callable[[str], None]) -> Path
             refuse_to_begin(folder, skipped)
             missing = f"no checkpoint in {folder.path}" if folder.config.exists() else f"no run {folder.path}"
             notify(f"There is {missing} yet: the run starts from the beginning.")
-            return None
-        path = newest
-    else:
-        path = Path(os.path.expanduser(wanted))
-        if not is_named_checkpoint(path):
-            newest = newest_checkpoint(RunFolder(path), lambda why: None)
-            near = f"\nDid you mean {newest}?" if newest else ""
-            raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
-        try:
-            check_whole(path)
-        except CheckpointDamagedError as damage:
-            advice = "Use --resume for the newest complete one."
-            raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
+        return newest and newest.resolve()
+    path = Path(os.path.expanduser(wanted))
+    if not is_named_checkpoint(path):
+        newest = newest_checkpoint(RunFolder(path), lambda why: None)
+        near = f"\nDid you mean {newest}?" if newest else ""
+        raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
+    try:
+        check_whole(path)
+    except CheckpointDamagedError as damage:
+        advice = "Use --resume for the newest complete one."
+        raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
     return path.resolve()
-
-
-def _check_resumable(config: TrainConfig, checkpoint: Path, processes: int) -> None:
-    """Check that the options are those of the checkpoint."""
-    refuse_other_backend(checkpoint, config.distributed_backend)
-    if "deepspeed" in config.trl:
-        raise ConfigError(
-            "--trl deepspeed: DeepSpeed's checkpoints are pickles, which are not loaded\n"
-            "Use --distributed-backend fsdp2 for runs that resume, or start a new run from a saved model."
-        )
-    if not config.resume_anyway:
-        refuse_changes(checkpoint, changed_options(read_manifest(checkpoint), config, processes))

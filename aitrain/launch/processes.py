@@ -213,7 +213,10 @@ class Processes:
         Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it; if the parent is
         killed, they finish their step, save and leave.
         """
-        command, lock = self._command(), self.folder.lock
+        command, lock = (
+            worker_command(self.plan, self.folder, self.checkpoint or self.plan.checkpoint),
+            self.folder.lock,
+        )
         files: dict[int, dict[str, int]] = {
             rank.rank: {} if lock is None else {LOCK_VARIABLE: lock} for rank in self.ranks
         }
@@ -234,14 +237,6 @@ class Processes:
                 stderr=log.pipe,
                 pass_fds=tuple(files[rank.rank].values()),
             )
-
-    def _command(self) -> list[str]:
-        """The command of a training process; all ranks have the same one."""
-        checkpoint = self.checkpoint or self.plan.checkpoint
-        arguments = [str(self.folder.path), str(self.folder.epoch), *([str(checkpoint)] if checkpoint else [])]
-        if self.plan.config.resume_anyway and checkpoint:
-            arguments.append("anyway")
-        return [*PYTHON, "-m", WORKER, *arguments]
 
     def _environment(self) -> dict[str, str]:
         return {**self._defaults(), **without_ranks(os.environ), **self._added()}
@@ -266,7 +261,7 @@ class Processes:
             timed_out = TIMED_OUT.match(event.message)
             hung = self.watchdog.waited_for(int(timed_out[1])) if timed_out and self.watchdog else None
             if timed_out and hung:  # only this process can see for which rank that one waited in vain
-                phase = hung.seen.part.name if hung.seen else "starting"
+                phase = hung.seen.name if hung.seen else "starting"
                 why = f"rank {hung.rank} made no progress for {hung.idle.seconds:.0f} seconds ({phase})"
                 event = replace(event, message=f"{timed_out[0]}: {why}{event.message[timed_out.end() :]}")
         if isinstance(event, (Failed, Ended)):
@@ -434,6 +429,14 @@ def _write_last_line(pipe: int, waiting: list[threading.Thread]) -> None:
         thread.join()
     with suppress(BrokenPipeError), os.fdopen(pipe, "wb") as opened:
         opened.write(f"\n{ALL_HAVE_ENDED}".encode())
+
+
+def worker_command(plan: RunPlan, folder: RunFolder, checkpoint: Path | None) -> list[str]:
+    """The command of a training process; all ranks have the same one."""
+    arguments = [str(folder.path), str(folder.epoch), *([str(checkpoint)] if checkpoint else [])]
+    if plan.config.resume_anyway and checkpoint:
+        arguments.append("anyway")
+    return [*PYTHON, "-m", WORKER, *arguments]
 
 
 def process_variables(plan: RunPlan) -> dict[str, str]:

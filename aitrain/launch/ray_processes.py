@@ -26,7 +26,7 @@ from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Step, de
 from aitrain.execution.ray_connection import connected, has_gpus, machines
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.managed_server import managed_server
-from aitrain.launch.preflight import RunPlan, starts_server
+from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, Processes
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.redaction import disable_telemetry
@@ -410,7 +410,7 @@ def server_on_ray(plan: RunPlan, folder: RunFolder, announce: Announce) -> Itera
     Raises:
         RunFailed: a server cannot be started.
     """
-    if not starts_server(plan.config):
+    if not plan.config.starts_vllm_servers:
         yield {}
         return
     announce(Phase("starting vLLM on a machine of Ray"))

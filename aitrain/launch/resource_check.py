@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
 from aitrain.launch.machines import Nodes
-from aitrain.launch.model_shape import ModelShape, read_model_shape
+from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.nvidia import ask_driver
 from aitrain.launch.resource_estimate import (
     MIB,
@@ -54,7 +53,7 @@ def free_disk(folder: Path) -> int:
 
 def check_resources(
     config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], nodes: Nodes | None = None
-) -> tuple[str, ...]:
+) -> list[str]:
     """Warnings if a run may not fit on this machine; none if the model's shape is unknown.
 
     Raises:
@@ -62,7 +61,7 @@ def check_resources(
     """
     shape = read_model_shape(config.model)
     if shape is None:
-        return ()
+        return []
     device = device_memory(gpus)
     memory = estimate_memory(shape, config, batch, device)
     sharing = processes_sharing(batch.processes // (nodes.count if nodes else 1), device)
@@ -82,8 +81,20 @@ def check_resources(
             f"Memory may run out: with the longest episodes about {format_bytes(memory.peak)}{each} are needed,"
             f" {format_bytes(device.free)} are free{f'. {way_out}' if way_out else ''} (aitrain plan shows more)."
         )
-    is_saved_here = nodes is None or nodes.rank == 0
-    return (*warnings, *(_tight_disk(shape, config, batch) if is_saved_here else ()))
+    if nodes is None or nodes.rank == 0:  # where it is saved
+        wanted, room = estimate_disk(shape, config, batch), free_disk(Path(config.output_dir))
+        if wanted.model > room:
+            raise ConfigError(
+                f"output_dir: the trained model alone needs {format_bytes(wanted.model)}, and {format_bytes(room)} are"
+                f" free in {config.output_dir}\nChoose another place with --output-dir, or make room."
+            )
+        if wanted.total > room:
+            warnings.append(
+                f"The disk may run full: {format_bytes(wanted.checkpoints)} of checkpoints,"
+                f" {format_bytes(wanted.model)} of model, and {format_bytes(room)} are free."
+                " --save-total-limit 1, --save-strategy no or another --output-dir help."
+            )
+    return warnings
 
 
 def processes_sharing(processes: int, device: DeviceMemory) -> int:
@@ -97,21 +108,6 @@ def format_bytes(count: float) -> str:
     return f"{round(count) // MIB:,} MiB" if count < 1024 * MIB else f"{tenths // 10:,}.{tenths % 10} GiB"
 
 
-def _tight_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> Iterator[str]:
-    wanted, free = estimate_disk(shape, config, batch), free_disk(Path(config.output_dir))
-    if wanted.model > free:
-        raise ConfigError(
-            f"output_dir: the trained model alone needs {format_bytes(wanted.model)}, and {format_bytes(free)} are free"
-            f" in {config.output_dir}\nChoose another place with --output-dir, or make room."
-        )
-    if wanted.total > free:
-        yield (
-            f"The disk may run full: {format_bytes(wanted.checkpoints)} of checkpoints, {format_bytes(wanted.model)} of"
-            f" model, and {format_bytes(free)} are free."
-            " --save-total-limit 1, --save-strategy no or another --output-dir help."
-        )
-
-
 # -- memory of vLLM, which itself fails only after a minute
 
 
@@ -122,24 +118,23 @@ def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) 
     Raises:
         ConfigError: there is too little memory.
     """
-    driver = ask_driver() if gpus else None
-    for gpu in driver.gpus if driver else ():  # its memory is unknown if it is the system's
-        if gpu.index in gpus and gpu.total and gpu.free is not None and gpu.free < config.vllm_memory * gpu.total:
-            share = config.vllm_memory
+    driver, share = ask_driver() if gpus else None, config.vllm_memory
+    shape = read_model_shape(config.model) if driver and config.starts_vllm_servers else None
+    need = served_weights(shape, config) if shape else 0
+    for gpu in driver.gpus if driver else ():
+        if gpu.index not in gpus or not gpu.total:  # its memory is unknown if it is the system's
+            continue
+        if gpu.free is not None and gpu.free < share * gpu.total:
             raise ConfigError(
                 f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {share * gpu.total / 1024:.1f} GiB, and"
                 f" {gpu.free / 1024:.1f} of its {gpu.total / 1024:.1f} GiB are free\n"
                 "End other processes on it (nvidia-smi lists them), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
                 " share."
             )
-    shape = read_model_shape(config.model) if driver and config.starts_vllm_servers else None
-    need = served_weights(shape, config) if shape else 0
-    for gpu in driver.gpus if driver else ():
-        room = config.vllm_memory * (gpu.total or math.inf) * MIB
-        if gpu.index in gpus and need > room:
+        if need > share * gpu.total * MIB:
             raise ConfigError(
                 f"vllm_gpu_memory_utilization: the weights of {config.model} need {format_bytes(need)} on each GPU of a"
-                f" server, and vLLM gets {format_bytes(room)} of GPU {gpu.index}\n"
+                f" server, and vLLM gets {format_bytes(share * gpu.total * MIB)} of GPU {gpu.index}\n"
                 "Divide them over more GPUs (--vllm-tensor-parallel-size, --vllm-server-gpus), or halve them:"
                 " --vllm-quantization fp8 with --peft."
             )

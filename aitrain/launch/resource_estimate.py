@@ -1,4 +1,5 @@
-"""Estimates of the memory and disk space that a run needs, before anything is loaded, and options that save memory.
+"""Estimates of the memory and disk space that a run needs, before anything is loaded; what follows from them: options
+that save memory, and how many completions share a forward pass.
 
 Memory of one process: what stays (weights, adapter, reference, optimizer) and the largest phase of a step.
 tests/test_resources.py compares the estimate with a real training on the CPU. Fragmentation of the allocator is not in
@@ -9,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
 from aitrain.launch.model_shape import ModelShape
 from aitrain.options.fsdp_settings import fsdp_settings
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import TrainConfig, pass_dependent
 
 MIB = 1 << 20
 PROMPT = 256
@@ -58,161 +58,106 @@ class MemoryEstimate:
         return max(sum(self.stay.values()) + max(self.phases.values()), self.merging)
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """Bytes of a model's weights and of what is kept for each of those that are trained."""
+
+    width: int
+    """Bytes of one weight, as training/model.py chooses them."""
+    is_mixed: bool
+    """Whether forward passes compute in half precision, with weights of any type; on a GPU, unless it is off."""
+    all: int
+    trained: int
+    optimizer: int
+    """State of the optimizer; Adam keeps two numbers for each trained weight."""
+
+    @classmethod
+    def of(cls, shape: ModelShape, config: TrainConfig, on_gpu: bool) -> _Weights:
+        is_mixed = config.mixed_precision != "no" and (on_gpu or config.mixed_precision is not None)
+        if config.dtype == "auto":
+            width = 2 if on_gpu and config.may_halve_base else 4
+        elif is_mixed and config.distributed_backend == "fsdp2" and not config.peft:
+            width = 4  # accelerate converts trained weights
+        else:
+            width = 4 if config.dtype == "float32" else 2
+        packed = {"int4": 0.56, "int8": 1.05}.get(config.quantization or "", width)
+        everything = int(shape.inside * packed) + (shape.weights - shape.inside) * width
+        wanted = {name.strip() for name in config.target_modules.split(",")}
+        named = (linear for linear in shape.linears if wanted == {"all-linear"} or linear.name in wanted)
+        adapter = config.lora_r * sum(linear.sides for linear in named)
+        each = 4 if config.peft else width
+        count = adapter if config.peft else shape.weights
+        optimizer = 0 if config.optimizer in ("sgd", "adafactor", "lomo", "adalomo") else 2 * each * count
+        if "8bit" in config.optimizer or "4bit" in config.optimizer:
+            optimizer = 2 * count
+        return cls(width, is_mixed, everything, adapter * 4 if config.peft else everything, optimizer)
+
+
 def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> MemoryEstimate:
     """Memory that each process of a run needs on its device."""
-    sizes = _Sizes(shape, config, batch, device)
-    own_weights = sizes.weights // sizes.weight_parts
+    on_gpu, processes = device.kind == "GPU", batch.processes
+    weights = _Weights.of(shape, config, on_gpu)
+    computed = 2 if on_gpu and weights.is_mixed else weights.width  # bytes of a value in a forward pass
+    parts = processes if config.distributed_backend == "fsdp2" else 1
+    own_weights = weights.all // parts
     stay = {
         "libraries": LIBRARIES[device.kind],
         "weights": own_weights,
         "reference": 0 if config.peft or not config.rl_kl_coef else own_weights,
-        "adapter": sizes.adapter * 4 // sizes.weight_parts,
-        "optimizer": sizes.optimizer // sizes.state_parts,
+        "adapter": weights.trained // parts if config.peft else 0,
+        "optimizer": weights.optimizer // parts,
     }
-    phases = {
-        "generation": sizes.generation + (0 if config.use_vllm else sizes.gathered),
-        "training pass": sizes.gradients + sizes.training_pass + sizes.gathered,
-    }
-    if sizes.on_gpu:
-        phases["optimizer's step"] = 2 * sizes.gradients  # it works on all weights at once, with a copy
-    is_merged = config.peft and config.merge_adapter and not sizes.on_gpu
-    merging = stay["libraries"] + sizes.weights + shape.weights * sizes.width if is_merged else 0
+    gradients = weights.trained // parts
+    if parts == 1 and processes > 1:
+        gradients *= 2  # a second copy, to exchange them
+
+    gathered = 0  # whole weights of sharded layers in a pass: embedding and head, and two layers or all of them
+    if parts > 1:
+        two_layers = 2 * shape.inside // shape.layers
+        reshards = fsdp_settings(config, shape.weights).reshard_after_forward
+        layers = min(shape.inside, two_layers) if reshards else shape.inside
+        gathered = (shape.weights - shape.inside + layers) * computed
+        if not config.peft:
+            gathered += 4 * two_layers  # gradients, before they are sharded
+
+    prompt = config.rl_max_prompt_length or PROMPT
+    completion = config.rl_max_episode_tokens or config.rl_max_new_tokens
+    if config.use_vllm:
+        shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
+        generation = int((device.total or 0) * config.vllm_memory) if shares else 0
+    else:  # transformers' cache of all completions of a rollout, activations of the prompts
+        rows = max(batch.share * config.rl_updates_per_rollout, HELD_OUT if config.eval_cases != 0 else 0)
+        cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (prompt + completion)
+        first = prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
+        generation = rows * (cache + first) * weights.width + gathered
+
+    rows, length = batch.largest_pass(prompt + completion)
+    # values for one token that a layer keeps for its backward pass: around the norms, of attention, of the MLP
+    layer = 6 * shape.hidden + 3 * shape.heads * shape.head_dim + 4 * shape.intermediate
+    whole_layers, inputs = (shape.layers, 0)
+    if not config.disable_gradient_checkpointing:  # only the input of each layer, and one layer at a time
+        whole_layers, inputs = 1, shape.layers * shape.hidden
+    kept = whole_layers * layer + inputs + 2 * (shape.intermediate + shape.hidden)
+    activations = rows * length * kept * computed
+    if config.attn_implementation == "eager":
+        activations += 3 * rows * shape.heads * length**2 * computed * whole_layers
+    if on_gpu:
+        tile = min(rows * min(length, completion), TILE[0]) * TILE[1] * computed
+    else:
+        tile = min(rows * length, TILE[0]) * min(shape.vocabulary, TILE[1]) * 4 * CPU_TILES
+    added_up = 0 if config.peft else 2 * shape.vocabulary * shape.hidden * 4  # gradients of embedding and head
+    phases = {"generation": generation, "training pass": gradients + activations + tile + added_up + gathered}
+    if on_gpu:
+        phases["optimizer's step"] = 2 * gradients  # it works on all weights at once, with a copy
+    is_merged = config.peft and config.merge_adapter and not on_gpu
+    merging = stay["libraries"] + weights.all + shape.weights * weights.width if is_merged else 0
     return MemoryEstimate(stay, phases, merging)
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    shape: ModelShape
-    config: TrainConfig
-    batch: BatchPlan
-    device: DeviceMemory
-
-    # -- what stays
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.kind == "GPU"
-
-    @property
-    def width(self) -> int:
-        """Bytes of a weight, as training/model.py chooses them."""
-        config = self.config
-        if config.dtype == "auto":
-            return 2 if self.on_gpu and config.may_halve_base else 4
-        if self.is_mixed and config.distributed_backend == "fsdp2" and not config.peft:
-            return 4  # accelerate converts trained weights
-        return 4 if config.dtype == "float32" else 2
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether forward passes compute in half precision, with weights of any type; on a GPU, unless it is off."""
-        return self.config.mixed_precision != "no" and (self.on_gpu or self.config.mixed_precision is not None)
-
-    @property
-    def computed(self) -> int:
-        """Bytes of a value in a forward pass."""
-        return 2 if self.on_gpu and self.is_mixed else self.width
-
-    @property
-    def weights(self) -> int:
-        packed = {"int4": 0.56, "int8": 1.05}.get(self.config.quantization or "")
-        if packed is None:
-            return self.shape.weights * self.width
-        inside = sum(linear.weights for linear in self.shape.linears)
-        return int(inside * packed) + (self.shape.weights - inside) * self.width
-
-    @property
-    def weight_parts(self) -> int:
-        """Processes that the weights are sharded over."""
-        return self.batch.processes if self.config.distributed_backend == "fsdp2" else 1
-
-    @property
-    def state_parts(self) -> int:
-        """Processes that gradients and the optimizer's state are sharded over."""
-        return 1 if self.config.distributed_backend == "ddp" else self.batch.processes
-
-    @property
-    def gathered(self) -> int:
-        """Whole weights of sharded layers in a pass: embedding and head, and two layers or all of them."""
-        if self.weight_parts == 1:
-            return 0
-        inside = sum(linear.weights for linear in self.shape.linears)
-        keeps_all = not fsdp_settings(self.config, self.shape.weights).reshard_after_forward
-        layers = inside if keeps_all else min(inside, 2 * inside // self.shape.layers)
-        trained = 0 if self.config.peft else 4 * 2 * inside // self.shape.layers  # gradients, before they are sharded
-        return (self.shape.weights - inside + layers) * self.computed + trained
-
-    @cached_property
-    def adapter(self) -> int:
-        """Weights of the adapter."""
-        if not self.config.peft:
-            return 0
-        wanted = {name.strip() for name in self.config.target_modules.split(",")}
-        named = (linear for linear in self.shape.linears if wanted == {"all-linear"} or linear.name in wanted)
-        return self.config.lora_r * sum(linear.sides for linear in named)
-
-    @property
-    def gradients(self) -> int:
-        """Gradients of the trained weights; without sharding, several processes hold a second copy to exchange them."""
-        trained = self.adapter * 4 if self.config.peft else self.weights
-        if self.state_parts > 1:
-            return trained // self.state_parts
-        return trained * (2 if self.batch.processes > 1 else 1)
-
-    @property
-    def optimizer(self) -> int:
-        """State of the optimizer; Adam keeps two numbers for each trained weight."""
-        name, trained = self.config.optimizer, self.adapter or self.shape.weights
-        width = 4 if self.config.peft else self.width
-        if "8bit" in name or "4bit" in name:
-            return 2 * trained
-        return 0 if name in ("sgd", "adafactor", "lomo", "adalomo") else 2 * width * trained
-
-    # -- what a phase needs
-
-    @property
-    def prompt(self) -> int:
-        return self.config.rl_max_prompt_length or PROMPT
-
-    @property
-    def completion(self) -> int:
-        return self.config.rl_max_episode_tokens or self.config.rl_max_new_tokens
-
-    @property
-    def training_pass(self) -> int:
-        """Activations of one micro-batch, TRL's tile of logits, and gradients of embedding and head to be added up."""
-        shape, (rows, length) = self.shape, self.batch.largest_pass(self.prompt + self.completion)
-        # values for one token that a layer keeps for its backward pass: around the norms, of attention, of the MLP
-        layer = 6 * shape.hidden + 3 * shape.heads * shape.head_dim + 4 * shape.intermediate
-        whole_layers = shape.layers if self.config.disable_gradient_checkpointing else 1
-        inputs = 0 if self.config.disable_gradient_checkpointing else shape.layers * shape.hidden
-        kept = whole_layers * layer + inputs + 2 * (shape.intermediate + shape.hidden)
-        activations = rows * length * kept * self.computed
-        if self.config.attn_implementation == "eager":
-            activations += 3 * rows * shape.heads * length**2 * self.computed * whole_layers
-        if self.on_gpu:
-            tile = min(rows * min(length, self.completion), TILE[0]) * TILE[1] * self.computed
-        else:
-            tile = min(rows * length, TILE[0]) * min(shape.vocabulary, TILE[1]) * 4 * CPU_TILES
-        return activations + tile + (0 if self.config.peft else 2 * shape.vocabulary * shape.hidden * 4)
-
-    @property
-    def generation(self) -> int:
-        """transformers' cache of all completions of a rollout, activations of the prompts; vLLM's share of the GPU."""
-        config, shape = self.config, self.shape
-        if config.use_vllm:
-            shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
-            return int((self.device.total or 0) * config.vllm_memory) if shares else 0
-        rows = max(self.batch.share * config.rl_updates_per_rollout, HELD_OUT if config.eval_cases != 0 else 0)
-        cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
-        first = self.prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
-        return rows * (cache + first * self.width)
 
 
 def served_weights(shape: ModelShape, config: TrainConfig) -> int:
     """Bytes of the weights on each GPU of a vLLM server, which rounds those inside the layers to one byte with fp8."""
     is_rounded = config.vllm_quantization is not None
-    inside = sum(linear.weights for linear in shape.linears) if is_rounded else 0
+    inside = shape.inside if is_rounded else 0
     width = 4 if config.dtype == "float32" and not is_rounded else 2
     return ((shape.weights - inside) * width + inside) // config.vllm_tensor_parallel_size
 
@@ -266,6 +211,53 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
         yield "--no-merge-adapter", {"merge_adapter": False}
 
 
+# -- completions of a forward pass
+
+EXTRA = 2 << 30
+"""On the CPU, bytes that larger passes may need, in all processes, beyond what a run with the smallest ones needs."""
+SHARE = 0.8
+"""Share of a GPU's memory that the estimated peak may take."""
+LARGEST = 4096
+"""Completions of a pass at most: larger ones save no time."""
+
+
+def choose_batch_size(
+    config: TrainConfig,
+    processes: int,
+    shape: ModelShape | None,
+    device: DeviceMemory,
+    recorded: Mapping[str, object] | None = None,
+) -> TrainConfig:
+    """The options with a batch_size, if none is given and the result does not depend on it. A resumed run takes that of
+    its checkpoint, whose options are `recorded`.
+
+    A large pass takes a fraction of the time of many small ones, and the gradient is the same; the completions of a
+    step and their order are not changed. The choice depends on the options, the model's shape and the device's size
+    only, not on the memory that is free, so that a repeated run has the same passes.
+    """
+    before = recorded.get("batch_size") if recorded is not None else None
+    is_given = config.batch_size is not None or config.tokens_per_pass is not None
+    if is_given or "gradient_accumulation" in config.model_fields_set or pass_dependent(config):
+        return config
+    try:
+        plan = plan_batch(config, processes)
+    except ConfigError:
+        return config  # preflight says so
+
+    def with_size(size: int) -> TrainConfig:
+        return config.model_copy(update={"batch_size": size, "rl_prompts_per_step": plan.prompts_per_step})
+
+    if isinstance(before, int):
+        return with_size(before)
+    if recorded is not None or shape is None or (device.kind == "GPU" and device.total is None):
+        return config
+    sizes = [with_size(size) for size in range(min(plan.share, LARGEST), 0, -1) if plan.share % size == 0]
+    whole = replace(device, free=device.total)
+    peaks = [estimate_memory(shape, each, plan_batch(each, processes), whole).peak for each in sizes]
+    allowed = SHARE * (device.total or 0) if device.kind == "GPU" else peaks[-1] + EXTRA // processes
+    return next((each for each, peak in zip(sizes, peaks, strict=True) if peak <= allowed), sizes[-1])
+
+
 # -- disk
 
 LETTERS = 4
@@ -292,17 +284,17 @@ class DiskEstimate:
 
 def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> DiskEstimate:
     """Disk space of model, records and checkpoints; while a checkpoint is written, there is one more than is kept."""
-    sizes = _Sizes(shape, config, batch, DeviceMemory("CPU"))
-    trained = sizes.adapter * 4 if config.peft else sizes.weights
-    merged = shape.weights * sizes.width if config.peft and config.merge_adapter else 0
-    one = 0 if config.save_strategy == "no" else trained + sizes.optimizer
-    reference = sizes.weights if one and config.trl.get("sync_ref_model") else 0
+    weights = _Weights.of(shape, config, on_gpu=False)
+    merged = shape.weights * weights.width if config.peft and config.merge_adapter else 0
+    one = 0 if config.save_strategy == "no" else weights.trained + weights.optimizer
+    one += weights.all if one and config.trl.get("sync_ref_model") else 0  # the reference model
     if config.save_total_limit is not None:
         kept = config.save_total_limit + 1
     elif config.save_strategy == "steps" and config.max_steps is not None:
         kept = max(1, config.max_steps // config.save_steps)
     else:
         kept = config.epochs
-    record = 2 * sizes.completion * LETTERS + RECORD
+    completion = config.rl_max_episode_tokens or config.rl_max_new_tokens
+    record = 2 * completion * LETTERS + RECORD
     rollouts = None if config.max_steps is None else config.max_steps * batch.completions_per_step * record
-    return DiskEstimate(trained + merged, one + reference, (one + reference) * kept, rollouts)
+    return DiskEstimate(weights.trained + merged, one, one * kept, rollouts)

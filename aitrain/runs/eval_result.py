@@ -218,13 +218,3 @@ def _metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
 
 def _lengths(tokens: Sequence[int]) -> CompletionLengths:
     return {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}
-
-
-def recorded_scores(records: Iterable[RolloutRecord]) -> Mapping[str, dict[tuple[int, int], float | None]]:
-    """Scores of an eval's records by decoding, row and sample."""
-    found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in DECODINGS}
-    for record in records:
-        name = record.eval_phase.removeprefix(f"{PHASE}_")
-        if name in found and record.row_number is not None:
-            found[name][record.row_number, record.sample or 0] = record.score
-    return found

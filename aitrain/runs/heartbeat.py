@@ -125,10 +125,10 @@ class Heartbeat:
         """The phase, and the time from which the run counts as stalled without further progress."""
         if (count := activity.total()) != self._count:
             self._count, self._progressed = count, time.time()
-        part = activity.read(activity.own.memory, activity.own.rank).part
+        seen = activity.read(activity.own.memory, activity.own.rank)
         limit = self.progress.stall_timeout
-        stalls_at = None if limit is None else round(self._progressed + max(limit, part.allows), 3)
-        return {"phase": part.name, "stalls_at": stalls_at}
+        stalls_at = None if limit is None else round(self._progressed + max(limit, seen.allows), 3)
+        return {"phase": seen.name, "stalls_at": stalls_at}
 
     def _keep_beating(self) -> None:
         while not self.over.wait(BEAT):

@@ -84,7 +84,7 @@ class WatchedProcess:
 
     def moves_files(self, now: Snapshot) -> bool:
         """Whether it has read or written BYTES since this was true for the last time, in a phase that moves files."""
-        if not now.part.moves_files or self.pid is None:
+        if not now.moves_files or self.pid is None:
             return False
         moved = bytes_moved(self.pid)
         if moved < self.moved + BYTES:
@@ -93,7 +93,7 @@ class WatchedProcess:
         return True
 
     def is_stalled(self, timeout: float) -> bool:
-        allows = self.seen.part.allows if self.seen else 0.0
+        allows = self.seen.allows if self.seen else 0.0
         return self.idle.seconds >= max(timeout, allows + MARGIN if allows else 0.0)
 
 
@@ -176,7 +176,7 @@ class Watchdog:
         if len(waiting) == len(first) and not self.are_all:
             return None
         hanging = [process for process in first if process.rank not in waiting] or first
-        phase = hanging[0].seen.part.name if hanging[0].seen else "starting"
+        phase = hanging[0].seen.name if hanging[0].seen else "starting"
         return Stall(tuple(sorted(p.rank for p in hanging)), phase, min(p.idle.seconds for p in watched))
 
 
@@ -211,7 +211,7 @@ def ask_for_stacks(log: Path, rank: int, pid: int, seen: Snapshot) -> str:
         OSError: the log cannot be written.
     """
     with log.open("ab") as file:
-        file.write(f"\nStalled: rank {rank}, process {pid}, {seen.part.name}. Stacks of all threads:\n".encode())
+        file.write(f"\nStalled: rank {rank}, process {pid}, {seen.name}. Stacks of all threads:\n".encode())
         start = file.tell()
     with suppress(ProcessLookupError):
         os.kill(pid, DUMP)

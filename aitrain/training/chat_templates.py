@@ -1,24 +1,18 @@
 """What TRL knows of chat templates: versions for training, tool calls, and how completions are parsed.
 
-TRL's module is loaded from its file, without importing TRL: evals and chats need no trainer.
-
 Where this depends on the inside of TRL 1.16 (tests/training/test_upstream.py):
 
-    trl/chat_template_utils.py                  imports only trl/data_utils.py, which imports nothing of TRL
     trl.chat_template_utils.parse_response      returns the decoded text as it is where it cannot parse
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
-from functools import cache, cached_property
-from importlib.util import find_spec
-from types import ModuleType
+from functools import cached_property
 from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from trl import chat_template_utils
 
 from aitrain.environment.session import Message
 from aitrain.rollout.chat_format import ChatFormat, Schemas
@@ -27,16 +21,6 @@ from aitrain.rollout.chat_format import ChatFormat, Schemas
 def chat_format(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any] | None = None) -> ChatFormat:
     """The format of a model's conversations, with what TRL knows of its template."""
     return ChatFormat(tokenizer, options=options or {}, support=TRLTemplateSupport(tokenizer))
-
-
-@cache
-def _templates() -> Any:
-    """TRL's module chat_template_utils, in a package of another name, so that trl/__init__.py is not executed."""
-    spec = find_spec("trl")
-    package = ModuleType("aitrain_trl_files")
-    package.__path__ = [] if spec is None else list(spec.submodule_search_locations or ())
-    sys.modules[package.__name__] = package
-    return importlib.import_module(f"{package.__name__}.chat_template_utils")
 
 
 class TRLTemplateSupport:
@@ -49,7 +33,7 @@ class TRLTemplateSupport:
     def training_template(self) -> str | None:
         """TRL's prefix-preserving version of the template; None if it has none."""
         try:
-            template: str | None = _templates().get_training_chat_template(self._tokenizer)
+            template: str | None = chat_template_utils.get_training_chat_template(self._tokenizer)
         except Exception:  # TRL renders the template to compare it
             return None
         return template
@@ -57,14 +41,14 @@ class TRLTemplateSupport:
     @cached_property
     def has_tool_calls(self) -> bool:
         """Whether the template writes tool calls and their results."""
-        return bool(_templates().supports_tool_calling(self._tokenizer))
+        return bool(chat_template_utils.supports_tool_calling(self._tokenizer))
 
     def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
         """A completion, parsed in the model's format; None if there is no format, or the completion does not match."""
         parser = self._parser if tools else self._own_parser
         if parser is None:
             return None
-        message = dict(_templates().parse_response(parser, ids, prefix=prefix, tools=list(tools) or None))
+        message = dict(chat_template_utils.parse_response(parser, ids, prefix=prefix, tools=list(tools) or None))
         unparsed = {"role": "assistant", "content": str(self._tokenizer.decode(ids, skip_special_tokens=True))}
         return None if message == unparsed else message
 
@@ -80,7 +64,7 @@ class TRLTemplateSupport:
         if self._own_parser is not None:
             return self._own_parser
         try:
-            parser: PreTrainedTokenizerBase = _templates().add_response_schema(copy.deepcopy(self._tokenizer))
+            parser: PreTrainedTokenizerBase = chat_template_utils.add_response_schema(copy.deepcopy(self._tokenizer))
         except ValueError:
             return None
         return parser

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from aitrain.environment.contract import Prompt, env_kind
+from transformers.utils import logging as transformers_logging
+
+from aitrain.environment.contract import Case, Prompt, check_methods, env_kind
 from aitrain.environment.dataset import Datasets
+from aitrain.environment.runner import Runner
 from aitrain.environment.tools import Tools
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
+from aitrain.rollout.message_format import MessageFormat
+from aitrain.training.dataset import build_datasets, check_chat_template
+from aitrain.training.holdout import PromptLimit
 from aitrain.training.run_context import RunContext
 
 Note = Callable[[str], object]
@@ -32,20 +39,62 @@ def tools_shown(environment: object, chat: ChatFormat, is_chat: bool, note: Note
     return tools if is_shown else Tools()
 
 
-def format_of_all(
-    context: RunContext, built: Mapping[str, Datasets], chat: ChatFormat
-) -> tuple[ChatFormat, dict[str, Tools]]:
-    """The chat format for the episodes of all environments, and the tools that the model is shown in each.
+def begin(context: RunContext) -> None:
+    """What comes first in a training and in an eval.
 
     Raises:
-        ConfigError: this model has no such template, or cannot be shown an environment's tools.
+        EnvironmentFailed: an environment lacks a method.
     """
-    tools = dict[str, Tools]()
-    for name, runner in context.runner.parts.items():
-        is_chat = built[name][0].is_chat or runner.kind == "rollout"
-        tools[name] = tools_shown(runner.environment, chat, is_chat, runner.notify)
-        chat = format_of_episodes(runner.environment, chat, tools[name], is_chat, context.note)
-    return chat, tools
+    transformers_logging.disable_progress_bar()
+    context.runner.notify = context.note
+    for runner in context.runner.parts.values():
+        check_methods(runner.environment)
+
+
+@dataclass(frozen=True)
+class ShownCases:
+    """The datasets and the tools of each environment by its name, and the format that the model is shown them in."""
+
+    built: dict[str, Datasets]
+    chat: ChatFormat
+    """Renders prompts and, with several turns, whole conversations."""
+    tools: dict[str, Tools]
+
+    @classmethod
+    def of(cls, context: RunContext, chat: ChatFormat, processes: int) -> ShownCases:
+        """Build the datasets of a run.
+
+        Raises:
+            EnvironmentFailed: a dataset is wrong.
+            ConfigError: this model has no such template, or cannot be shown an environment's tools.
+        """
+        built, tools = build_datasets(context, chat.tokenizer, processes), dict[str, Tools]()
+        for name, runner in context.runner.parts.items():
+            if isinstance(chat, MessageFormat):  # the model's server renders it
+                tools[name] = Tools.of(runner.environment)
+                continue
+            is_chat = built[name][0].is_chat or runner.kind == "rollout"
+            check_chat_template(is_chat, chat.tokenizer)
+            tools[name] = tools_shown(runner.environment, chat, is_chat, runner.notify)
+            chat = format_of_episodes(runner.environment, chat, tools[name], is_chat, context.note)
+        return cls(built, chat, tools)
+
+    def most_new_tokens(self, runner: Runner) -> int | None:
+        """Maximum tokens that follow a prompt; None if only the context limits them."""
+        kinds = runner.parts.items()
+        is_one_turn = all(part.kind == "score_episode" and not len(self.tools[name]) for name, part in kinds)
+        return runner.config.rl_max_new_tokens if is_one_turn else runner.config.rl_max_episode_tokens
+
+
+def longest_episode(
+    cases: Sequence[Case], prompts: Mapping[str, PromptLimit], new_tokens: int | None, context_tokens: int | None
+) -> int | None:
+    """Maximum tokens of prompt and completions, which vLLM reserves memory for; the model's context if the environment
+    may fill it."""
+    if new_tokens is None or not cases or any(prompts[case.env].is_open(case) for case in cases):
+        return context_tokens
+    whole = new_tokens + max(prompts[case.env].length_of(case) for case in cases)
+    return min(whole, context_tokens or whole)
 
 
 def format_of_episodes(environment: object, chat: ChatFormat, tools: Tools, is_chat: bool, note: Note) -> ChatFormat:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
-from transformers.utils import logging as transformers_logging
 
 from aitrain.batch import plan_batch
 from aitrain.engines.batching import Completer
@@ -23,30 +21,27 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
-from aitrain.environment.contract import check_methods, named_by
+from aitrain.environment.contract import named_by
 from aitrain.environment.dataset import Datasets
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import EnvRunner
-from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
-from aitrain.runs.environment_source import files_of, source_hash
-from aitrain.runs.json_values import JsonObject, as_object
+from aitrain.runs.environment_source import source_facts
+from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ModelReference, run_options
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import build_datasets, check_chat_template
 from aitrain.training.distributed import init_processes
-from aitrain.training.episode_format import format_of_all
+from aitrain.training.episode_format import ShownCases, begin, longest_episode
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.holdout import (
     DatasetSplit,
@@ -57,8 +52,15 @@ from aitrain.training.holdout import (
     prompt_limits,
     split,
 )
-from aitrain.training.model import check_quantization, choose_precision, load_tokenizer, model_path
-from aitrain.training.policy_loader import LoadedPolicy, load_policy, tokenizer_folder
+from aitrain.training.model import (
+    LoadedPolicy,
+    check_quantization,
+    choose_precision,
+    load_policy,
+    load_tokenizer,
+    model_path,
+    tokenizer_folder,
+)
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
 from aitrain.vllm.adapter_ranks import needed_rank
@@ -82,30 +84,16 @@ class PreparedEval:
     """Cases that the model was trained on, as far as this is known."""
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """The cases, and how the model is shown them."""
-
-    cases: DatasetSplit
-    chat: ChatFormat
-    prompts: dict[str, PromptLimit]
-    """The limit on prompts of each environment."""
-    overlap: int = field(default=0)
-
-
 def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelReference) -> PreparedEval:
     """Load and check everything. Every rank must call this.
 
     Raises:
         AitrainError: an option, the environment or the model cannot be used.
     """
-    transformers_logging.disable_progress_bar()
-    context.runner.notify = context.note
-    for runner in context.runner.parts.values():
-        check_methods(runner.environment)
+    begin(context)
     if reference.kind == "url":
         return _behind_address(context, config, reference)
-    precision = choose_precision(config)
+    runner, precision = context.runner, choose_precision(config)
     check_quantization(config)
     processes = init_processes(config, precision)
     accelerator = Accelerator(
@@ -113,105 +101,106 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     )
     of_base, folder = config.model_copy(update={"model": reference.base}), tokenizer_folder(reference)
     tokenizer = load_tokenizer(of_base, folder, partial(context.note, level="info"))
-    built = build_datasets(context, tokenizer, processes)
+    shown = ShownCases.of(context, chat_format(tokenizer, config.trl_table("chat_template_kwargs")), processes)
     context.stop.check()
     context.enter(f"loading {reference.given}")
-    with_weights = not config.use_vllm or any(_asks_for_model(one.environment) for one in context.runner.parts.values())
+    with_weights = not config.use_vllm or any(_asks_for_model(part.environment) for part in runner.parts.values())
     policy = load_policy(reference, config, with_weights)
-    chat = chat_format(tokenizer, config.trl_table("chat_template_kwargs"))
-    shown = _shown(context, config, reference, built, chat, policy.context)
-    longest = _longest(config, shown, policy.context, not context.runner.has_sessions)
-    if not config.use_vllm:
+    most = prompt_limit(config, policy.context)
+    prompts = prompt_limits(runner, shown.chat, most, shown.tools)
+    cases, overlap = _cases(context, config, reference, shown, prompts)
+    engine: HFEngine | VLLMServerEngine
+    if config.use_vllm:
+        longest = longest_episode(cases.held_out, prompts, shown.most_new_tokens(runner), policy.context)
+        engine = _server_engine(context, config, reference, policy, longest)
+    else:
         accelerator.prepare_model(policy.model, evaluation_mode=True)  # the autocast of a training
-    engine, clock = make_engine(context, config, reference, policy, longest), RolloutClock()
-    engine.clock = clock
-    completer: Completer | None = engine if config.use_vllm else None
-    scoring = offer_model(context.runner, policy.model, tokenizer, completer)
-    limits = limits_of(context.runner, policy.context)
-    rollout = Rollout(context.runner, engine, shown.chat, limits, policy.end, scoring, clock)
+        engine = policy.engine()
+    engine.clock = clock = RolloutClock()
+    completer: Completer | None = engine if isinstance(engine, VLLMServerEngine) else None
+    scoring = offer_model(runner, policy.model, tokenizer, completer)
     rollouts = PolicyRollouts(
-        rollout,
+        Rollout(runner, engine, shown.chat, limits_of(runner, policy.context), policy.end, scoring, clock),
         accelerator,
         config.seed,
         context.note,
-        FailureCount(context.runner.config.rl_max_failed),
+        FailureCount(runner.config.rl_max_failed),
         evaluating=partial(evaluation_mode, policy.model),
         weight_version=lambda: reference.step or 0,
     )
-    return _prepared(context, config, reference, rollouts, shown)
+    size = SERVED_BATCH if config.use_vllm else max(BATCH, plan_batch(config, processes=1).share)
+    return PreparedEval(reference, rollouts, _plan(context, config, cases, config.concurrency or size), overlap)
 
 
 def _behind_address(context: RunContext, config: EvalConfig, reference: ModelReference) -> PreparedEval:
-    """An eval of a model behind an OpenAI-compatible address, which has no tokenizer and no weights."""
-    chat, tokenizer = MessageFormat(NotBehindAPI()), NotBehindAPI()
-    engine = endpoint_engine(reference, config, chat)
-    reference = replace(reference, name=engine.model)
-    built = build_datasets(context, tokenizer, processes=1)
-    shown = _shown(context, config, reference, built, chat, None)
-    end, clock = EndOfTurn([FILLER]), engine.clock
-    limits = limits_of(context.runner, None)
-    context.runner.offer(NotBehindAPI("model"), tokenizer)
+    """An eval of a model behind an OpenAI-compatible address, which has no tokenizer and no weights.
+
+    Raises:
+        ConfigError: it does not answer, or the model must be named.
+    """
+    runner, chat = context.runner, MessageFormat(NotBehindAPI())
+    with closing(EventLoop()) as loop:
+        name = loop.run(served_model(reference.base, config.model_name))
+    concurrency = config.concurrency or 16
+    engine = ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=concurrency)
+    reference = replace(reference, name=name)
+    shown = ShownCases.of(context, chat, processes=1)
+    cases, overlap = _cases(context, config, reference, shown, prompt_limits(runner, chat, None, shown.tools))
+    runner.offer(NotBehindAPI("model"), chat.tokenizer)
     rollouts = PolicyRollouts(
-        Rollout(context.runner, engine, chat, limits, end, clock=clock),
+        Rollout(runner, engine, chat, limits_of(runner, None), EndOfTurn([FILLER]), clock=engine.clock),
         Accelerator(cpu=True),
         config.seed,
         context.note,
-        FailureCount(context.runner.config.rl_max_failed),
+        FailureCount(runner.config.rl_max_failed),
         evaluating=nullcontext,
         weight_version=lambda: 0,
     )
-    return _prepared(context, config, reference, rollouts, shown)
+    return PreparedEval(reference, rollouts, _plan(context, config, cases, REQUESTS_BATCH * concurrency), overlap)
 
 
-def _shown(
+def _plan(context: RunContext, config: EvalConfig, cases: DatasetSplit, size: int) -> EvalPlan:
+    """A resumed eval plays the same batches, so that its completions are the same."""
+    mixture = mixture_of(context.runner, cases.held_out)
+    return EvalPlan(cases.held_out, config.eval_samples, 0, size, decodings=config.decodings, mixture=mixture)
+
+
+# -- the cases
+
+
+def _cases(
     context: RunContext,
     config: EvalConfig,
     reference: ModelReference,
-    built: Mapping[str, Datasets],
-    chat: ChatFormat,
-    context_tokens: int | None,
-) -> _Shown:
-    runners = context.runner.parts
-    if isinstance(chat, MessageFormat):
-        tools = {name: Tools.of(runner.environment) for name, runner in runners.items()}
-    else:
-        for name, runner in runners.items():
-            check_chat_template(built[name][0].is_chat or runner.kind == "rollout", chat.tokenizer)
-        chat, tools = format_of_all(context, built, chat)
-    most = None if isinstance(chat, MessageFormat) else prompt_limit(config, context_tokens)
-    prompts = prompt_limits(context.runner, chat, most, tools)
-    per_step = plan_batch(config, processes=1).prompts_per_step
-    chosen, overlap = dict[str, DatasetSplit](), 0
+    shown: ShownCases,
+    prompts: dict[str, PromptLimit],
+) -> tuple[DatasetSplit, int]:
+    """The cases to play, and how many of them the model was trained on, as far as this is known."""
+    per_step, overlap = plan_batch(config, processes=1).prompts_per_step, 0
+    chosen = dict[str, DatasetSplit]()
     for name, share in config.env_shares.items():
+        built, limit, runner = shown.built[name], prompts[name], context.runner.parts[name]
         with errors_of(name):
-            cases = cases_to_evaluate(built[name], config, prompts[name], math.ceil(per_step * share))
-            dropped = cases.dropped_held_out + cases.dropped
+            cases = chosen[name] = cases_to_evaluate(built, config, limit, math.ceil(per_step * share))
+            dropped, rows = cases.dropped_held_out + cases.dropped, len(built[0] if built[1] is None else built[1])
             if not len(cases.held_out):
-                raise ConfigError(_nothing_to_play(built[name], dropped, prompts[name]))
+                raise ConfigError(
+                    f"rl_max_prompt_length: all {rows} cases have a prompt of more than {limit.tokens} tokens"
+                    if dropped >= rows
+                    else f"eval_cases: none of the {rows} cases is held out\n"
+                    f"Give their number with --cases; --cases {rows} plays all."
+                )
         if dropped:
-            runners[name].notify(f"{dropped} cases dropped: their prompt has more than {most} tokens.")
-        if built[name][1] is None:
-            overlap += _trained_on(runners[name], reference, built[name], prompts[name], cases)
-        else:
-            overlap += cases.overlap
-        chosen[name] = cases
+            runner.notify(f"{dropped} cases dropped: their prompt has more than {limit.tokens} tokens.")
+        overlap += cases.overlap if built[1] is not None else _trained_on(runner, reference, built, limit, cases)
     everything = joined(chosen, prompts)
-    overlap += everything.overlap - sum(one.overlap for one in chosen.values())
+    overlap += everything.overlap - sum(cases.overlap for cases in chosen.values())
     if overlap:
         context.note(
             f"{overlap} of {len(everything.held_out)} cases were trained on, or chose the step (--save-best), or look"
             " the same as such a case: their score does not show what was learned for new prompts."
         )
-    return _Shown(everything, chat, prompts, overlap)
-
-
-def _nothing_to_play(built: Datasets, dropped: int, limit: PromptLimit) -> str:
-    rows = len(built[0] if built[1] is None else built[1])
-    if dropped >= rows:
-        return f"rl_max_prompt_length: all {rows} cases have a prompt of more than {limit.tokens} tokens"
-    return (
-        f"eval_cases: none of the {rows} cases is held out\nGive their number with --cases; --cases {rows} plays all."
-    )
+    return everything, overlap
 
 
 def _trained_on(
@@ -238,50 +227,12 @@ def _is_same_environment(environment: object, config: TrainConfig, trained: Trai
         return False
     if all(getattr(trained, name) == getattr(config, name) for name in ("rl_env", "rl_env_module", "rl_env_class")):
         return True
-    made, files = read_object(RunFolder(run).environment), files_of(environment)
-    each = as_object(made.get("environments")).values() or [made]
-    return any(_is_recorded(as_object(one), environment, files) for one in each)
-
-
-def _is_recorded(recorded: JsonObject, environment: object, files: list[Path]) -> bool:
-    """Whether environment.json has this environment."""
-    is_same_file = recorded.get("file") in list(map(str, files)) or recorded.get("sha256") == source_hash(files)
-    return bool(files) and recorded.get("class") == type(environment).__qualname__ and is_same_file
-
-
-def _prepared(
-    context: RunContext, config: EvalConfig, reference: ModelReference, rollouts: PolicyRollouts, shown: _Shown
-) -> PreparedEval:
-    size = _batch_size(config, rollouts.rollout.engine)  # type: ignore[arg-type]
-    size = min(size, context.runner.episodes_at_once or size)
-    held_out = shown.cases.held_out
-    mixture = mixture_of(context.runner, held_out)
-    plan = EvalPlan(held_out, config.seed, config.eval_samples, batch_size=size, mixture=mixture)
-    return PreparedEval(reference, rollouts, replace(plan, decodings=config.decodings), shown.overlap)
-
-
-def _batch_size(config: EvalConfig, engine: EvalEngine) -> int:
-    """Episodes of a batch. Batches are a part of the plan: a resumed eval plays the same ones, so that its completions
-    are the same."""
-    if isinstance(engine, ChatEndpoint):
-        return REQUESTS_BATCH * engine.concurrency
-    if config.concurrency is not None:
-        return config.concurrency
-    if config.use_vllm:
-        return SERVED_BATCH
-    batch = plan_batch(config, processes=1)
-    return max(BATCH, batch.share)
-
-
-def _longest(config: EvalConfig, shown: _Shown, context: int | None, is_one_turn: bool) -> int | None:
-    """Maximum tokens of prompt and completions, which vLLM reserves memory for; None: the model's context."""
-    new_tokens = config.rl_max_new_tokens if is_one_turn else config.rl_max_episode_tokens
-    cases = list(shown.cases.held_out)
-    prompts = shown.prompts
-    if not config.use_vllm or new_tokens is None or not cases or any(prompts[one.env].is_open(one) for one in cases):
-        return context
-    whole = new_tokens + max(prompts[one.env].length_of(one) for one in cases)
-    return min(whole, context or whole)
+    now, recorded = source_facts(environment), read_object(RunFolder(run).environment)
+    return any(
+        facts.get("class") == now["class"]
+        and any(now[name] and facts.get(name) == now[name] for name in ("file", "sha256"))
+        for facts in map(as_object, [recorded, *as_object(recorded.get("environments")).values()])
+    )
 
 
 def _asks_for_model(environment: object) -> bool:
@@ -290,22 +241,17 @@ def _asks_for_model(environment: object) -> bool:
     return method is not None and "model" in (named_by(method) or ("model",))
 
 
-# -- the engine
+# -- vLLM servers
 
 
-EvalEngine = HFEngine | VLLMServerEngine | ChatEndpoint
-
-
-def make_engine(
+def _server_engine(
     context: RunContext, config: EvalConfig, reference: ModelReference, policy: LoadedPolicy, longest: int | None
-) -> HFEngine | VLLMServerEngine:
-    """The engine of the options; `longest` is the maximum tokens of an episode, None for the model's context.
+) -> VLLMServerEngine:
+    """The engine of vLLM servers; `longest` is the maximum tokens of an episode, None for the model's context.
 
     Raises:
         ConfigError: a server cannot be used.
     """
-    if not config.use_vllm:
-        return policy.engine()
     adapter, rank, path = reference.adapter, adapter_rank(reference), model_path(reference.base)
     needs = ServerNeeds(path, longest or 0, rank and needed_rank(rank), trains=False)
     base = check_servers(config.vllm_server_urls, needs)
@@ -315,17 +261,6 @@ def make_engine(
     if adapter is None:
         engine.weight_version = reference.step or 0  # the servers' own weights: nothing is loaded
     return engine
-
-
-def endpoint_engine(reference: ModelReference, config: EvalConfig, chat: MessageFormat) -> ChatEndpoint:
-    """The engine of an OpenAI-compatible address.
-
-    Raises:
-        ConfigError: it does not answer, or the model must be named.
-    """
-    with closing(EventLoop()) as loop:
-        name = loop.run(served_model(reference.base, config.model_name))
-    return ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=config.concurrency or 16)
 
 
 class SavedAdapter(AdapterSync):

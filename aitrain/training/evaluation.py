@@ -7,15 +7,13 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from accelerate.utils import gather_object, set_seed
 
 from aitrain.environment.contract import Case
-from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import Runner
 from aitrain.errors import EpisodesFailed
@@ -23,10 +21,9 @@ from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.runs.case_key import prompt_key
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, by_case
-from aitrain.runs.mixture import Mixture, ScoredEnv, cases_of, mean_score
+from aitrain.runs.mixture import Mixture, ScoredEnv, mean_score
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
-from aitrain.runs.significance import FEWEST_CASES
 from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import finish_groups
@@ -46,12 +43,12 @@ class EvalPlan:
     policy."""
 
     cases: Sequence[Case]
-    seed: int = 0
     samples: int = 1
     """Sampled episodes of each case; greedy decoding adds one."""
     first_sample: int = 0
     """Number of each case's first sample, from which its seed follows."""
     batch_size: int = BATCH
+    """Episodes that each rank plays at a time."""
     recorded: RecordedScores = field(default_factory=dict)
     """Known scores; their episodes are not played again."""
     decodings: tuple[str, ...] = DECODINGS
@@ -62,10 +59,26 @@ class EvalPlan:
         """Numbers of the episodes of each case with a decoding."""
         return range(self.first_sample, self.first_sample + (self.samples if decoding == "sampled" else 1))
 
-    def position(self, sample: EvalSample, decoding: str) -> int:
-        """Index of an episode among all with a decoding."""
-        numbers = self.numbers(decoding)
-        return sample.case * len(numbers) + numbers.index(sample.number)
+    def batches(
+        self, decoding: str, rollouts: PolicyRollouts, recorded: Collection[tuple[int, int]] = ()
+    ) -> list[list[EvalSample]]:
+        """The episodes of one decoding in batches of all ranks, without the recorded ones. All samples of a case are in
+        one batch if the environment scores them together.
+
+        If the recorded episodes are those of whole batches, the other batches are those of the whole plan.
+        """
+        runner, numbers = rollouts.rollout.runner, self.numbers(decoding)
+        size = min(self.batch_size, runner.episodes_at_once or self.batch_size)  # so that ranks play as many batches
+        size *= rollouts.accelerator.num_processes
+        missing = [
+            EvalSample(index, case.number, number)
+            for index, case in enumerate(self.cases)
+            for number in numbers
+            if (case.number, number) not in recorded
+        ]
+        if runner.scores_groups:
+            size = max(1, size // len(numbers)) * len(numbers)
+        return [missing[start : start + size] for start in range(0, len(missing), size)]
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,7 @@ class EvalScores:
         return {"score": mean_score(self.sampled, (one,)), "greedy": mean_score(self.greedy, (one,))}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class EvalSample:
     """One episode to play: the case's index in the plan, its row, and the number of the sample."""
 
@@ -107,8 +120,28 @@ class EvalSample:
     number: int
 
 
+@dataclass(frozen=True)
+class PlayedSample:
+    """An episode that any rank has played."""
+
+    sample: EvalSample
+    env: str
+    score: float | None
+    failure: str | None
+    """The kind of its failure."""
+    is_dropped: bool
+
+
+AfterBatch: TypeAlias = Callable[[str, list[PlayedSample], Scoring], None]
+"""Called with a decoding, a batch of all ranks, and the scores of this decoding until now."""
+
+
 def evaluate(
-    rollouts: PolicyRollouts, plan: EvalPlan, phase: EvalPhase, write: Callable[[list[RolloutRecord]], None]
+    rollouts: PolicyRollouts,
+    plan: EvalPlan,
+    phase: EvalPhase,
+    write: Callable[[list[RolloutRecord]], None],
+    after_batch: AfterBatch = lambda *_: None,
 ) -> EvalScores:
     """Score the cases with the policy's present weights; returns the same scores on every rank.
 
@@ -116,70 +149,60 @@ def evaluate(
     rank.
 
     Raises:
-        EpisodesFailed: an environment failed on all of its cases.
+        EpisodesFailed: an environment failed on all of its cases: without it, the mean score would be that of the
+            others.
         EnvironmentFailed: too many calls hang.
         ServerFailed: a vLLM server failed one of the ranks.
     """
-    size = plan.batch_size * rollouts.accelerator.num_processes
-    is_grouped = rollouts.rollout.runner.scores_groups
     scorings: dict[str, Scoring] = {}
     for name in plan.decodings:
-        decoding, here = _DECODINGS[name], replace(phase, name=f"{phase.name}_{name}")
+        here, numbers = replace(phase, name=f"{phase.name}_{name}"), plan.numbers(name)
         recorded = plan.recorded.get(name, {})
-        if is_grouped:
-            recorded = _whole_groups(recorded, plan.numbers(name))
+        if rollouts.rollout.runner.scores_groups:  # the samples of a case are scored together
+            whole = {row for row, _ in recorded if all((row, number) in recorded for number in numbers)}
+            recorded = {key: score for key, score in recorded.items() if key[0] in whole}
         scores = [(str(row), score) for (row, _), score in recorded.items() if score is not None]
-        failures: list[tuple[str, str]] = []
-        for batch in eval_batches(plan, name, size, is_grouped, recorded):
-            with isolated_random_state(plan.seed + plan.position(batch[0], name)), rollouts.evaluating():
-                played = _play(rollouts, plan, batch, decoding)
-            write([_record(episode, here, sample) for sample, episode in played])
-            scores += _gather_scores(rollouts, played, failures)
+        failures: list[PlayedSample] = []
+        for batch in plan.batches(name, rollouts, recorded):
+            first = batch[0].case * len(numbers) + numbers.index(batch[0].number)
+            with isolated_random_state(rollouts.run_seed + first), rollouts.evaluating():
+                samples, episodes = _play(rollouts, plan, batch, _DECODINGS[name])
+            write([_record(episode, here, sample) for sample, episode in zip(samples, episodes, strict=True)])
+            own = [
+                PlayedSample(
+                    sample,
+                    episode.case.env,
+                    episode.result.score,
+                    None if episode.result.failure is None else episode.result.failure.kind,
+                    episode.is_dropped,
+                )
+                for sample, episode in zip(samples, episodes, strict=True)
+            ]
+            gathered = gather_object([(rollouts.abandoned_threads, own)])
+            played = sorted((each for _, part in gathered for each in part), key=lambda each: each.sample)
+            scores += [(str(each.sample.row), each.score) for each in played if each.score is not None]
+            failed = [each for each in played if each.failure is not None]
+            if failed:
+                rollouts.report_failures(episodes)
+            failures += failed
+            rollouts.check_abandoned(sum(threads for threads, _ in gathered))
+            after_batch(name, played, by_case(scores))
         scorings[name] = by_case(scores)
-        _check_each(plan, failures, scorings[name], rollouts.failures)
+        scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
+        for env in sorted({each.env for each in failures} - scored):
+            kinds = [str(each.failure) for each in failures if each.env == env]
+            with errors_of(env):
+                raise EpisodesFailed(
+                    f"The environment failed on all {len(kinds)} held-out cases ({', '.join(sorted(set(kinds)))}).\n"
+                    "aitrain env check finds such failures without a model. The first one:\n"
+                    f"{rollouts.failures.of(env).first_failure}"
+                )
     return EvalScores(**scorings, mixture=plan.mixture)
-
-
-def _check_each(plan: EvalPlan, failures: Sequence[tuple[str, str]], scoring: Scoring, reported: FailureCount) -> None:
-    """Check that no environment failed on all of its cases: without it, the mean score would be that of the others.
-
-    Raises:
-        EpisodesFailed: one did.
-    """
-    scored = {case.env for case in plan.cases if str(case.number) in scoring}
-    for env in sorted({env for env, _ in failures} - scored):
-        kinds = [kind for name, kind in failures if name == env]
-        with errors_of(env):
-            first = reported.of(env).first_failure
-            raise EpisodesFailed(
-                f"The environment failed on all {len(kinds)} held-out cases ({', '.join(sorted(set(kinds)))}).\n"
-                f"aitrain env check finds such failures without a model. The first one:\n{first}"
-            )
-
-
-def eval_batches(
-    plan: EvalPlan, name: str, size: int, is_grouped: bool, recorded: Collection[tuple[int, int]] = ()
-) -> list[list[EvalSample]]:
-    """The episodes of one decoding in batches of `size`, without the recorded ones. All samples of a case are in one
-    batch if the environment scores them together.
-
-    If the recorded episodes are those of whole batches, the other batches are those of the whole plan.
-    """
-    numbers = plan.numbers(name)
-    missing = [
-        EvalSample(index, case.number, number)
-        for index, case in enumerate(plan.cases)
-        for number in numbers
-        if (case.number, number) not in recorded
-    ]
-    if is_grouped:
-        size = max(1, size // len(numbers)) * len(numbers)
-    return [missing[start : start + size] for start in range(0, len(missing), size)]
 
 
 def _play(
     rollouts: PolicyRollouts, plan: EvalPlan, batch: list[EvalSample], decoding: Decoding
-) -> list[tuple[EvalSample, Episode]]:
+) -> tuple[list[EvalSample], list[Episode]]:
     """This rank's share of a batch, which may be empty. A case has one environment seed, and each sample its own
     sampling seed, the same on any rank."""
     share = batch[rollouts.accelerator.process_index :: rollouts.accelerator.num_processes]
@@ -188,14 +211,7 @@ def _play(
     sampling_seeds = [rollouts.sampling_seed("held-out", sample.row, sample.number) for sample in share]
     episodes = rollouts.play(cases, seeds, sampling_seeds, decoding)
     finish_groups(rollouts, episodes, [(sample.case, sample.number) for sample in share])
-    return list(zip(share, episodes, strict=True))
-
-
-def _whole_groups(
-    recorded: Mapping[tuple[int, int], float | None], numbers: range
-) -> Mapping[tuple[int, int], float | None]:
-    """The recorded scores of cases that have all samples: those of a case are scored together."""
-    return {key: score for key, score in recorded.items() if all((key[0], number) in recorded for number in numbers)}
+    return share, episodes
 
 
 def _record(episode: Episode, phase: EvalPhase, sample: EvalSample) -> RolloutRecord:
@@ -207,42 +223,16 @@ def _record(episode: Episode, phase: EvalPhase, sample: EvalSample) -> RolloutRe
     return replace(record, eval_phase=phase.name, sample=sample.number, turns=turns, rendered_prompt=prompt)
 
 
-def _gather_scores(
-    rollouts: PolicyRollouts, played: list[tuple[EvalSample, Episode]], failures: list[tuple[str, str]]
-) -> list[tuple[str, float]]:
-    """(row, score) of all ranks, in the order of the plan; adds environment and kind of the failures of all ranks."""
-    results = [(sample, episode.result) for sample, episode in played]
-    own = [(one.case, one.number, one.row, result.score) for one, result in results if result.score is not None]
-    scores = gather_object(own)
-    own_failures = [(one.case.env, one.result.failure.kind) for _, one in played if one.result.failure is not None]
-    kinds = gather_object(own_failures)
-    if kinds:
-        rollouts.report_failures([episode for _, episode in played])
-    failures += kinds
-    rollouts.check_abandoned(sum(gather_object([rollouts.abandoned_threads])))
-    return [(str(row), score) for _, _, row, score in sorted(scores)]
-
-
-# -- recorded scores of a resumed run
-
-
-def recorded_before(folder: RunFolder, cases: Sequence[Case]) -> RecordedScores:
-    """The recorded scores before training of these cases, the same on every rank; without rows whose prompt has
-    changed, or the other columns if there is no prompt."""
-    found: list[Any] = [_read_before(folder, cases) if PartialState().is_main_process else None]
-    broadcast_object_list(found)
-    scores: RecordedScores = found[0]
-    return scores
-
-
-def _read_before(folder: RunFolder, cases: Sequence[Case]) -> RecordedScores:
+def recorded_scores(folder: RunFolder, phase: str, cases: Sequence[Case]) -> RecordedScores:
+    """The recorded scores of a phase of these cases; without rows whose prompt has changed, or the other columns if
+    there is no prompt."""
     asked = {case.number: to_jsonable(case.prompt or row_columns(case.row)) for case in cases}
-    found: dict[str, dict[tuple[int, int], float | None]] = {"sampled": {}, "greedy": {}}
+    found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in DECODINGS}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
         for record in read_rollouts(file):
-            phase, _, decoding = record.eval_phase.rpartition("_")
+            name, _, decoding = record.eval_phase.rpartition("_")
             row = record.row_number
-            if phase == "before" and row in asked and (record.prompt or record.row) == asked[row]:
+            if name == phase and row in asked and (record.prompt or record.row) == asked[row]:
                 found[decoding][row, record.sample or 0] = record.score
     return found
 
@@ -265,19 +255,6 @@ def isolated_random_state(seed: int) -> Iterator[None]:
 
 
 # -- the environments of held-out scores
-
-FEW_CASES = 16
-"""With fewer cases, what a verdict can show is said before the training."""
-
-
-def note_on_few_cases(mixture: Mixture) -> str | None:
-    """What a verdict on so few cases can show at best; None for many, and for no case."""
-    count = cases_of(mixture)
-    if not 0 < count < FEW_CASES:
-        return None
-    said = f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes"
-    end = "so there will be none" if count < FEWEST_CASES else "so small gains will not show"
-    return f"{said}, {end}; --eval-cases holds out more."
 
 
 def mixture_of(runner: Runner, held_out: Sequence[Case], train: Sequence[Case] = ()) -> Mixture:

@@ -1,26 +1,78 @@
-"""Scores the held-out cases of a run: before, during and after the training, shown and recorded."""
+"""Scores the held-out cases of a training, before, during and after it, shown and recorded; and ends the training, by
+these scores (`--until`, `--patience`) or as it was asked to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
+from aitrain.batch import CaseSchedule
 from aitrain.environment.failure_count import PATIENCE
-from aitrain.errors import EpisodesFailed
+from aitrain.errors import ConfigError, EpisodesFailed
 from aitrain.events import Evaluated
+from aitrain.options.train import TrainConfig
+from aitrain.runs.checkpoint import Best
+from aitrain.runs.early_stop import cases_to_reach, reason_to_stop
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.mixture import interval_of_mean, named
-from aitrain.training.diagnostics import DiagnosticsCallback
-from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_before
+from aitrain.runs.mixture import Mixture, bounds_of_mean, cases_of, interval_of_mean, named
+from aitrain.runs.significance import FEWEST_CASES
+from aitrain.training.callbacks import MetricsReporter
+from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.tracking import Tracking
-from aitrain.training.trainer import EpisodeTrainer
+
+if TYPE_CHECKING:
+    from aitrain.training.trainer import EpisodeTrainer
 
 
-@dataclass(frozen=True)
-class HeldOutScoring:
-    """Scores the held-out cases with the trainer's weights. Every rank must call its methods."""
+@dataclass
+class EvalState:
+    """Results of the evaluations so far; a resumed run continues with them."""
+
+    best: Best | None = None
+    """With a checkpoint that still exists."""
+    owes_evaluation: bool = False
+    """Whether an evaluation was due after the last step and was skipped, as the training ended there."""
+    is_same: bool = True
+    """Whether the options, environment and cases are those of the checkpoint."""
+    before: float | None = None
+    """Score of the initial policy."""
+    scorings: list[MetricsLine] = field(default_factory=list)
+    """The evaluations during the training so far that have the present numbers of cases and samples."""
+
+    def add(self, line: MetricsLine) -> bool:
+        """Add an evaluation; returns whether its score is the best so far."""
+        self.owes_evaluation = False
+        if line.eval_score is None:
+            return False
+        self.scorings.append(line)
+        if self.best is not None and line.eval_score <= self.best.score:
+            return False
+        self.best = Best(line.step, line.eval_score, line.eval_greedy)
+        return True
+
+    def has_scored(self, step: int) -> bool:
+        """Whether the last evaluation was that of a step."""
+        return bool(self.scorings) and self.scorings[-1].step == step
+
+
+class TrainingOver(Exception):
+    """Raised before the first step of a resumed training whose last evaluation ends it; transformers has no other way
+    to leave."""
+
+
+@dataclass(eq=False)
+class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
+    """Scores the held-out cases with the trainer's weights. Every rank must call its methods.
+
+    During the training, an evaluation comes before the checkpoint of the same step is written. The last step is scored
+    after the training; a run that continues from there makes up for the evaluation that is due after this step.
+    """
 
     context: RunContext
     trainer: EpisodeTrainer
@@ -30,7 +82,13 @@ class HeldOutScoring:
     """The cases that evaluations during the training play: others with --save-best, else the same."""
     recorder: RunRecorder
     tracking: Tracking
-    diagnostics: DiagnosticsCallback
+    reporter: MetricsReporter
+    state: EvalState
+    stopped: bool = field(default=False, init=False)
+    """Whether the training ended before its last step, with a checkpoint."""
+    reason: str | None = field(default=None, init=False)
+    """Why --until or --patience has ended the training. Every process has the same scores, and so the same reason."""
+    _failure: EpisodesFailed | None = field(default=None, init=False)
 
     def before(self) -> EvalScores:
         """Scores of the initial policy on all cases; the means are those of the cases that are played during the
@@ -41,13 +99,18 @@ class HeldOutScoring:
         if self.context.checkpoint is None:
             scores = self._score(phase, plan)
         else:
-            plan = replace(plan, recorded=recorded_before(self.context.folder, plan.cases))
-            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
+            is_main = self.trainer.accelerator.is_main_process
+            recorded = [recorded_scores(self.context.folder, "before", plan.cases) if is_main else {}]
+            broadcast_object_list(recorded)
+            scores = evaluate(
+                self.trainer.rollouts, replace(plan, recorded=recorded[0]), phase, self.trainer.hooks.write
+            )
+        self.state.before = scores.means[0]
         self._diagnose(self.line_of(0, scores))
         return scores
 
-    def after_step(self, step: int) -> MetricsLine:
-        """Scores after a step, also written as a line of metrics.
+    def after_step(self, step: int) -> bool:
+        """Score a step, also as a line of metrics; returns whether its score is the best so far.
 
         Raises:
             EpisodesFailed: PATIENCE evaluations in a row have no scores.
@@ -57,7 +120,7 @@ class HeldOutScoring:
             self.recorder.add_metrics(line)
         self._diagnose(line)
         activity.own.enter("training")
-        return line
+        return self.state.add(line)
 
     def line_of(self, step: int, scores: EvalScores) -> MetricsLine:
         """Scores after a step as a line of metrics."""
@@ -90,19 +153,86 @@ class HeldOutScoring:
         self._diagnose(self.line_of(phase.step, scores))
         return scores
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Run the evaluation that the end of the training skipped."""
+        if self.state.owes_evaluation and self._is_due(state):
+            self.after_step(state.global_step)
+        if self._ends_at(state.global_step):
+            raise TrainingOver
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Stop if any process was asked to. Else score if it is due; with --save-best, save the best step so far. A
+        collective operation, so that every process calls it in every step."""
+        if self.context.stop.on_any_rank() and state.global_step < state.max_steps:
+            self.stopped = control.should_training_stop = control.should_save = True
+        is_due, is_last = self._is_due(state), state.global_step >= state.max_steps
+        # --save-best scores the last step in any case; a run that continues deletes that scoring where none is due
+        self.state.owes_evaluation = (is_due and control.should_training_stop) or (
+            is_last and (is_due or self.context.config.save_best)
+        )
+        if is_due and not is_last and not control.should_training_stop:
+            try:
+                is_best = self.after_step(state.global_step)
+            except EpisodesFailed as error:
+                self._failure, is_best = error, False
+                control.should_training_stop = control.should_save = True
+            control.should_save |= is_best and self.context.config.save_best
+        if self._ends_at(state.global_step):
+            control.should_training_stop = control.should_save = True
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """End the run because of an evaluation, when its step is logged and saved.
+
+        Raises:
+            EpisodesFailed: too many evaluations in a row have no scores.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def _is_due(self, state: TrainerState) -> bool:
+        config = self.context.config
+        if config.eval_strategy == "steps":
+            return bool(state.global_step % config.eval_steps == 0)
+        return config.eval_strategy == "epoch" and self.trainer.schedule.ends_epoch(state.global_step)
+
+    def _ends_at(self, step: int) -> bool:
+        config, seen = self.context.config, self.state
+        if seen.has_scored(step):
+            self.reason = reason_to_stop(config.until, config.patience, seen.before, seen.scorings)
+        if self.reason is not None:
+            self.stopped = True
+            self.context.stop.end_run(self.reason)
+        return self.reason is not None
+
     def _diagnose(self, line: MetricsLine) -> None:
         if line.is_scoring and self.trainer.accelerator.is_main_process:
-            self.diagnostics.see(line)
+            self.reporter.see(line)
 
     def _score(self, phase: EvalPhase, plan: EvalPlan) -> EvalScores:
+        """The scores of a phase, none if no case could be scored: what was trained is worth more than one evaluation.
+
+        Raises:
+            EpisodesFailed: nothing was trained yet; during the training, PATIENCE evaluations in a row have none; or
+                after it, its last batch had none either.
+        """
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
-        failures = self.trainer.rollouts.failures
+        failures, during = self.trainer.rollouts.failures, phase.name not in ("before", "after")
         try:
             scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
         except EpisodesFailed as error:
             failures.empty_evaluations += 1
-            self._skip(phase, error)
+            if phase.name == "before" or (not during and failures.empty_batches):
+                raise
+            if during and failures.empty_evaluations >= PATIENCE:
+                raise EpisodesFailed(f"{PATIENCE} evaluations in a row have no scores.\n{error}") from error
+            later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
+            self.context.note(
+                f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
+                f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
+            )
             return EvalScores(mixture=plan.mixture)
         failures.empty_evaluations = 0
         if phase.name == "before":
@@ -113,20 +243,55 @@ class HeldOutScoring:
         self.tracking.take(evaluated)
         return scores
 
-    def _skip(self, phase: EvalPhase, error: EpisodesFailed) -> None:
-        """Note that an evaluation has no scores: what was trained is worth more than one evaluation of it.
 
-        Raises:
-            EpisodesFailed: nothing was trained yet; during the training, PATIENCE evaluations in a row have none; or
-                after it, its last batch had none either.
-        """
-        failures, during = self.trainer.rollouts.failures, phase.name not in ("before", "after")
-        if phase.name == "before" or (not during and failures.empty_batches):
-            raise error
-        if during and failures.empty_evaluations >= PATIENCE:
-            raise EpisodesFailed(f"{PATIENCE} evaluations in a row have no scores.\n{error}") from error
-        later = "" if during else f" aitrain eval {self.context.folder.path} scores the model later."
-        self.context.note(
-            f"The evaluation after {f'step {phase.step}' if during else 'the training'} is skipped:"
-            f" {str(error).partition(chr(10))[0]}\n--rl-env-retries tries failed scores again.{later}"
+# -- what the cases can show
+
+
+FEW_CASES = 16
+"""With fewer cases, what a verdict can show is said before the training."""
+
+
+def note_on_few_cases(mixture: Mixture) -> str | None:
+    """What a verdict on so few cases can show at best; None for many, and for no case."""
+    count = cases_of(mixture)
+    if not 0 < count < FEW_CASES:
+        return None
+    said = f"Different held-out cases: {count}. A verdict needs {FEWEST_CASES} whose score changes"
+    end = "so there will be none" if count < FEWEST_CASES else "so small gains will not show"
+    return f"{said}, {end}; --eval-cases holds out more."
+
+
+def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule) -> str | None:
+    """Check that --until and --patience can end the training by their cases; returns a note if --patience cannot.
+
+    Raises:
+        ConfigError: there is no evaluation during the training, or no scores of so few cases reach --until.
+    """
+    name = "until" if config.until is not None else "patience"
+    if config.until is None and config.patience is None:
+        return None
+    if not cases_of(mixture):
+        raise ConfigError(f"{name}: no cases are held out\nSet --eval-cases, or add cases to the dataset.")
+    evaluations = 0  # before the last step
+    if config.eval_strategy == "steps":
+        evaluations = (schedule.steps - 1) // config.eval_steps
+    elif config.eval_strategy == "epoch":
+        evaluations = sum(map(schedule.ends_epoch, range(1, schedule.steps)))
+    if not evaluations:
+        raise ConfigError(
+            f"{name}: there is no evaluation before the last of the {schedule.steps} steps\n"
+            f"Use --eval-strategy steps --eval-steps {max(1, schedule.steps // 10)}, or another number."
         )
+    if config.until is not None and (bounds := bounds_of_mean(mixture)) is not None:
+        needed = cases_to_reach(config.until, mixture)
+        if needed is None:
+            raise ConfigError(f"until: {config.until:g} must be below {bounds[1]:g}, the highest score")
+        if needed:
+            needed, half = (2 * needed, ", as --save-best takes half of them") if config.save_best else (needed, "")
+            raise ConfigError(
+                f"until: with {cases_of(mixture)} held-out cases not even perfect scores have an interval that begins"
+                f" at {config.until:g}\nUse --eval-cases {needed} or more{half}, or a lower --until."
+            )
+    if config.patience is not None and config.patience > evaluations:
+        return f"--patience {config.patience} cannot end this run: evaluations before the last step: {evaluations}."
+    return None

@@ -98,16 +98,6 @@ def check_token() -> None:
         raise ConfigError("push_to_hub: there is no token to upload with\nSet HF_TOKEN, or log in with: hf auth login")
 
 
-def check_hub_token(config: TrainConfig) -> None:
-    """Check before training that there is a token, if the model is to be uploaded.
-
-    Raises:
-        ConfigError: there is no token.
-    """
-    if config.push_to_hub:
-        check_token()
-
-
 def upload_model(config: TrainConfig, model: Path) -> str:
     """Upload the model folder of a run; returns the URL of the repository.
 

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 
 from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import RunFailed
-from aitrain.training.model import load_model
-from aitrain.training.policy_loader import LoadedPolicy
+from aitrain.training.model import LoadedPolicy, load_model
 
 PROBE = (2, 32)
 """Rows and tokens of the random input on which logits are compared."""

@@ -1,4 +1,4 @@
-"""Tokenizer, weights, LoRA and quantization."""
+"""Tokenizer, weights, LoRA and quantization of a model that is trained, and of one that only plays."""
 
 from __future__ import annotations
 
@@ -17,14 +17,26 @@ import httpx
 import torch
 from huggingface_hub import constants, get_session, try_to_load_from_cache
 from peft import LoraConfig, PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from aitrain import activity
+from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.sampling import Sampling
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.named_models import SMOLLM2, named_folder
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.runs.model_reference import ModelReference
 from aitrain.runs.run_folder import RUNS
 from aitrain.ui.escape_controls import escape_controls
 
@@ -153,8 +165,14 @@ def load_tokenizer(
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # any token: padding is masked everywhere
-    if config.chat_template is not None:
-        tokenizer.chat_template = _chat_template(config.chat_template)
+    if (template := config.chat_template) is not None and template not in CHAT_TEMPLATES:
+        try:
+            tokenizer.chat_template = Path(template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            named = " nor ".join(CHAT_TEMPLATES)
+            raise ConfigError(f"chat_template: {template} is neither {named} nor a readable file") from None
+    elif template is not None:
+        tokenizer.chat_template = CHAT_TEMPLATES[template]
     return tokenizer
 
 
@@ -183,22 +201,6 @@ _REASONS = {
 """Parts of transformers' messages, and a short form of each."""
 
 
-def is_out_of_reach(error: ConfigError) -> bool:
-    """Whether it is unknown if the model exists: it is not on this machine, and the Hub cannot be asked."""
-    return OUT_OF_REACH in str(error)
-
-
-def _chat_template(wanted: str) -> str:
-    if wanted in CHAT_TEMPLATES:
-        return CHAT_TEMPLATES[wanted]
-    try:
-        return Path(wanted).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise ConfigError(
-            f"chat_template: {wanted} is neither {' nor '.join(CHAT_TEMPLATES)} nor a readable file"
-        ) from None
-
-
 def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Load the weights, from safetensors only, in the given dtype; quantized if the options ask for it.
 
@@ -206,8 +208,14 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         ConfigError: the model cannot be loaded, or not be quantized on this machine.
     """
     options: dict[str, object] = {"dtype": dtype, "use_safetensors": True, **_model_options(config)}
-    if config.quantization is not None:
-        options = {**options, **_quantized(config)}
+    check_quantization(config)
+    if config.quantization == "int8":
+        options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
+    elif config.quantization is not None:
+        compute = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
+        )
     options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
     path = model_path(config.model)
     try:
@@ -253,18 +261,15 @@ def disable_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        _zero_noise(module)
+        for name in list(_noise_of(module)):
+            setattr(module, name, 0.0)
         config = None if module is model else vars(module).get("config")
         if config is not None and any(True for _ in _noise_of(config)):
             copies.setdefault(id(config), copy.deepcopy(config))
             module.config = copies[id(config)]
     for config in copies.values():
-        _zero_noise(config)
-
-
-def _zero_noise(owner: object) -> None:
-    for name in list(_noise_of(owner)):
-        setattr(owner, name, 0.0)
+        for name in list(_noise_of(config)):
+            setattr(config, name, 0.0)
 
 
 def _noise_of(owner: object) -> Iterator[str]:
@@ -305,15 +310,6 @@ def check_quantization(config: TrainConfig) -> None:
         raise ConfigError('quantization: needs bitsandbytes\nInstall it with: pip install "aitrain[quantization]"')
 
 
-def _quantized(config: TrainConfig) -> dict[str, object]:
-    check_quantization(config)
-    if config.quantization == "int8":
-        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
-    compute = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
-    return {"quantization_config": nf4}
-
-
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Check that every token has an embedding; embeddings are never resized, and may be larger (Qwen).
 
@@ -349,3 +345,78 @@ def lora_config(config: TrainConfig) -> LoraConfig | None:
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+# -- a model that plays episodes outside of training
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A model in evaluation mode with its tokenizer."""
+
+    config: TrainConfig
+    """The options that it was loaded with; `model` is the base."""
+    model: PreTrainedModel
+    """On torch's meta device if its weights were not loaded."""
+    tokenizer: PreTrainedTokenizerBase
+    context: int | None
+    """Maximum tokens of prompt and completion together."""
+    end: EndOfTurn
+
+    @property
+    def sampling(self) -> Sampling:
+        """How it samples."""
+        return Sampling.of(self.config)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of its episodes."""
+        config = self.config
+        return Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, self.context)
+
+    def engine(self) -> HFEngine:
+        """An engine that generates with transformers."""
+        return HFEngine(HFModel(self.model, self.tokenizer), self.sampling, self.end, self.context)
+
+
+def load_policy(reference: ModelReference, config: TrainConfig, with_weights: bool = True) -> LoadedPolicy:
+    """Load a model for playing, from safetensors only, in the dtype that a training with these options has.
+
+    An adapter stays beside its base, as in training, so that completions are the same. Without weights, the model has
+    only its shape: for an engine that loads them itself.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    transformers_logging.disable_progress_bar()
+    adapter = reference.adapter
+    config = config.model_copy(update={"model": reference.base, "peft": config.peft or adapter is not None})
+    tokenizer = load_tokenizer(config, tokenizer_folder(reference))
+    load = load_model if with_weights else model_without_weights
+    model = load(config, choose_precision(config).dtype)
+    check_vocabulary(tokenizer, model)
+    context, generation = context_length(config, model), model.generation_config
+    if with_weights:
+        if adapter is not None:
+            try:
+                model = PeftModel.from_pretrained(model, str(adapter), use_safetensors=True)
+            except Exception as error:
+                what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                raise ConfigError(f"model: cannot load the adapter {adapter}: {what}") from error
+        model.eval()
+        if torch.cuda.is_available() and config.quantization is None:
+            model.to("cuda")
+        count_forward_passes(model)
+    else:
+        with suppress(OSError):  # the model has none
+            generation = GenerationConfig.from_pretrained(model_path(config.model))
+    ends = generation.eos_token_id  # as in TRL, of the model and of the tokenizer
+    ends = [*(ends if isinstance(ends, list) else [] if ends is None else [ends]), tokenizer.eos_token_id]
+    stop_strings = Sampling.of(config).stop_strings(tokenizer)
+    return LoadedPolicy(config, model, tokenizer, context, EndOfTurn(list(dict.fromkeys(ends)), stop_strings))
+
+
+def tokenizer_folder(reference: ModelReference) -> str | None:
+    """The folder of the adapter, if a tokenizer was saved with it; None: that of the base."""
+    adapter = reference.adapter
+    return str(adapter) if adapter is not None and (adapter / "tokenizer_config.json").is_file() else None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
 
 from aitrain import activity
+from aitrain.environment.dataset import Datasets
 from aitrain.environment.runner import Runner
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Note, NoteLevel, Phase
@@ -72,6 +74,9 @@ class StopRequest:
         return bool(reduce(torch.tensor(int(is_requested), device=state.device), reduction="sum").item())
 
 
+CheckEnvironments: TypeAlias = "Callable[[RunContext, Mapping[str, Datasets]], None]"
+
+
 @dataclass(frozen=True)
 class RunContext:
     """The inputs of one run in a process."""
@@ -87,6 +92,12 @@ class RunContext:
     """The checkpoint to resume from, None for a new run."""
     progress: Progress = field(default_factory=Progress)
     """Progress for status.json."""
+    check_environments: CheckEnvironments = lambda *_: None
+    """Called with the datasets before the model is loaded."""
+    write_card: Callable[[RunFolder], str | None] = lambda _: None
+    """Writes the model card; returns an error message if that fails."""
+    dry_run_of: int = 0
+    """Number of processes of the run if this process only checks it."""
 
     def note(self, text: str, level: NoteLevel = "warning") -> None:
         """Show the user a note, which stays on the screen."""

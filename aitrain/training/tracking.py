@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from importlib import import_module
 from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
 from aitrain import activity
 from aitrain.events import Evaluated
-from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
 from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
@@ -40,66 +38,9 @@ TABLES = 20
 """Tables of training rollouts in a run; each scoring of held-out cases adds one."""
 LONGEST = 4_000
 """Characters of one text in a table."""
-COLUMNS = ("step", "eval_phase", "case_idx", "prompt", "completion", "score", "advantage", "stop", "error")
+ADVICE = {"wandb": " (without an account or a network: WANDB_MODE=offline)"}
 
-Row = list[str | int | float | None]
-
-
-class Tracker:
-    """One tracker: the callback of transformers that reports metrics to it, and its library for the rest."""
-
-    def __init__(self, name: str) -> None:
-        (made,) = get_reporting_integration_callbacks([name])
-        self.name = name
-        self.callback: Any = made()
-        self.library: Any = None if name == "tensorboard" else import_module(name)  # an extra
-        self.is_ours = False
-        """Whether the tracker's run was opened here."""
-
-    def prepare(self, context: RunContext, args: TrainingArguments) -> None:
-        """Set the folder or project of the tracker's run before it is opened, unless the tracker's own variable, or
-        `--trl project=...`, does so. A run of wandb that is open already is used, and left open."""
-        folder = context.folder.path
-        if self.name == "tensorboard":  # transformers would put the files among the checkpoints
-            self.callback.logging_dir = self.callback.logging_dir or str(folder / "tensorboard")
-        elif self.name == "trackio" and args.project == "huggingface":
-            args.project = PROJECT
-        elif self.name == "wandb" and self.library.run is None:
-            self.is_ours = True
-            project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", folder)
-            self.library.init(project=project, name=context.config.project_name, dir=str(place))
-
-    def describe(self, options: dict[str, Any]) -> None:
-        """Report the options, after the tracker's run was opened."""
-        if self.library is None:
-            self.callback.tb_writer.add_text("options", _verbatim(write_yaml(options)))
-        else:
-            self.library.config.update({"aitrain": options}, allow_val_change=True)
-
-    def show(self, rows: list[Row], step: int) -> None:
-        """Report a table of rollouts; for tensorboard as text that is not read as Markdown."""
-        if self.library is None:
-            self.callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(map(_as_markdown, rows)), step)
-        else:
-            self.library.log({"rollouts": self._table(rows), "train/global_step": step})
-
-    def _table(self, rows: list[Row]) -> Any:
-        if self.name == "wandb":
-            return self.library.Table(columns=list(COLUMNS), data=rows)
-        import pandas  # type: ignore[import-untyped, unused-ignore]  # comes with datasets
-
-        return self.library.Table(dataframe=pandas.DataFrame(rows, columns=list(COLUMNS)))
-
-    def close(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        """End a run of the tracker that was opened here."""
-        self.callback.on_train_end(args, state, control)
-        if self.is_ours:
-            self.library.finish()
-
-
-ADVICE = {
-    "wandb": " (without an account or a network: WANDB_MODE=offline)",
-}
+Row = dict[str, str | int | float | None]
 
 
 class Tracking(TrainerCallback):  # type: ignore[misc]
@@ -107,30 +48,32 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
-        self.trackers: dict[str, Tracker] = {}
+        self.trackers: dict[str, Any] = {}
+        """The callbacks of transformers by the names of the trackers."""
         self.newest: dict[str, list[RolloutRecord]] = {}
         self.scores: list[Evaluated] = []
         """Scores from before the training, reported when the trackers are opened."""
-        self.training: tuple[TrainingArguments, TrainerState, TrainerControl] | None = None
-        for name in context.config.log.split(",") if PartialState().is_main_process else ():
-            if name != "none":
-                self._try(name, partial(self._add, name))
+        self.training: tuple[Any, Any, Any] | None = None
+        """Arguments, state and control of the training."""
+        self._opened: list[str] = []
+        """Trackers whose run was opened here."""
+        names = [name for name in context.config.log.split(",") if name != "none"]
+        self.trackers = dict.fromkeys(names if PartialState().is_main_process else ())
+        self._each(self._load)
 
-    def _add(self, name: str) -> None:
-        self.trackers[name] = Tracker(name)
+    def _each(self, act: Callable[[str, Any], object]) -> None:
+        for name, callback in list(self.trackers.items()):
+            try:
+                with activity.own.doing(f"reporting to {name}"):
+                    act(name, callback)
+            except Exception as error:
+                del self.trackers[name]
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                self.context.note(f"{name} failed and is disabled: {why}{ADVICE.get(name, '')}")
 
-    def _try(self, name: str, act: Callable[[], object]) -> None:
-        try:
-            with activity.own.doing(f"reporting to {name}"):
-                act()
-        except Exception as error:
-            self.trackers.pop(name, None)
-            why = " ".join(str(error).split())[:200]
-            self.context.note(f"{name} failed and is disabled: {type(error).__name__}: {why}{ADVICE.get(name, '')}")
-
-    def _each(self, act: Callable[[Tracker], object]) -> None:
-        for name, tracker in list(self.trackers.items()):
-            self._try(name, partial(act, tracker))
+    def _load(self, name: str, _: None) -> None:
+        (made,) = get_reporting_integration_callbacks([name])
+        self.trackers[name] = made()
 
     def see(self, records: Sequence[RolloutRecord]) -> None:
         """Keep a few of the newest rollouts, of training or of a scoring of held-out cases."""
@@ -142,64 +85,93 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         if self.training is None:
             self.scores.append(scores)
             return
-        args, state, control = self.training
         values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
         known = {name: value for name, value in values.items() if value is not None}
         if known:
-            self._each(lambda tracker: tracker.callback.on_log(args, state, control, logs=dict(known)))
-        self._show(f"{scores.when.replace(' ', '')}_sampled", state.global_step)
+            training = self.training
+            self._each(lambda _, callback: callback.on_log(*training, logs=dict(known)))
+        self._show(f"{scores.when.replace(' ', '')}_sampled", self.training[1].global_step)
 
     def _show(self, phase: str, step: int) -> None:
+        """Report a table of rollouts; for tensorboard as text that is not read as Markdown."""
         rows = [_row(record) for record in self.newest.pop(phase, [])]
-        if rows:
-            self._each(lambda tracker: tracker.show(rows, step))
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+        def show(name: str, callback: Any) -> None:
+            if name == "tensorboard":
+                callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(map(_as_markdown, rows)), step)
+                return
+            import pandas  # type: ignore[import-untyped, unused-ignore]  # comes with datasets
+
+            library = import_module(name)
+            library.log({"rollouts": library.Table(dataframe=pandas.DataFrame(rows)), "train/global_step": step})
+
+        if rows:
+            self._each(show)
+
+    def _open(self, name: str, callback: Any) -> None:
+        """Set the folder or project of the tracker's run before it is opened, unless the tracker's own variable, or
+        `--trl project=...`, does so. A run of wandb that is open already is used, and left open."""
+        assert self.training is not None
+        folder, args = self.context.folder.path, self.training[0]
+        if name == "tensorboard":  # transformers would put the files among the checkpoints
+            callback.logging_dir = callback.logging_dir or str(folder / "tensorboard")
+        elif name == "trackio" and args.project == "huggingface":
+            args.project = PROJECT
+        elif name == "wandb" and (wandb := import_module("wandb")).run is None:
+            self._opened.append(name)
+            project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", folder)
+            wandb.init(project=project, name=self.context.config.project_name, dir=str(place))
+
+    def _describe(self, name: str, callback: Any) -> None:
+        """Report all options, without secrets in the environment's keywords or TRL's fields."""
+        options = self.context.config.written()
+        options |= without_secrets({"rl_env_config": options["rl_env_config"] or {}, "trl": options["trl"]})
+        if name == "tensorboard":
+            callback.tb_writer.add_text("options", _verbatim(write_yaml(options)))
+        else:
+            import_module(name).config.update({"aitrain": options}, allow_val_change=True)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Open the trackers, and report the scores from before the training."""
         self.training = args, state, control
-        self._each(lambda tracker: tracker.prepare(self.context, args))
-        self._each(lambda tracker: tracker.callback.on_train_begin(args, state, control, model=model, **rest))
-        self._each(lambda tracker: tracker.describe(_options(self.context.config)))
+        self._each(self._open)
+        self._each(lambda _, callback: callback.on_train_begin(args, state, control, **rest))
+        self._each(self._describe)
         for scores in self.scores:
             self.take(scores)
 
-    def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **rest: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
         """Report a line of metrics, and a table TABLES times in a run."""
-        self._each(lambda tracker: tracker.callback.on_log(args, state, control, model=model, logs=dict(logs), **rest))
+        self._each(lambda _, callback: callback.on_log(args, state, control, logs=dict(logs), **rest))
         every = max(1, state.max_steps // TABLES)
         if state.global_step == 1 or state.global_step % every == 0:
             self._show("", state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Pass the event on: some trackers can upload checkpoints."""
-        self._each(lambda tracker: tracker.callback.on_save(args, state, control, **rest))
+        self._each(lambda _, callback: callback.on_save(args, state, control, **rest))
 
     def close(self) -> None:
         """Close the trackers, after the last scores."""
         if (training := self.training) is not None:
-            self._each(lambda tracker: tracker.close(*training))
-
-
-def _options(config: TrainConfig) -> dict[str, Any]:
-    """All options, without secrets in the environment's keywords or TRL's fields."""
-    written = config.written()
-    return {**written, **without_secrets({"rl_env_config": written["rl_env_config"] or {}, "trl": written["trl"]})}
+            self._each(lambda _, callback: callback.on_train_end(*training))
+            self._each(lambda name, _: import_module(name).finish() if name in self._opened else None)
 
 
 def _row(record: RolloutRecord) -> Row:
     prompt, messages = record.transcript()
     error = f"{record.error.kind}: {record.error.message}" if record.error else ""
-    return [
-        record.step,
-        record.eval_phase or "training",
-        str(record.case_idx),
-        (record.prompt if isinstance(record.prompt, str) else _as_text(prompt))[:LONGEST],
-        (record.completion if len(messages) == 1 else _as_text(messages))[:LONGEST],
-        record.score,
-        record.advantage,
-        record.stop,
-        error[:LONGEST],
-    ]
+    return {
+        "step": record.step,
+        "eval_phase": record.eval_phase or "training",
+        "case_idx": str(record.case_idx),
+        "prompt": (record.prompt if isinstance(record.prompt, str) else _as_text(prompt))[:LONGEST],
+        "completion": (record.completion if len(messages) == 1 else _as_text(messages))[:LONGEST],
+        "score": record.score,
+        "advantage": record.advantage,
+        "stop": record.stop,
+        "error": error[:LONGEST],
+    }
 
 
 def _as_text(messages: Iterable[TranscriptMessage]) -> str:
@@ -207,12 +179,7 @@ def _as_text(messages: Iterable[TranscriptMessage]) -> str:
 
 
 def _as_markdown(row: Row) -> str:
-    named = dict(zip(COLUMNS, row, strict=True))
-    facts = "  ".join(
-        f"{name}: {named[name]}" for name in ("step", "eval_phase", "case_idx", "score", "advantage", "stop")
-    )
-    texts = [f"{name}:\n{named[name]}" for name in ("prompt", "completion", "error") if named[name]]
-    return "\n\n".join(map(_verbatim, [facts, *texts]))
+    return "\n\n".join(_verbatim(f"{name}: {value}") for name, value in row.items() if value not in (None, ""))
 
 
 def _verbatim(text: str) -> str:

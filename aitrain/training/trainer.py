@@ -95,6 +95,7 @@ from aitrain.training.batch_diagnostics import batch_diagnostics
 from aitrain.training.batch_source import BatchPlaces, BatchSource, batch_source
 from aitrain.training.case_order import CaseSampler, EpochCallback
 from aitrain.training.dataset import case_numbers
+from aitrain.training.engine_setup import make_rollouts
 from aitrain.training.holdout import CaseList
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
@@ -113,7 +114,6 @@ from aitrain.training.passes import (
     plan_passes,
 )
 from aitrain.training.refill import case_choice
-from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.sharding import (
     check_sharded,
     load_weights,

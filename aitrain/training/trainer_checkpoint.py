@@ -43,8 +43,8 @@ from aitrain.runs.checkpoint import (
 from aitrain.runs.json_values import as_object
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.training.callbacks import EvalState
 from aitrain.training.evaluation import EvalPlan
+from aitrain.training.held_out_scoring import EvalState
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.trainer import EpisodeTrainer

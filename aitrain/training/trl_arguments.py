@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from aitrain.training.sharding import fsdp_arguments
 
 def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
     """Arguments of GRPOConfig that follow from options, without `--trl`."""
+    algorithm = {**config.loss.as_trl(), "delta": config.rl_dual_clip, "entropy_coef": config.rl_entropy_coef}
     arguments: dict[str, object] = {
         "seed": config.seed,
         "per_device_train_batch_size": batch.share,
@@ -56,8 +56,7 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         # the algorithm
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
-        **{name: value for name, value in config.loss.as_trl().items() if name not in config.trl},
-        **_own_settings(config),
+        **{name: value for name, value in algorithm.items() if name not in config.trl},
         "mask_truncated_completions": config.rl_mask_truncated_completions,
         # generation
         "max_completion_length": config.rl_max_new_tokens,
@@ -81,12 +80,6 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
     return arguments
 
 
-def _own_settings(config: TrainConfig) -> dict[str, object]:
-    """Fields of the algorithm that `--trl` may set as well."""
-    settings = {"delta": config.rl_dual_clip, "entropy_coef": config.rl_entropy_coef}
-    return {name: value for name, value in settings.items() if name not in config.trl}
-
-
 def refuse_zero_3(arguments: GRPOConfig) -> None:
     """Refuse weights that are sharded by DeepSpeed.
 
@@ -105,23 +98,16 @@ LONG_COMPLETION = 1024
 """Tokens above which importance ratios are truncated per token: rounding dominates a product over more tokens."""
 
 
-def fit_vllm(arguments: GRPOConfig, config: TrainConfig, lengths: Lengths) -> int | None:
-    """Set vLLM's lengths unless `--trl` sets them; returns vLLM's context length."""
+def fit_vllm(arguments: GRPOConfig, config: TrainConfig, completion: int, whole: int | None) -> int | None:
+    """Set vLLM's lengths unless `--trl` sets them; returns vLLM's context length. `completion` and `whole`: maximum
+    tokens of a completion, and of prompt and completion together."""
     if "vllm_max_model_length" not in config.trl:
-        arguments.vllm_max_model_length = lengths.whole
-    is_rounded = lengths.completion > LONG_COMPLETION or config.vllm_quantization is not None
+        arguments.vllm_max_model_length = whole
+    is_rounded = completion > LONG_COMPLETION or config.vllm_quantization is not None
     if "vllm_importance_sampling_mode" not in config.trl and is_rounded:
         arguments.vllm_importance_sampling_mode = "token_truncate"
     context: int | None = arguments.vllm_max_model_length
     return context
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Maximum tokens of a completion, and of prompt and completion together."""
-
-    completion: int
-    whole: int | None
 
 
 JOINED = ("fsdp_config", "accelerator_config")
@@ -137,7 +123,10 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     """
     given = {name: value for name, value in config.trl.items() if name not in JOINED or name not in arguments}
     for name in given:
-        _refuse_wrong_field(name, arguments)
+        if name in arguments or name == "output_dir":
+            raise ConfigError(f"--trl {name}: aitrain has an option for it, see docs/options.md\nUse the option.")
+        if name not in (known := GRPOConfig.__dataclass_fields__):
+            raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, known)}")
     try:
         made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **given})
     except Exception as error:
@@ -204,13 +193,6 @@ def learning_rates(arguments: GRPOConfig, steps: int) -> Iterator[float]:
             yield float(optimizer.param_groups[0]["lr"])
             optimizer.step()
             scheduler.step()
-
-
-def _refuse_wrong_field(name: str, arguments: dict[str, object]) -> None:
-    if name in arguments or name == "output_dir":
-        raise ConfigError(f"--trl {name}: aitrain has an option for it, see docs/options.md\nUse the option.")
-    if name not in GRPOConfig.__dataclass_fields__:
-        raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, GRPOConfig.__dataclass_fields__)}")
 
 
 def steps_before(checkpoint: Path) -> int:

@@ -56,7 +56,7 @@ class StopOnZeroVariance(TrainerCallback):  # type: ignore[misc]
         self.stop = stop
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Runs before StopCallback, so that the run ends after this step."""
+        """Runs before HeldOutScoring, so that the run ends after this step."""
         lasts = self.count.in_a_row
         if lasts < self.steps:
             return

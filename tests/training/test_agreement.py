@@ -16,7 +16,7 @@ from aitrain.engines.logprob_check import LogprobCheck, SharedForward
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync
-from aitrain.training.server_engine import notify_difference
+from aitrain.training.engine_setup import notify_difference
 from tests.environments.vowels import Vowels
 from tests.training.small_server import SmallServer
 from tests.training.test_served import by, run

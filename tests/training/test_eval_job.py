@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalResult
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
+from aitrain.training import run_recorder
 from aitrain.training.run_context import RunContext
 from tests import finished_runs
 from tests.finished_runs import FinishedRuns, Words
@@ -67,7 +67,7 @@ def test_an_eval_that_was_killed_five_times_ends_with_the_records_of_one_that_wa
     whole = EvalResult.read(finished.make("eval"))
     for kill in range(5):
         with monkeypatch.context() as patch:
-            patch.setattr(job, "append_lines", killed_writing(batches=kill, lines=kill))
+            patch.setattr(run_recorder, "append_text", killed_writing(batches=kill, lines=kill))
             with pytest.raises(SystemExit):
                 evaluate("killed", Words(), eval_samples=3)
     resumed = evaluate("killed", Words(), eval_samples=3)
@@ -76,12 +76,12 @@ def test_an_eval_that_was_killed_five_times_ends_with_the_records_of_one_that_wa
     assert resumed.scores == whole.scores
 
 
-def killed_writing(batches: int, lines: int) -> Callable[[Path, Any], None]:
+def killed_writing(batches: int, lines: int) -> Callable[[Path, str], None]:
     """Writes some batches, some lines of the next, and a part of a line; then the process ends."""
     left = [batches]
 
-    def write(path: Path, values: Any) -> None:
-        texts = [json.dumps(value) + "\n" for value in values]
+    def write(path: Path, text: str) -> None:
+        texts = text.splitlines(keepends=True)
         with path.open("a") as file:
             file.write("".join(texts if left[0] else texts[:lines]))
             if not left[0]:

@@ -30,7 +30,7 @@ from aitrain.options.option import options_of
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training import hub, model, rollout_setup
+from aitrain.training import engine_setup, hub, model
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.batch_source import BatchSource, batch_source
 from aitrain.training.callbacks import custom_callbacks
@@ -96,9 +96,9 @@ def failures(config: TrainConfig) -> object:
     runner = EnvRunner(None, config)
     inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=None, limits=limits_of(runner, None), serve=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout_setup, "_hf_model", lambda trainer: None)
-        patch.setattr(rollout_setup, "offer_model", lambda *_: None)
-        return rollout_setup.make_rollouts(made, inputs).failures
+        patch.setattr(engine_setup, "_hf_model", lambda trainer: None)
+        patch.setattr(engine_setup, "offer_model", lambda *_: None)
+        return engine_setup.make_rollouts(made, inputs).failures
 
 
 def limits(config: TrainConfig) -> object:

@@ -18,8 +18,7 @@ from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.runs.model_reference import read_model
 from aitrain.training import model
-from aitrain.training.model import load_tokenizer
-from aitrain.training.policy_loader import load_policy
+from aitrain.training.model import load_policy, load_tokenizer
 from tests.conftest import write
 
 IDS = torch.tensor([[5, 6, 7, 8]])

@@ -71,7 +71,7 @@ def only_on_training(method: Any, hang: Callable[..., Any]) -> Callable[..., Any
     def act(owner: Any, *arguments: Any, **keywords: Any) -> Any:
         return (
             hang()
-            if activity.read(activity.own.memory, 0).part.name.startswith("training")
+            if activity.read(activity.own.memory, 0).name.startswith("training")
             else method(owner, *arguments, **keywords)
         )
 
@@ -84,7 +84,7 @@ Plant = Callable[[pytest.MonkeyPatch, Callable[..., Any]], None]
 PLACES: dict[str, tuple[Plant, str]] = {
     "build_dataset": (lambda patch, hang: patch.setattr(Words, "build_dataset", hang), "building the dataset"),
     "loading": (lambda patch, hang: patch.setattr(preparation, "load_model", hang), "loading "),
-    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_gather_scores", hang), "scoring 2 held-out cases."),
+    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_record", hang), "scoring 2 held-out cases."),
     "generate": (
         lambda patch, hang: patch.setattr(HFEngine, "sample", only_on_training(HFEngine.sample, hang)),
         "training, generating.",

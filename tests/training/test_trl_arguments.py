@@ -13,7 +13,7 @@ import torch
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.training.model import Precision, choose_precision, load_model
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_zero_3
+from aitrain.training.trl_arguments import fit_vllm, grpo_arguments, grpo_config, refuse_zero_3
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 
@@ -76,7 +76,7 @@ def test_vllm_is_told_of_the_longest_episode_unless_the_user_has_and_ratios_of_w
     config = TrainConfig(use_vllm=True, **options)
     made = grpo_config(grpo_arguments(config, plan_batch(config, 1), CPU), config, tmp_path)
 
-    assert fit_vllm(made, config, Lengths(completion, 500)) == length
+    assert fit_vllm(made, config, completion, 500) == length
     assert (made.vllm_max_model_length, made.vllm_importance_sampling_mode) == (length, mode)
 
 

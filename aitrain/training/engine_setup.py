@@ -1,0 +1,200 @@
+"""The rollouts of a trainer: its engine, its environment and the calls that the environment makes of the model.
+
+Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
+
+    trl.models.utils.unwrap_model_for_generation(model, accelerator, gather_deepspeed3_params=,
+                                                 gradient_checkpointing_kwargs=)    called around each generation
+    GRPOTrainer._dist.summon_full_params(model, recurse=False)      likewise
+    GRPOTrainer.eos_token_ids                                       read
+    GRPOTrainer.vllm_generation             given to the engine; replaced: the engine syncs weights itself
+    GRPOTrainer.use_vllm, ._last_loaded_step    set, for a server that TRL does not know: _generate() calls
+                                            vllm_generation.sync_weights() where global_step is not the last one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import PreTrainedModel
+from trl.models.utils import unwrap_model_for_generation
+
+from aitrain.engines.batching import Completer, largest_over_ranks
+from aitrain.engines.colocated import ColocatedEngine
+from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.logprob_check import LogprobCheck, SharedForward
+from aitrain.engines.proxy_batcher import offer_model
+from aitrain.engines.scopes import evaluation_mode
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_servers
+from aitrain.engines.server_fleet import ServerFleet
+from aitrain.engines.sharded_tensors import is_sharded
+from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
+from aitrain.environment.failure_count import FailureCount
+from aitrain.options.train import TrainConfig
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.episode import Rollout
+from aitrain.rollout.event_loop import EventLoop, ThreadLoop
+from aitrain.rollout.limits import EndOfTurn
+from aitrain.training.distributed import thread_gather, use_device
+from aitrain.training.model import count_forward_passes, model_path
+from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.run_context import RunContext
+from aitrain.vllm.addresses import is_here
+from aitrain.vllm.client import VLLMClient
+
+if TYPE_CHECKING:
+    from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
+
+
+OF_ALL_PROCESSES = (
+    "the model is sharded over all processes (--distributed-backend), and only one of them has called it: add"
+    " --use-vllm and --vllm-mode server, which answers model.generate"
+)
+"""Why an environment cannot call a sharded model: the others would not take part."""
+
+WHILE_TRAINING = (
+    "the model trains while episodes are played (--rl-ahead): only model.generate is answered, by the vLLM server"
+)
+"""Why an environment cannot call the model itself with --rl-ahead."""
+
+
+def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
+    """Rollouts with the trainer's weights, by transformers or vLLM."""
+    end = EndOfTurn(trainer.eos_token_ids, trainer.sampling.stop_strings(inputs.tokenizer))
+    clock, runner, accelerator = RolloutClock(), inputs.runner, trainer.accelerator
+    context, is_alone, is_ahead = inputs.limits.context, accelerator.num_processes == 1, runner.config.rl_ahead > 0
+    policy = accelerator.unwrap_model(trainer.model)
+    count_forward_passes(policy)
+    completer: Completer | None = None
+    engine: HFEngine | ColocatedEngine | VLLMServerEngine
+    if inputs.serve is not None:
+        engine = completer = inputs.serve(trainer, end)
+        engine.clock = clock
+        trainer.use_vllm, trainer._last_loaded_step = True, -1
+    elif trainer.use_vllm:
+        engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context, clock)
+        completer = None if engine.is_shared else engine
+    else:
+        largest = partial(largest_over_ranks, accelerator) if trainer.is_sharded and not is_alone else None
+        engine = HFEngine(_hf_model(trainer), trainer.sampling, end, context, clock, largest)
+    if trainer.use_vllm:
+        trainer.vllm_generation = SyncedByEngine()
+    refusal = OF_ALL_PROCESSES if trainer.is_sharded and not is_alone else WHILE_TRAINING if is_ahead else ""
+    scoring = offer_model(runner, policy, inputs.tokenizer, completer, refusal)
+    return PolicyRollouts(
+        Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
+        accelerator,
+        trainer.args.seed,
+        trainer.hooks.notify,
+        FailureCount(runner.config.rl_max_failed),
+        evaluating=partial(evaluation_mode, trainer.model),
+        weight_version=lambda: int(trainer.state.global_step),
+        loop=ThreadLoop(partial(use_device, accelerator.device)) if is_ahead else EventLoop(),
+        gather=gather_object if is_alone or not is_ahead else thread_gather(trainer.args.ddp_timeout),
+    )
+
+
+class SyncedByEngine:
+    """Replaces TRL's vLLM in the trainer, as `PolicyRollouts.play` loads the weights into the engine."""
+
+    def sync_weights(self) -> None:
+        """No-op."""
+
+
+def _hf_model(trainer: EpisodeTrainer) -> HFModel:
+    arguments = trainer.args
+
+    @contextmanager
+    def unwrapped() -> Iterator[PreTrainedModel]:
+        """The model as TRL generates with it: gathered, and without gradient checkpointing."""
+        wrapped = trainer.model_wrapped
+        with (
+            unwrap_model_for_generation(
+                wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=arguments.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs,
+            ) as model,
+            trainer._dist.summon_full_params(wrapped, recurse=False),
+        ):
+            yield model
+
+    return HFModel(
+        trainer.model,
+        trainer.processing_class,
+        unwrapped,
+        arguments.device,
+        arguments.cache_implementation,
+    )
+
+
+# -- vLLM servers that get the weights as files
+
+
+def notify_difference(
+    config: TrainConfig, base: ServerModel, notify: Callable[[str], None]
+) -> Callable[[str], None] | None:
+    """`notify`, which is told that a server's log-probabilities differ from the trainer's, if a base that is quantized
+    here or there explains it; None: such a difference ends the run."""
+    return notify if config.quantization or config.vllm_quantization or base.is_quantized else None
+
+
+def server_engine_factory(
+    run: RunContext, max_tokens: int | None
+) -> Callable[[EpisodeTrainer, EndOfTurn], VLLMServerEngine] | None:
+    """Check the run's vLLM servers, and return a function that makes a trainer's engine; None if TRL generates.
+    `max_tokens`: of prompt and completion together.
+
+    Raises:
+        ConfigError: the server cannot be trained with.
+    """
+    config, sync = run.config, run.config.weight_sync
+    if sync == "nccl":
+        check_for_nccl(str(config.vllm_server_url), model_path(config.model))
+    if sync not in ("adapter", "disk"):
+        return None
+    needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
+    base, count = check_servers(config.vllm_server_urls, needs), len(config.vllm_server_urls)
+    what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
+    who = "vLLM's server gets" if count == 1 else f"{count} vLLM servers get"
+    run.note(f"{who} {what} after each step (--vllm-sync {sync}).")
+    return partial(_served_trainer, run, base)
+
+
+def _served_trainer(run: RunContext, base: ServerModel, trainer: EpisodeTrainer, end: EndOfTurn) -> VLLMServerEngine:
+    """The engine with the trainer's own sampling, which gets the trainer's weights."""
+    accelerator, urls = trainer.accelerator, run.config.vllm_server_urls
+    model = accelerator.unwrap_model(trainer.model)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    writes = accelerator.is_main_process
+    place = [roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"]
+    (folder,) = broadcast_object_list(place)  # of rank 0, which writes there; other machines would choose another one
+    sync: WeightSync = AdapterSync(model, folder, writes)
+    if run.config.weight_sync == "disk":
+        sync = DiskSync(model, folder, writes, base.dtype)
+        sync.renews = base.is_on_cpu
+    forward = SharedForward(model, writes, is_sharded(model))
+    first = accelerator.process_index % len(urls)  # ranks prefer different servers
+    fleet = ServerFleet.of(map(VLLMClient, urls[first:] + urls[:first]), sync)
+
+    def note_servers(states: dict[str, str]) -> None:
+        run.progress.vllm_servers = states
+
+    fleet.give_up_reason = run.give_up_reason
+    if accelerator.is_main_process:
+        fleet.notify, fleet.on_change = run.note, note_servers
+        if len(urls) > 1:
+            note_servers(dict.fromkeys(urls, "live"))
+    noted = notify_difference(run.config, base, run.note)
+    checks = {url: LogprobCheck(forward, trainer.processing_class, noted) for url in urls}
+
+    async def check(engine: VLLMServerEngine) -> None:
+        await checks[engine.fleet.urls].compare(engine)
+
+    engine = VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, check)
+    engine.together = forward.led_by_main
+    return engine
