@@ -39,9 +39,11 @@ SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 ENGINE_SETTINGS = {
     "max_length", "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p",
     "repetition_penalty", "num_beams", "num_return_sequences", "eos_token_id", "pad_token_id", "bos_token_id",
-    "use_cache", "disable_compile", "transformers_version",
+    "use_cache", "cache_implementation", "disable_compile", "transformers_version",
 }  # fmt: skip
 """Settings of `generate` that an engine supports, or can ignore. The model itself generates for calls with others."""
+_SETTINGS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+"""All settings; a model's generation_config may have further entries, which change nothing."""
 
 
 _Waiting = tuple["GenerateRequest", "asyncio.Future[torch.Tensor]"]
@@ -285,7 +287,7 @@ class GenerateRequest:
             return None
         defaults = model.generation_config
         named = [given, vars(defaults), {} if own is None else vars(own)]
-        used = {name for settings in named for name, value in settings.items() if value and name[0] != "_"}
+        used = {name for settings in named for name, value in settings.items() if value and name in _SETTINGS}
         config, rest = model._prepare_generation_config(own, **given)
         ends, pad = _eos_ids(config), config.pad_token_id
         if rest or used - ENGINE_SETTINGS or config.num_beams > 1 or set(ends) != set(_eos_ids(defaults)):
