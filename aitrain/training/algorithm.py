@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from trl.trainer.utils import nanstd
 
 from aitrain.environment.custom_functions import load_function
 from aitrain.errors import ConfigError, EnvironmentFailed
@@ -93,6 +94,17 @@ def estimate_kl(name: str, logps: Tensor, ref: Tensor) -> Tensor:
         case "abs":
             return d.abs()
     return torch.exp(-d) - 1 + d
+
+
+def group_advantages(rewards: Tensor, size: int, scale: str) -> Tensor:
+    """TRL's advantages, of rewards that TRL has not seen: the distance to the mean of the group, divided by the
+    standard deviation of the group, of the batch, or nothing (`scale`)."""
+    groups = rewards.view(-1, size)
+    distance = groups - groups.nanmean(1, keepdim=True)
+    if scale != "none":
+        spread = nanstd(groups, dim=1).unsqueeze(1) if scale == "group" else nanstd(rewards)
+        distance = distance / (spread + 1e-4)
+    return distance.flatten().nan_to_num(0.0)
 
 
 def leave_one_out_factor(rewards: Tensor, size: int) -> Tensor:

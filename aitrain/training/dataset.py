@@ -10,7 +10,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.environment.contract import Case, check_contract
+from aitrain.environment.contract import check_contract
 from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
 from aitrain.environment.locator import errors_of
 from aitrain.environment.runner import EnvRunner
@@ -19,10 +19,9 @@ from aitrain.execution.failure import CallFailed
 from aitrain.training.run_context import RunContext
 
 
-def case_numbers(cases: Sequence[Case]) -> datasets.Dataset:
-    """A dataset for TRL with one column, `case`, the index; rows do not pass through Arrow, which would change Python
-    objects in them."""
-    return datasets.Dataset.from_dict({"case": list(range(len(cases)))})
+def case_numbers(cases: Sequence[object]) -> datasets.Dataset:
+    """A dataset for TRL with as many rows, each with its number as the prompt; TRL only counts them."""
+    return datasets.Dataset.from_dict({"prompt": range(len(cases))})
 
 
 def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> dict[str, Datasets]:

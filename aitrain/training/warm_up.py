@@ -130,7 +130,7 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
     try:
         with _restored_state(trainer):
             with trainer.compute_loss_context_manager():
-                loss = trainer.compute_loss(model, _inputs(trainer, lengths))
+                loss = trainer.loss_of_pass(model, _inputs(trainer, lengths), 1.0)
             trainer.accelerator.backward(loss)
     finally:
         del reserved

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, TrainConfig
+from aitrain.batch import CaseSchedule
 from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
@@ -23,10 +24,9 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
-from aitrain.training.batch_source import BatchPlace, BatchSource
+from aitrain.training.batch_source import BatchSource
 from aitrain.training.case_order import CaseOrder, CustomOrder, DifficultyOrder, PlayedGroup, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.refill import BatchCompletion, Refill
 from aitrain.training.training_batch import TrainingBatch
 from tests.rollout.scripted import END, Letters, Scripted
 
@@ -108,13 +108,10 @@ def played(
             gather=together.gather(rank),
         )  # fmt: skip
         chosen: Any = order()
-        refill = Refill(chosen, limit, groups) if limit else None
-        source = BatchSource(rollouts, dataset(cases), BatchCompletion(dataset(cases), chosen, False, refill), SIZE)
-        share = groups * SIZE // ranks
-        own = slice(share * rank, share * (rank + 1))
+        schedule = CaseSchedule(cases, groups, updates=1, epochs=1)
+        source = BatchSource(rollouts, dataset(cases), chosen, schedule, SIZE, refill_limit=limit)
         with closing(runner), closing(rollouts):
-            places = [BatchPlace(index, index, range(own.start, own.stop)) for index in range(batches)]
-            return [source.take(place) for place in places]
+            return [source.take(step) for step in range(batches)]
 
     return together.run(on_rank)  # type: ignore[no-any-return]
 
