@@ -59,8 +59,8 @@ CALLBACK_EVENTS = {
     "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
 }  # fmt: skip
 NOT_INSIDE = {"_exit", "_asdict", "_replace", "_call", "_trial_id"}
-"""`os._exit`, `_asdict` and `_replace` of named tuples, which Python documents, a slot of a class of ours, and the number
-by which Optuna's journal knows a trial: tests/sweep/test_sweep.py goes on with trials of a sweep that was killed."""
+"""`os._exit`, `_asdict` and `_replace` of named tuples, which Python documents, a slot of a class of ours, and the
+number by which Optuna's journal knows a trial: tests/sweep/test_sweep.py goes on with trials of a sweep that was killed."""
 OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
 """Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
 
