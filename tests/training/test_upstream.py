@@ -60,7 +60,7 @@ CALLBACK_EVENTS = {
 }  # fmt: skip
 NOT_INSIDE = {"_exit", "_asdict", "_replace", "_call", "_trial_id"}
 """`os._exit`, `_asdict` and `_replace` of named tuples, which Python documents, a slot of a class of ours, and the
-number by which Optuna's journal knows a trial: tests/sweep/test_sweep.py goes on with trials of a sweep that was killed."""
+number by which Optuna's journal knows a trial, as tests/sweep/test_sweep.py goes on with trials of a killed sweep."""
 OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
 """Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
 
