@@ -115,31 +115,26 @@ def leave_one_out_factor(rewards: Tensor, size: int) -> Tensor:
     return factor.repeat_interleave(size)
 
 
-@dataclass(frozen=True)
-class Average:
-    """How the losses of tokens become that of a micro-batch, as TRL does for each loss type."""
+def average_loss(
+    values: Tensor, mask: Tensor, loss_type: str, passes: float, longest: int, items: Tensor
+) -> tuple[Tensor, float]:
+    """The losses of tokens as that of a micro-batch, as TRL makes it for each loss type, and what it is divided by to
+    be a part of the step's loss, which has this number of `passes`.
 
-    loss_type: str
-    passes: float
-    """Forward passes that the loss is divided by, so that those of a step add up to its mean."""
-    longest: int
-    """Maximum tokens of a completion, for dr_grpo."""
-    items: Tensor
-    """Tokens in the loss of the step on one process, for the loss types that average over all of them."""
-
-    def __call__(self, values: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-        """The average, and what it is divided by to be a part of the step's loss."""
-        masked = values * mask
-        match self.loss_type:
-            case "grpo" | "sapo":
-                return (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), self.passes
-            case "bnpo":
-                return masked.sum() / mask.sum().clamp(min=1.0), self.passes
-            case "dr_grpo":
-                return masked.sum() / (len(mask) * self.longest), self.passes
-            case "luspo":
-                return masked.sum(-1).mean(), self.passes
-        return masked.sum() / self.items, 1.0
+    `longest`: maximum tokens of a completion, for dr_grpo. `items`: the tokens in the loss of the step on one process,
+    for the types that average over all of them.
+    """
+    masked = values * mask
+    match loss_type:
+        case "grpo" | "sapo":
+            return (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), passes
+        case "bnpo":
+            return masked.sum() / mask.sum().clamp(min=1.0), passes
+        case "dr_grpo":
+            return masked.sum() / (len(mask) * longest), passes
+        case "luspo":
+            return masked.sum(-1).mean(), passes
+    return masked.sum() / items, 1.0
 
 
 # -- a loss of the user's

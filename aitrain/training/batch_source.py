@@ -70,18 +70,16 @@ class BatchSource:
         batch = TrainingBatch(step, keys, numbers, [self.cases[number] for number in numbers])
         batch.play(rollouts)
         if self.refill_limit or self.order.learns:
-            played = _PlayedGroups(batch, rollouts, self.masks_truncated)
+            table = self._groups(batch, rollouts, range(share), 0)
             if self.refill_limit:
-                self._refill(played, len(groups))
-            self.order.see(played.table.values())
+                self._refill(batch, rollouts, table)
+            self.order.see(table.values())
             batch.metrics |= self.order.metrics()
         return batch
 
-    def _refill(self, played: _PlayedGroups, groups: int) -> None:
-        """Replace groups until all have advantages. Those that replace others are numbered after the `groups` of the
-        step."""
-        batch, table, free, rounds = played.batch, played.table, groups, 0
-        current = list(table)
+    def _refill(self, batch: TrainingBatch, rollouts: PolicyRollouts, table: dict[int, _Group]) -> None:
+        """Replace groups until all have advantages; those that replace others are entered into the table."""
+        current, rounds = list(table), 0
         while rounds < self.refill_limit:
             flat = [group for group in current if not table[group].has_advantages]
             in_use = {group.case for group in table.values()}
@@ -90,8 +88,7 @@ class BatchSource:
             if not found:
                 break
             rounds += 1
-            new = {group: (number, case) for number, (group, case) in enumerate(found, free)}
-            free += len(found)
+            new = {group: (number, case) for number, (group, case) in enumerate(found, len(table))}
             places = [place for place, (group, _) in enumerate(batch.keys) if group in new]
             for place in places:
                 group, member = batch.keys[place]
@@ -99,8 +96,8 @@ class BatchSource:
                 number, case = new[group]
                 batch.keys[place], batch.numbers[place] = (number, member), case
                 batch.cases[place] = self.cases[case]
-            batch.replay(played.rollouts, places)
-            played.enter(places, rounds)
+            batch.replay(rollouts, places)
+            table |= self._groups(batch, rollouts, places, rounds)
             current = [new[group][0] if group in new else group for group in current]
         batch.dropped = sum(table[group].dropped for group in current)
         discarded = [group for number, group in table.items() if number not in current]
@@ -113,6 +110,23 @@ class BatchSource:
             **({"cases/mean_score": sum(scores) / len(scores)} if scores else {}),
         }
 
+    def _groups(
+        self, batch: TrainingBatch, rollouts: PolicyRollouts, places: Sequence[int], round: int
+    ) -> dict[int, _Group]:
+        """The groups of all ranks' episodes at their `places`, by their numbers."""
+        own, groups = [], {}
+        for place in places:
+            one = batch.episodes[place]
+            values = (one.result.score, is_kept(one, self.masks_truncated), one.trajectory.sampled_tokens)
+            own.append((batch.keys[place], batch.numbers[place], *values, one.is_dropped))
+        for group, rows in groupby(sorted(rollouts.gather(own)), key=lambda row: row[0][0]):
+            _, numbers, scores, kept, tokens, dropped = zip(*rows, strict=True)
+            tensor = torch.tensor([math.nan if score is None else score for score in scores])
+            teaches = bool(has_advantages(tensor, torch.tensor(kept), len(kept)))
+            known = tuple(score for score in scores if score is not None)
+            groups[group] = _Group(numbers[0], known, teaches, sum(tokens), sum(dropped), round)
+        return groups
+
 
 @dataclass(frozen=True)
 class _Group(PlayedGroup):
@@ -123,34 +137,6 @@ class _Group(PlayedGroup):
     dropped: int
     round: int
     """0 for the batch's first groups."""
-
-
-@dataclass
-class _PlayedGroups:
-    """The groups that were played for one batch, of all ranks."""
-
-    batch: TrainingBatch
-    rollouts: PolicyRollouts
-    masks_truncated: bool
-    table: dict[int, _Group] = field(default_factory=dict)
-    """By their numbers."""
-
-    def __post_init__(self) -> None:
-        self.enter(range(len(self.batch.keys)), 0)
-
-    def enter(self, places: Sequence[int], round: int) -> None:
-        """Enter the groups of this rank's episodes into the table, on all ranks."""
-        own = []
-        for place in places:
-            one = self.batch.episodes[place]
-            values = (one.result.score, is_kept(one, self.masks_truncated), one.trajectory.sampled_tokens)
-            own.append((self.batch.keys[place], self.batch.numbers[place], *values, one.is_dropped))
-        for group, rows in groupby(sorted(self.rollouts.gather(own)), key=lambda row: row[0][0]):
-            _, numbers, scores, kept, tokens, dropped = zip(*rows, strict=True)
-            tensor = torch.tensor([math.nan if score is None else score for score in scores])
-            teaches = bool(has_advantages(tensor, torch.tensor(kept), len(kept)))
-            known = tuple(score for score in scores if score is not None)
-            self.table[group] = _Group(numbers[0], known, teaches, sum(tokens), sum(dropped), round)
 
 
 @dataclass

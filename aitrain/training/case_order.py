@@ -54,6 +54,8 @@ class CaseOrder:
     are over all ranks."""
 
     groups: int
+    memory: dict[Any, Any]
+    """What a checkpoint holds of the order beside the number of the batch."""
     learns = False
     """Whether the choice depends on the played groups, which `see` then needs."""
 
@@ -77,12 +79,13 @@ class CaseOrder:
         """Metrics of the choice, the same on all ranks."""
         return {}
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the order; empty if the number of the batch says all."""
-        return {}
+    def state(self) -> dict[Any, Any]:
+        """A copy of the memory."""
+        return dict(self.memory)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with the `state` of an earlier process, if that is not empty."""
+    def restore(self, state: Mapping[Any, Any]) -> None:
+        """Continue with the `state` of an earlier process."""
+        self.memory = dict(state)
 
 
 @dataclass
@@ -96,18 +99,17 @@ class UniformOrder(CaseOrder):
     groups: int
     seed: int | None
     """Each epoch is shuffled with it; None: the order of the dataset."""
-    _epochs: list[torch.Tensor] = field(default_factory=list, init=False)
-    _next: int = field(default=0, init=False)
-    """Place in the stream of the next case."""
-    _replacing: int = field(default=0, init=False)
-    """Cases of the stream that were drawn to replace others."""
+    memory: dict[str, int] = field(default_factory=dict, init=False)
+    """`replacing`: cases of the stream that were drawn to replace others."""
 
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(self.seed or 0)
+        self._epochs: list[torch.Tensor] = []
+        self._next = 0  # place in the stream of the next case
 
     def take(self, place: int, count: int) -> list[int]:
         """The cases at these places of the stream."""
-        self._next = place + self._replacing
+        self._next = place + self.memory.get("replacing", 0)
         return [self._draw() for _ in range(count)]
 
     def others(self, replaced: Sequence[int], used: Collection[int]) -> list[int]:
@@ -117,18 +119,10 @@ class UniformOrder(CaseOrder):
             if len(found) == len(replaced):
                 break
             case = self._draw()
-            self._replacing += 1
+            self.memory["replacing"] = self.memory.get("replacing", 0) + 1
             if case not in used and case not in found:
                 found.append(case)
         return found
-
-    def state(self) -> dict[str, Any]:
-        """The number of cases that have replaced others."""
-        return {"replacing": self._replacing} if self._replacing else {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue after the cases that have replaced others."""
-        self._replacing = state.get("replacing", 0)
 
     def _draw(self) -> int:
         epoch, place = divmod(self._next, self.cases)
@@ -150,7 +144,7 @@ class DifficultyOrder(CaseOrder):
     seed: int
     bounds: tuple[float, float]
     """Lowest and highest score."""
-    _moments: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
+    memory: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
     """Moving mean and mean square of each played case's scores, as fractions of the score range."""
     learns = True
 
@@ -176,9 +170,9 @@ class DifficultyOrder(CaseOrder):
         low, high = self.bounds
         for group in groups:
             scores = [(score - low) / (high - low) for score in group.scores] or [0.0]
-            mean, square = self._moments.get(group.case, (0.5, 0.5))
+            mean, square = self.memory.get(group.case, (0.5, 0.5))
             count = KNOWN + len(scores)
-            self._moments[group.case] = (
+            self.memory[group.case] = (
                 (KNOWN * mean + sum(scores)) / count,
                 (KNOWN * square + sum(score * score for score in scores)) / count,
             )
@@ -186,21 +180,13 @@ class DifficultyOrder(CaseOrder):
     def weight(self, case: int) -> float:
         """The variance of a case's scores as a fraction of the largest possible one; 1 for a case that was not played
         yet."""
-        mean, square = self._moments.get(case, (0.5, 0.5))
+        mean, square = self.memory.get(case, (0.5, 0.5))
         return max(SMALLEST, 4 * (square - mean * mean))
 
     def metrics(self) -> dict[str, float]:
         """The share of the cases that were played, and the mean weight."""
         weights = sum(self.weight(case) for case in range(self.cases))
-        return {"cases/played": len(self._moments) / self.cases, "cases/mean_weight": weights / self.cases}
-
-    def state(self) -> dict[str, Any]:
-        """The moving means."""
-        return {"moments": {str(case): list(moments) for case, moments in self._moments.items()}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with these moving means."""
-        self._moments = {int(case): (mean, square) for case, (mean, square) in state.get("moments", {}).items()}
+        return {"cases/played": len(self.memory) / self.cases, "cases/mean_weight": weights / self.cases}
 
 
 @dataclass
@@ -261,7 +247,7 @@ class MixedOrder(CaseOrder):
 
     def state(self) -> dict[str, Any]:
         """The states of the orders by the names of their environments."""
-        return {name: state for name, order in self.orders.items() if (state := order.state())}
+        return {name: order.state() for name, order in self.orders.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the states of these orders."""
@@ -308,7 +294,7 @@ class CustomOrder(CaseOrder):
     share: Callable[[list[Any]], list[Any]]
     """Joins lists of all ranks; every rank must call it."""
     is_first: bool
-    _scores: dict[int, list[float]] = field(default_factory=dict, init=False)
+    memory: dict[int, list[float]] = field(default_factory=dict, init=False)
     """Mean scores of each case's groups, the latest one last."""
     _last: int = field(default=0, init=False)
     learns = True
@@ -328,20 +314,12 @@ class CustomOrder(CaseOrder):
         """Keep the mean score of each group that has one."""
         for group in groups:
             if group.scores:
-                scores = [*self._scores.get(group.case, ()), sum(group.scores) / len(group.scores)]
-                self._scores[group.case] = scores[-KEPT_SCORES:]
+                scores = [*self.memory.get(group.case, ()), sum(group.scores) / len(group.scores)]
+                self.memory[group.case] = scores[-KEPT_SCORES:]
 
     def metrics(self) -> dict[str, float]:
         """The share of the cases that have a score."""
-        return {"cases/played": len(self._scores) / len(self.cases)}
-
-    def state(self) -> dict[str, Any]:
-        """The kept scores."""
-        return {"scores": {str(case): scores for case, scores in self._scores.items()}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with these scores."""
-        self._scores = {int(case): scores for case, scores in state.get("scores", {}).items()}
+        return {"cases/played": len(self.memory) / len(self.cases)}
 
     def _ask(self, count: int, source: random.Random) -> list[int]:
         answers = self.share([self._answer(count, source)] if self.is_first else [])
@@ -352,7 +330,7 @@ class CustomOrder(CaseOrder):
     def _answer(self, count: int, source: random.Random) -> list[int] | EnvironmentFailed:
         """The function's answer, or what is wrong with it; an error must reach all ranks."""
         rows = [MappingProxyType(dict(case.row)) for case in self.cases]
-        scores = [tuple(self._scores.get(case, ())) for case in range(len(rows))]
+        scores = [tuple(self.memory.get(case, ())) for case in range(len(rows))]
         values = {"cases": rows, "count": count, "scores": scores, "batch": self._last, "random": source}
         try:
             answer = list(self.function(**arguments_for(self.function, values)))

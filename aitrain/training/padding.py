@@ -50,16 +50,16 @@ class AlignedRows:
         return values.gather(1, inside).masked_fill(source != inside, 0.0)
 
 
-@torch.no_grad()
 def depends_on_padding(
-    log_probs: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor],
+    compute: Callable[..., tuple[torch.Tensor, object, object]],
+    device: torch.device,
     context: int | None,
     vocabulary: int,
     is_precise: bool,
 ) -> bool:
     """Whether left padding changes log-probabilities by more than rounding; the model must be in evaluation mode.
 
-    `log_probs`: `(ids, mask, count)` to the log-probabilities of the last `count` tokens of each row.
+    `compute`: `(ids, mask, count)` to the log-probabilities of the last `count` tokens of each row.
     `is_precise`: all float32, where rounding causes up to 1e-5; bfloat16 causes up to about 0.1.
     """
     tokens = min(TOKENS, (context or 2 * TOKENS) // 2)
@@ -67,8 +67,10 @@ def depends_on_padding(
     count = min(SCORED, tokens - 1)
     if count < 1 or padding < 1:
         return True
-    row = torch.arange(1, tokens + 1)[None] % vocabulary
-    padded = torch.nn.functional.pad(row, (padding, 0))
-    mask = torch.nn.functional.pad(torch.ones_like(row), (padding, 0))
-    difference = log_probs(padded, mask, count) - log_probs(row, torch.ones_like(row), count)
-    return not float(difference.abs().mean()) <= (1e-3 if is_precise else 0.25)
+    row = torch.arange(1, tokens + 1, device=device)[None] % vocabulary
+    mask = torch.ones_like(row)
+    plain, padded = (
+        compute(*(torch.nn.functional.pad(values, (before, 0)) for values in (row, mask)), count)[0]
+        for before in (0, padding)
+    )
+    return not float((padded - plain).abs().mean()) <= (1e-3 if is_precise else 0.25)

@@ -19,11 +19,12 @@ that played it, and each pass is only as wide as its longest row. Losses that ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from accelerate import Accelerator
 
 from aitrain.batch import PassLimit
 
@@ -39,16 +40,6 @@ KEPT_ROWS = "kept_rows"
 OF_PROMPT = ("prompt_ids", "prompt_mask")
 COST_OF_A_PASS = 256
 """Cost of one more forward pass, in tokens of padding that it must save."""
-
-
-@dataclass(frozen=True)
-class RankRows:
-    """The processes of a run, for what is done with the rows of all of them."""
-
-    count: int
-    index: int
-    gather: Callable[[torch.Tensor, bool], torch.Tensor]
-    """The rows of all processes, padded to the longest one: on the left if the second argument is true."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +64,24 @@ class StepPasses:
         return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
-def passes_of(step: MicroBatch, limit: PassLimit, trims: bool, ranks: RankRows) -> StepPasses:
+def passes_of(step: MicroBatch, limit: PassLimit, trims: bool, accelerator: Accelerator) -> StepPasses:
     """Divide the rows of a step. `num_items_in_batch` is the number of tokens in the loss of a generation batch with as
     many steps, over all processes. Every process must call this."""
     names = step.keys() if trims else (KEPT, "prompt_mask", "completion_mask", "tool_mask")
+    processes, rank = accelerator.num_processes, accelerator.process_index
     everywhere = {name: step[name] for name in names}
-    if ranks.count > 1:
+    if processes > 1:
         for name, value in everywhere.items():
-            everywhere[name] = ranks.gather(value, name in OF_PROMPT) if value.dim() else value
+            if value.dim():
+                padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
+                everywhere[name] = accelerator.gather(padded)
     kept: list[bool] = everywhere[KEPT].tolist()
     if trims:
         lengths = (everywhere["prompt_mask"].sum(1) + everywhere["completion_mask"].sum(1)).tolist()
-        shares, first, source = _trimmed_passes(kept, lengths, limit, ranks.count), 0, everywhere
+        shares, first, source = _trimmed_passes(kept, lengths, limit, processes), 0, everywhere
     else:
         width = everywhere["prompt_mask"].shape[1] + everywhere["completion_mask"].shape[1]
-        shares, first, source = _passes_in_order(kept, limit, width, ranks.count), len(step[KEPT]) * ranks.index, step
+        shares, first, source = _passes_in_order(kept, limit, width, processes), len(step[KEPT]) * rank, step
     tokens = (everywhere["completion_mask"] * everywhere["tool_mask"]).sum(1) * everywhere[KEPT]
     # the tokens of a generation batch whose other steps are like this one
     items = float(step["num_items_in_batch"]) * sum(kept) / max(1, int(step[KEPT_ROWS]))
@@ -95,12 +89,12 @@ def passes_of(step: MicroBatch, limit: PassLimit, trims: bool, ranks: RankRows) 
         "tool_mask": source["tool_mask"] * source[KEPT].unsqueeze(1),
         "num_items_in_batch": torch.tensor(items, device=step[KEPT].device),
     }
-    own = shares[ranks.index]
+    own = shares[rank]
     together = [[row for share in shares for row in share[number]] for number in range(len(own))]
     chosen = [{name: v[[row - first for row in rows]] if v.dim() else v for name, v in source.items()} for rows in own]
     return StepPasses(
         [_trimmed(rows) for rows in chosen] if trims else chosen,
-        [sum(kept) / (len(rows) * ranks.count) if any(kept[row] for row in rows) else math.inf for rows in own],
+        [sum(kept) / (len(rows) * processes) if any(kept[row] for row in rows) else math.inf for rows in own],
         torch.stack([_weights(values, together) for values in (tokens, everywhere[KEPT])]),
         any(kept),
     )

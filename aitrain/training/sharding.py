@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,18 +153,13 @@ OPTIMIZER = "optimizer.pt"
 
 
 def own_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The `saved_weights` of a model that FSDP2 has sharded."""
+    """The weights that are saved, by their names in the model, not copied: tied ones once, and only the adapter of a
+    model with one. Of a sharded model, this process's part of each."""
     reshard(model)
-    return {name: tensor.detach() for name, tensor in saved_weights(model).items()}
-
-
-def saved_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights that are saved, by their names in the model, not copied: tied ones once, and only
-    the adapter of a model with one."""
     tensors: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(model, PeftModel) or model.prefix in name:  # peft changes requires_grad for a reference pass
-            tensors.setdefault(id(tensor), (name, tensor))
+            tensors.setdefault(id(tensor), (name, tensor.detach()))
     return dict(tensors.values())
 
 
@@ -181,30 +176,17 @@ def load_weights(model: Any, checkpoint: Path) -> None:
     if (checkpoint / SHARDS).is_dir():
         load(dict(weights), storage_reader=HuggingFaceStorageReader(str(checkpoint / SHARDS)))
         return
-    for name, full in weights_in(checkpoint, model, weights.keys()):
-        _fill(weights[name], full)
-
-
-def weights_in(checkpoint: Path, model: Any, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights with these names in the model that a checkpoint has, in an order that is the same in all processes.
-
-    Raises:
-        KeyError: the checkpoint lacks one.
-    """
-    kind, found = "adapter_model" if isinstance(model, PeftModel) else "model", dict[str, Path]()
+    kind, missing = "adapter_model" if isinstance(model, PeftModel) else "model", set(weights)
     for file in sorted(checkpoint.glob(f"{kind}*.safetensors")):
         with safe_open(file, "pt") as opened:
-            found |= {name: file for name in sorted(opened.keys()) if name in names}
-    missing = names - found.keys()
-    if not missing:
-        for file in dict.fromkeys(found.values()):
-            with safe_open(file, "pt") as opened:
-                yield from ((name, opened.get_tensor(name)) for name in found if found[name] == file)
-        return
-    converted = {} if isinstance(model, PeftModel) else _converted(checkpoint, model)
-    if unknown := names - converted.keys():
+            for name in missing & set(opened.keys()):
+                weights[name].copy_(_like(weights[name], opened.get_tensor(name)))
+                missing.remove(name)
+    converted = _converted(checkpoint, model) if missing and not isinstance(model, PeftModel) else {}
+    if unknown := missing - converted.keys():
         raise KeyError(f"{checkpoint} has no {min(unknown)}")
-    yield from ((name, converted[name]) for name in sorted(names))
+    for name in missing:
+        weights[name].copy_(_like(weights[name], converted[name]))
 
 
 def _converted(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
@@ -215,10 +197,6 @@ def _converted(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
         written = kind.from_pretrained(checkpoint, config=copy.deepcopy(model.config), dtype=model.dtype)
     tensors: dict[str, torch.Tensor] = written.state_dict()
     return tensors
-
-
-def _fill(target: torch.Tensor, full: torch.Tensor) -> None:
-    target.copy_(_like(target, full))
 
 
 def _like(target: torch.Tensor, full: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,6 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
-from peft import PeftModel
 from transformers import PreTrainedModel, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -84,7 +83,7 @@ from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.algorithm import PLAIN, AlgorithmParts, Average, estimate_kl, group_advantages
+from aitrain.training.algorithm import PLAIN, AlgorithmParts, average_loss, estimate_kl, group_advantages
 from aitrain.training.batch_diagnostics import batch_diagnostics
 from aitrain.training.batch_source import batch_source
 from aitrain.training.case_order import EpochCallback
@@ -93,7 +92,7 @@ from aitrain.training.holdout import CaseList
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.padding import AlignedRows, depends_on_padding
-from aitrain.training.passes import KEPT, KEPT_ROWS, MicroBatch, RankRows, Rows, passes_of, plan_passes
+from aitrain.training.passes import KEPT, KEPT_ROWS, MicroBatch, Rows, passes_of, plan_passes
 from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.sharding import (
     check_sharded,
@@ -195,7 +194,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
         self.context = inputs.limits.context
-        self.aligns_rows = self.depends_on_left_padding()
+        policy = self.accelerator.unwrap_model(self.model)
+        with evaluation_mode(self.model):
+            self.aligns_rows = depends_on_padding(
+                partial(super()._get_per_token_logps_and_entropies, self.model),
+                self.accelerator.device,
+                self.context,
+                policy.get_input_embeddings().weight.shape[0],
+                is_precise=policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16),
+            )
 
     # -- a generation batch: episodes, scores, advantages
 
@@ -287,17 +294,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of all forward passes of a step. The backward pass of the last one is left to the caller."""
         accelerator, metrics = self.accelerator, self._metrics["train"]
-
-        def gather(rows: torch.Tensor, pads_left: bool) -> torch.Tensor:
-            padded_rows = accelerator.pad_across_processes(rows, dim=1, pad_first=pads_left)
-            everywhere: torch.Tensor = accelerator.gather(padded_rows)
-            return everywhere
-
-        ranks = RankRows(accelerator.num_processes, accelerator.process_index, gather)
-        passes, total = (
-            passes_of(inputs, self.pass_limit, self.trims, ranks),
-            torch.zeros((), device=accelerator.device),
-        )
+        passes = passes_of(inputs, self.pass_limit, self.trims, accelerator)
+        total = torch.zeros((), device=accelerator.device)
         before = {name: len(values) for name, values in metrics.items()}
         *first, last = zip(passes.rows, passes.divisors, strict=True)
         for rows, divisor in first:
@@ -389,8 +387,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 losses = losses * inputs["importance_sampling_ratio"]
         if has_kl:
             kl = estimate_kl(self.algorithm.kl_estimator, logps, inputs["ref_per_token_logps"])
-            if self.args.use_bias_correction_kl:
-                kl = kl * self._ratio(logps - old, mask)
+            if self.args.use_bias_correction_kl:  # by the ratio of each token, or of each row, as TRL does
+                log_ratio = logps - old
+                if self.importance_sampling_level == "sequence":
+                    log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+                kl = kl * torch.exp(log_ratio)
             own = torch.stack([(kl * mask).sum(), mask.sum().to(kl.dtype)]).detach()
             over_tokens, count = self.accelerator.reduce(own, reduction="sum")
             self._metrics["train"]["kl"].append((over_tokens / count.clamp(min=1.0)).item())
@@ -401,17 +402,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         passes = self.current_gradient_accumulation_steps
         items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         of_step = items * passes / self.args.steps_per_generation
-        average, divisor = Average(self.loss_type, passes, self.max_completion_length, of_step)(losses, mask)
+        average, divisor = average_loss(losses, mask, self.loss_type, passes, self.max_completion_length, of_step)
         if "policy_loss" in self._metrics["train"]:  # TRL logs it with an entropy bonus
             ours = self.accelerator.gather(average.detach()).nanmean().item()
             self._metrics["train"]["policy_loss"][-1] += ours
         return loss + average / divisor
-
-    def _ratio(self, log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The probability ratio of each token, or of each row, which multiplies the KL term as TRL does it."""
-        if self.importance_sampling_level == "sequence":
-            log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-        return torch.exp(log_ratio)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
         """Hook between gradient clipping and the optimizer step."""
@@ -468,59 +463,37 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return values
 
     def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
-        """Rows of each forward pass over own rows that TRL or aitrain makes without gradients; with sharded weights,
-        there are as many passes on each process."""
-        if not self.trims:
-            width = max(gather_object([width])) if self.is_sharded else width
-            size = next(size for size in range(len(lengths), 0, -1) if self.pass_limit.holds(size, width))
-            return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
-        passes = plan_passes(lengths, self.pass_limit)
-        most = max(gather_object([len(passes)])) if self.is_sharded else 1
-        return plan_passes(lengths, self.pass_limit, at_least=most)
-
-    def depends_on_left_padding(self) -> bool:
-        """Whether padding in front of a row changes its log-probabilities. Every process must call this."""
-
-        def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
-            device = self.accelerator.device
-            compute = super(EpisodeTrainer, self)._get_per_token_logps_and_entropies
-            values: torch.Tensor = compute(self.model, ids.to(device), mask.to(device), count)[0]
-            return values
-
-        model = self.accelerator.unwrap_model(self.model)
-        is_precise = model.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
-        with evaluation_mode(self.model):
-            vocabulary = model.get_input_embeddings().weight.shape[0]
-            return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
+        """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
+        as sharded weights need that."""
+        if self.trims:
+            most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
+            return plan_passes(lengths, self.pass_limit, at_least=most)
+        width = max(gather_object([width]))
+        size = next(size for size in range(len(lengths), 0, -1) if self.pass_limit.holds(size, width))
+        return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
 
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
-        """vLLM's log-probabilities, corrected for truncated sampling. Every process must call this."""
+        """vLLM's log-probabilities, corrected for truncated sampling in forward passes without dropout. Every process
+        must call this."""
         reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
             return reported
         rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.turn_starts) for each in trajectories]
-        shifts = self._logprob_shifts(rows)
-        of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
-        everywhere = gather_object(of_sampled) or [0.0]
-        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
-        return [
-            [None if value is None else value + shift for value, shift in zip(*pair, strict=True)]
-            for pair in zip(reported, shifts, strict=True)
-        ]
-
-    def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
-        """Correction for each token of each row, computed in forward passes without dropout and gradients."""
-        shifts: list[list[float]] = [[] for _ in rows]
         lengths = [len(row.prompt) + len(row.ids) for row in rows]
+        of_sampled: list[float] = []
         with evaluation_mode(self.model):
             for places in self._own_passes(lengths, max(lengths)):
                 shift = LogprobShift(self.sampling, self.eos_token_ids, [rows[place] for place in places])
                 with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
                     inputs = padded(shift.rows, self.processing_class.pad_token_id, self.accelerator.device)
                     super()._get_per_token_logps_and_entropies(self.model, *inputs)
-                for place, values in zip(places, shift.shifts, strict=True):
-                    shifts[place] = values
-        return shifts
+                for place, shifts in zip(places, shift.shifts, strict=True):
+                    of_sampled += [shifts[token] for token in rows[place].sampled()]
+                    pairs = zip(reported[place], shifts, strict=True)
+                    reported[place] = [None if value is None else value + more for value, more in pairs]
+        everywhere = gather_object(of_sampled) or [0.0]
+        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
+        return reported
 
     # -- logging
 
@@ -600,10 +573,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.is_fsdp_enabled or not isinstance(self.model, PeftModel):
-            load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
 
     def is_over(self, checkpoint: Path) -> bool:
         """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether

@@ -163,20 +163,15 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
             shutil.rmtree(unfinished, ignore_errors=True)
         free = shutil.disk_usage(folder.path).free
         is_full = isinstance(error, RuntimeError) and free < size  # torch says only at which position it failed
-        why = getattr(error, "strerror", None) or (os.strerror(errno.ENOSPC) if is_full else _short(error))
+        why = getattr(error, "strerror", None) or (
+            os.strerror(errno.ENOSPC) if is_full else " ".join(str(error).split())
+        )
         raise CannotWriteError(
-            f"Cannot save in {folder.path}: {why}\n"
-            f"It takes about {_megabytes(size)}, and {_megabytes(free)} are free. Everything saved before is intact:\n"
+            f"Cannot save in {folder.path}: {why[:120]}\n"
+            f"It takes about {size / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free. Everything saved before is"
+            " intact:\n"
             "free some disk space and continue with --resume."
         ) from error
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
 
 
 # -- resuming
@@ -240,7 +235,8 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Restore the state before the first new step. A run with changed options starts a new generation window. The
-        optimizer state holds the old learning rate, which other options or another number of steps replace."""
+        optimizer state holds the old learning rate, which that of the schedule with the present options replaces; a
+        schedule that is no function of the step goes on as it is."""
         trainer, folder = self.trainer, self.checkpoint
         path = folder / STATE.format(rank=trainer.accelerator.process_index)
         path = path if path.exists() else folder / STATE.format(rank=0)  # of a run with fewer processes
@@ -253,27 +249,12 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
             load_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
         if self.is_same:
             trainer.resume(saved)
-        else:
-            _set_learning_rate(trainer, args.learning_rate)
-        if steps_before(folder) != state.max_steps:
-            _follow_schedule(trainer)
-
-
-def _set_learning_rate(trainer: EpisodeTrainer, rate: float) -> None:
-    scheduler = trainer.lr_scheduler
-    change = rate / scheduler.base_lrs[0]
-    scheduler.base_lrs = [base * change for base in scheduler.base_lrs]
-    scheduler._last_lr = [last * change for last in scheduler.get_last_lr()]  # the value that is logged
-    for group in trainer.optimizer.param_groups:
-        group["lr"], group["initial_lr"] = group["lr"] * change, rate
-
-
-def _follow_schedule(trainer: EpisodeTrainer) -> None:
-    """Set the learning rate to that of the schedule for the present number of steps; schedules that are no function of
-    the step go on as they are."""
-    scheduler = trainer.lr_scheduler
-    if hasattr(scheduler, "lr_lambdas"):
-        factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-        scheduler._last_lr = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
-        for group, rate in zip(trainer.optimizer.param_groups, scheduler._last_lr, strict=True):
-            group["lr"] = rate
+        scheduler = trainer.lr_scheduler
+        has_other_rates = not self.is_same or steps_before(folder) != state.max_steps
+        if has_other_rates and hasattr(scheduler, "lr_lambdas"):
+            change = args.learning_rate / scheduler.base_lrs[0]
+            scheduler.base_lrs = [base * change for base in scheduler.base_lrs]
+            factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+            scheduler._last_lr = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
+            for group, rate in zip(trainer.optimizer.param_groups, scheduler._last_lr, strict=True):
+                group["lr"], group["initial_lr"] = rate, args.learning_rate

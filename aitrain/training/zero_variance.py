@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 
 def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:
@@ -54,7 +54,7 @@ class StopOnZeroVariance(TrainerCallback):  # type: ignore[misc]
         self.count = count
         self.stop = stop
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         """Runs before StopCallback, so that the run ends after this step."""
         self.count.in_a_row = self.count.in_a_row + 1 if self.count.is_flat else 0
         lasts = self.count.in_a_row

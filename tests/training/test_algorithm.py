@@ -27,7 +27,7 @@ from aitrain.training.algorithm import (
     group_advantages,
     leave_one_out_factor,
 )
-from aitrain.training.passes import KEPT, KEPT_ROWS, RankRows, passes_of
+from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.zero_variance import ZeroVarianceSteps
 from tests.conftest import write
@@ -168,9 +168,9 @@ def test_metrics_of_a_step_are_those_of_its_kept_tokens(level: str, trims: bool,
 def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes() -> None:
     """They would wait for each other forever."""
 
-    def of_both(rows: torch.Tensor, _: bool) -> torch.Tensor:
+    def padded(rows: torch.Tensor, dim: int, pad_first: bool) -> torch.Tensor:
         is_wide = rows.dim() == 2 and rows.shape[1] > 1
-        return torch.cat([torch.nn.functional.pad(rows, (0, 10 - rows.shape[1])) if is_wide else rows] * 2)
+        return torch.nn.functional.pad(rows, (0, 10 - rows.shape[1])) if is_wide else rows
 
     passes = []
     for rank, width in enumerate((4, 10)):
@@ -178,7 +178,13 @@ def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes
         piece = {name: ones.clone() for name in ("completion_ids", "completion_mask", "tool_mask")}
         piece |= {"prompt_ids": ones[:, :1], "prompt_mask": ones[:, :1].clone(), KEPT: torch.ones(4, dtype=torch.bool)}
         piece |= {KEPT_ROWS: torch.tensor(8), "num_items_in_batch": torch.tensor(8.0 * width)}
-        passes.append(len(passes_of(piece, PassLimit(4, 24), False, RankRows(2, rank, of_both)).rows))
+        ranks: Any = SimpleNamespace(
+            num_processes=2,
+            process_index=rank,
+            pad_across_processes=padded,
+            gather=lambda rows: torch.cat([rows, rows]),
+        )
+        passes.append(len(passes_of(piece, PassLimit(4, 24), False, ranks).rows))
     assert passes[0] == passes[1] > 1
 
 
