@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -214,7 +214,12 @@ def _like(target: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
 def write_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path, is_main: bool, shards: bool) -> None:
     """Write the state of an optimizer. Every process must call this."""
     state = optimizer.state_dict()
-    moments = dict(_moments(state["state"]))
+    moments = {
+        f"{number}.{name}": value
+        for number, named in state["state"].items()
+        for name, value in named.items()
+        if isinstance(value, DTensor)
+    }
     if shards:
         write_shards(moments, checkpoint / MOMENTS)
     values = dict.fromkeys(moments) if shards else gathered(moments.items(), is_main)
@@ -240,14 +245,6 @@ def read_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
     if moments:
         load(dict(moments), storage_reader=HuggingFaceStorageReader(str(checkpoint / MOMENTS)))
     optimizer.load_state_dict(state)
-
-
-def _moments(state: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The sharded values of an optimizer's state, by number of the weight and name."""
-    for number, values in state.items():
-        for name, value in values.items():
-            if isinstance(value, DTensor):
-                yield f"{number}.{name}", value
 
 
 def write_shards(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:

@@ -545,31 +545,28 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
         this."""
-        if not self.is_fsdp_enabled:
-            super().save_model(output_dir, _internal_call)
-            return
         folder = str(output_dir or self.args.output_dir)
-        weights = own_weights(self.model)
-        if _internal_call and self.writes_shards:
-            write_shards(weights, Path(folder) / SHARDS)
-            return
-        tensors = gathered(weights.items(), self.args.should_save)
-        if self.args.should_save:
-            self._save(folder, state_dict=tensors)
+        if not self.is_fsdp_enabled:
+            super().save_model(folder, _internal_call)
+        elif _internal_call and self.writes_shards:
+            write_shards(own_weights(self.model), Path(folder) / SHARDS)
+        else:
+            tensors = gathered(own_weights(self.model).items(), self.args.should_save)
+            if self.args.should_save:
+                self._save(folder, state_dict=tensors)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        def write(*_: object) -> None:
-            write_optimizer(self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards)
-
-        ours = {"save_fsdp_model": lambda *_, **__: None, "save_fsdp_optimizer": write}
+        parts = self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards
+        ours = {
+            "save_fsdp_model": lambda *_, **__: None,
+            "save_fsdp_optimizer": lambda *_: write_optimizer(*parts),
+        }
         with replaced(transformers_trainer, ours):
             super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        def read(*_: object, **__: object) -> None:
-            read_optimizer(self.optimizer, Path(str(checkpoint)))
-
-        with replaced(transformers_trainer, {"load_fsdp_optimizer": read}):
+        ours = {"load_fsdp_optimizer": lambda *_, **__: read_optimizer(self.optimizer, Path(str(checkpoint)))}
+        with replaced(transformers_trainer, ours):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
