@@ -9,15 +9,16 @@ other and NaN for an episode without a score.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from trl.trainer.utils import nanstd
 
+from aitrain.environment.contract import arguments_for
 from aitrain.environment.custom_functions import load_function
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
@@ -61,14 +62,14 @@ class AlgorithmParts:
             ConfigError: the custom loss asks for an argument that there is not.
             EnvironmentFailed: the module of the custom loss cannot be imported.
         """
-        buffer = config.overlong_buffer
+        buffer, custom = config.overlong_buffer, config.custom_loss
         return cls(
             ALGORITHMS[config.rl_loss_type],
             config.rl_kl_estimator,
             config.rl_kl_in == "reward",
             config.rl_baseline == "leave_one_out",
             Overlong(config.rl_max_new_tokens, buffer, config.rl_overlong_penalty) if buffer else None,
-            CustomLoss.load(config.custom_loss) if config.custom_loss else None,
+            CustomLoss(load_with_parameters("custom_loss", custom, LOSS_ARGUMENTS)) if custom else None,
         )
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
@@ -137,10 +138,28 @@ def average_loss(
     return masked.sum() / items, 1.0
 
 
-# -- a loss of the user's
+# -- functions of the user's
 
 LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprobs", "entropies")
 """What a custom loss may ask for by name."""
+
+
+def load_with_parameters(option: str, place: str, names: Sequence[str]) -> Callable[..., Any]:
+    """The user's function that an option names, which may have parameters with these names.
+
+    Raises:
+        ConfigError: it cannot be found, or asks for what there is not.
+        EnvironmentFailed: importing it raised.
+    """
+    function = load_function(option, place)
+    for one in inspect.signature(function).parameters.values():
+        is_named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if is_named and one.default is one.empty and one.name not in names:
+            raise ConfigError(
+                f"{option}: the function has an unknown parameter, {one.name}.{did_you_mean(one.name, names)}\n"
+                f"It may have: {', '.join(names)}"
+            )
+    return function
 
 
 @dataclass(frozen=True)
@@ -148,38 +167,15 @@ class CustomLoss:
     """A function of the user's that returns the loss of each token, given those of LOSS_ARGUMENTS that it names."""
 
     function: Callable[..., object]
-    names: Sequence[str]
 
-    @classmethod
-    def load(cls, place: str) -> CustomLoss:
-        """Import it.
-
-        Raises:
-            ConfigError: it cannot be found, or asks for an argument that there is not.
-            EnvironmentFailed: importing it raised.
-        """
-        function = load_function("custom_loss", place)
-        parameters = inspect.signature(function).parameters.values()
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return cls(function, LOSS_ARGUMENTS)
-        required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-        unknown = [name for name in required if name not in LOSS_ARGUMENTS]
-        if unknown:
-            raise ConfigError(
-                f"custom_loss: {place} asks for {', '.join(unknown)}\nThere are: {', '.join(LOSS_ARGUMENTS)}."
-            )
-        return cls(function, [parameter.name for parameter in parameters if parameter.name in LOSS_ARGUMENTS])
-
-    def __call__(self, arguments: Mapping[str, Tensor | None]) -> Tensor:
+    def __call__(self, mask: Tensor, **others: Tensor | None) -> Tensor:
         """The loss of each token; 0 where the mask is.
 
         Raises:
             EnvironmentFailed: it raised, or returned something else than a loss for each token.
         """
-        mask = arguments["mask"]
-        assert mask is not None
         try:
-            losses = self.function(**{name: arguments[name] for name in self.names})
+            losses = self.function(**arguments_for(self.function, {"mask": mask, **others}))
         except Exception as error:
             raise EnvironmentFailed(failure_message("custom_loss raised", error)) from error
         rows, tokens = mask.shape

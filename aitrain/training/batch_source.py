@@ -68,7 +68,7 @@ class BatchSource:
         keys = [divmod(place, self.group_size) for place in range(first, first + share)]
         numbers = [groups[group] for group, _ in keys]
         batch = TrainingBatch(step, keys, numbers, [self.cases[number] for number in numbers])
-        batch.play(rollouts)
+        batch.dropped = batch.play(rollouts, range(share))
         if self.refill_limit or self.order.learns:
             table = self._groups(batch, rollouts, range(share), 0)
             if self.refill_limit:
@@ -96,7 +96,7 @@ class BatchSource:
                 number, case = new[group]
                 batch.keys[place], batch.numbers[place] = (number, member), case
                 batch.cases[place] = self.cases[case]
-            batch.replay(rollouts, places)
+            batch.play(rollouts, places)
             table |= self._groups(batch, rollouts, places, rounds)
             current = [new[group][0] if group in new else group for group in current]
         batch.dropped = sum(table[group].dropped for group in current)

@@ -7,7 +7,6 @@ epoch, so that the number of steps alone is the position of a resumed run.
 
 from __future__ import annotations
 
-import inspect
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,10 +21,10 @@ from transformers.trainer_utils import IntervalStrategy
 
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case, arguments_for
-from aitrain.environment.custom_functions import load_function
 from aitrain.environment.mixed_runner import Runner
-from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.errors import EnvironmentFailed
 from aitrain.execution.user_code import failure_message
+from aitrain.training.algorithm import load_with_parameters
 from aitrain.training.holdout import parts_of
 
 if TYPE_CHECKING:
@@ -271,16 +270,7 @@ def load_sampler(place: str) -> Callable[..., Any]:
         ConfigError: it cannot be loaded, or asks for what there is not.
         EnvironmentFailed: its module raised.
     """
-    function = load_function("custom_sampler", place)
-    for one in inspect.signature(function).parameters.values():
-        is_named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        if is_named and one.default is one.empty and one.name not in PARAMETERS:
-            near = did_you_mean(one.name, PARAMETERS)
-            raise ConfigError(
-                f"custom_sampler: the function has an unknown parameter, {one.name}.{near}\n"
-                f"It may have: {', '.join(PARAMETERS)}"
-            )
-    return function
+    return load_with_parameters("custom_sampler", place, PARAMETERS)
 
 
 @dataclass

@@ -157,15 +157,15 @@ class PolicyRollouts:
         Raises:
             EnvironmentFailed: there are too many.
         """
-        note = self.failures.after_abandoned(threads, self._last_hangs)
+
+        def hangs_at() -> list[str]:
+            hangs = [part.pool.last_hang for part in self.rollout.runner.parts.values()]
+            everywhere: list[str] = gather_object([next(filter(None, hangs), "")])
+            return everywhere
+
+        note = self.failures.after_abandoned(threads, hangs_at)
         if note is not None:
             self.notify(note)
-
-    def _last_hangs(self) -> list[str]:
-        """Where calls hang, on all ranks."""
-        hangs = [part.pool.last_hang for part in self.rollout.runner.parts.values()]
-        everywhere: list[str] = gather_object([next(filter(None, hangs), "")])
-        return everywhere
 
     def take_sampled_tokens(self) -> int:
         """Tokens that all ranks sampled in training since the last call."""

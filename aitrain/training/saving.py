@@ -82,7 +82,9 @@ def write_whole_model(load: Callable[[], LoadedPolicy], folder: Path, shard_size
         RunFailed: the written model computes something else. Half precision rounds too much to tell.
     """
     policy = load()
-    config, tokenizer, model, rows = policy.config, policy.tokenizer, policy.model, _probe(policy.model)
+    config, tokenizer, model = policy.config, policy.tokenizer, policy.model
+    tokens = model.get_input_embeddings().weight.shape[0]
+    rows = torch.randint(0, tokens, PROBE, generator=torch.Generator().manual_seed(0))
     del policy
     trained, effect = _logits(model, rows), None
     if isinstance(model, PeftModel):
@@ -122,11 +124,6 @@ def planned_weights(model: PreTrainedModel, shard_size: str) -> dict[str, int]:
     }
     index = json.dumps({"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}, indent=2)
     return sizes | ({"model.safetensors.index.json": len(index)} if plan.is_sharded else {})
-
-
-def _probe(model: PreTrainedModel) -> torch.Tensor:
-    tokens = model.get_input_embeddings().weight.shape[0]
-    return torch.randint(0, tokens, PROBE, generator=torch.Generator().manual_seed(0))
 
 
 def _logits(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,7 @@ Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (te
                                             when the trainer is made, and not once more by Trainer.train()
     AcceleratorState                        ignores the plugin on the CPU and in a single process
     fsdp_utils.fsdp2_prepare_model          shards a model without an optimizer, layer by layer
-    ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only;
-                                            with it and others like it, accelerate distributes the model
+    ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only
     torch.distributed.checkpoint.HuggingFaceStorageWriter, HuggingFaceStorageReader     write and read such files
     torch.distributed.tensor.distribute_tensor(src_data_rank=None)      takes this process's part without communication
     transformers.modeling_utils.is_fsdp_enabled         replaced while a checkpoint's weights are converted
@@ -33,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import parse_flag_from_env
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
@@ -59,15 +57,6 @@ if TYPE_CHECKING:
 UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 """Types of devices on which accelerate ignores the FSDP plugin, without a word."""
 
-VARIABLES = {
-    "ACCELERATE_USE_FSDP": "fsdp2",
-    "ACCELERATE_USE_DEEPSPEED": None,
-    "ACCELERATE_USE_MEGATRON_LM": None,
-    "ACCELERATE_USE_PARALLELISM_CONFIG": None,
-}
-"""Variables with which accelerate distributes the model in another way than the options say, and the backend that sets
-them itself."""
-
 
 # -- settings
 
@@ -91,10 +80,6 @@ def check_can_shard(config: TrainConfig, device: str) -> None:
     Raises:
         ConfigError: sharding is asked for in a way that would leave each process with the whole model.
     """
-    for variable, backend in VARIABLES.items():
-        if backend != config.distributed_backend and parse_flag_from_env(variable):
-            instead = f", and use --distributed-backend {backend}" if backend else ""
-            raise ConfigError(f"{variable}: aitrain does not take over accelerate's variables\nUnset it{instead}.")
     if config.distributed_backend == "fsdp2" and device in UNSHARDED_DEVICES:
         raise ConfigError(
             f"distributed_backend: accelerate ignores fsdp2 on the {device.upper()}: each process would hold the whole"

@@ -52,8 +52,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -298,11 +298,15 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         total = torch.zeros((), device=accelerator.device)
         before = {name: len(values) for name, values in metrics.items()}
         *first, last = zip(passes.rows, passes.divisors, strict=True)
+        # without the last one, gradients are added up and not exchanged; with FSDP2 they are, as they would stay whole
+        accelerator.gradient_state._set_sync_gradients(False)  # for DeepSpeed, and TRL's adaptive entropy
         for rows, divisor in first:
-            with self._without_step(model):
+            alone: AbstractContextManager[Any] = nullcontext() if self.is_sharded else accelerator.no_sync(model)
+            with alone, activity.own.doing("forward and backward pass"):
                 loss = self.loss_of_pass(model, rows, divisor)
                 accelerator.backward(loss)
             total += loss.detach()
+        accelerator.gradient_state._set_sync_gradients(True)
         loss = self.loss_of_pass(model, *last)
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
@@ -314,19 +318,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         metrics["padding"].append(1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks))
         self.has_kept_rows = passes.has_kept_rows
         return loss + total
-
-    @contextmanager
-    def _without_step(self, model: torch.nn.Module) -> Iterator[None]:
-        """A backward pass in this context is not the last one of its step: gradients are added up, and not exchanged.
-        With FSDP2 they are, as they would stay whole on each process."""
-        accelerator = self.accelerator
-        alone: AbstractContextManager[Any] = nullcontext() if self.is_fsdp_enabled else accelerator.no_sync(model)
-        with alone, activity.own.doing("forward and backward pass"):
-            accelerator.gradient_state._set_sync_gradients(False)  # for DeepSpeed
-            try:
-                yield
-            finally:
-                accelerator.gradient_state._set_sync_gradients(True)
 
     def loss_of_pass(self, model: torch.nn.Module, rows: MicroBatch, divisor: float) -> torch.Tensor:
         """TRL's loss of one forward pass, with what the algorithm adds. `divisor`: passes to divide a mean by."""
@@ -374,14 +365,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         losses = torch.zeros_like(logps)
         if custom is not None:
             losses = custom(
-                {
-                    "logprobs": logps,
-                    "old_logprobs": old,
-                    "advantages": inputs["advantages"].unsqueeze(1),
-                    "mask": mask,
-                    "ref_logprobs": inputs.get("ref_per_token_logps"),
-                    "entropies": entropies,
-                }
+                mask,
+                logprobs=logps,
+                old_logprobs=old,
+                advantages=inputs["advantages"].unsqueeze(1),
+                ref_logprobs=inputs.get("ref_per_token_logps"),
+                entropies=entropies,
             )
             if self.use_vllm and self.vllm_importance_sampling_correction:
                 losses = losses * inputs["importance_sampling_ratio"]

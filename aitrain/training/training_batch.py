@@ -59,31 +59,25 @@ class TrainingBatch:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the parts of its rollout, if that was played while another batch was trained on."""
 
-    def play(self, rollouts: PolicyRollouts) -> None:
-        """Play the episodes."""
+    def play(self, rollouts: PolicyRollouts, places: Sequence[int]) -> int:
+        """Play the episodes at these places, also once more if their cases have changed; returns how many on all ranks
+        have a prompt that leaves no room. Those of a group have consecutive sampling seeds, and one environment seed.
+        """
         self.weight_version = rollouts.weight_version()
-        self.episodes = self._play(rollouts, range(len(self.keys)))
-        self.dropped = finish_groups(rollouts, self.episodes, self.keys)
-
-    def replay(self, rollouts: PolicyRollouts, places: Sequence[int]) -> None:
-        """Play the episodes at these places once more, as their cases have changed."""
         most = max(rollouts.gather([len(places)]))  # all ranks play as many times, as they may generate together
-        at_once = rollouts.rollout.runner.episodes_at_once or most
+        at_once = (rollouts.rollout.runner.episodes_at_once if self.episodes else None) or most
         for start in range(0, most, at_once):
-            part = places[start : start + at_once]
-            for place, episode in zip(part, self._play(rollouts, part), strict=True):
-                self.episodes[place] = episode
-        finish_groups(rollouts, [self.episodes[place] for place in places], [self.keys[place] for place in places])
-
-    def _play(self, rollouts: PolicyRollouts, places: Sequence[int]) -> list[Episode]:
-        """Episodes of these places, without what concerns whole groups. Those of a group have consecutive sampling
-        seeds, and one environment seed."""
-        env_seeds, sampling_seeds = [], []
-        for place in places:
-            number, (group, member) = self.numbers[place], self.keys[place]
-            env_seeds.append(rollouts.env_seed(self.step, number))
-            sampling_seeds.append(rollouts.sampling_seed(self.step, number, group) + member)
-        return rollouts.play([self.cases[place] for place in places], env_seeds, sampling_seeds)
+            part, env_seeds, sampling_seeds = places[start : start + at_once], [], []
+            for place in part:
+                number, (group, member) = self.numbers[place], self.keys[place]
+                env_seeds.append(rollouts.env_seed(self.step, number))
+                sampling_seeds.append(rollouts.sampling_seed(self.step, number, group) + member)
+            played = rollouts.play([self.cases[place] for place in part], env_seeds, sampling_seeds)
+            for place, episode in zip(part, played, strict=True):
+                self.episodes[place : place + 1] = [episode]
+        return finish_groups(
+            rollouts, [self.episodes[place] for place in places], [self.keys[place] for place in places]
+        )
 
     @property
     def played(self) -> list[Episode]:

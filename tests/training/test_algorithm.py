@@ -14,14 +14,13 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from aitrain import ConfigError, EnvironmentFailed, Result
+from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
 from aitrain.batch import PassLimit
 from aitrain.options.algorithms import ALGORITHMS
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.training.algorithm import (
     AlgorithmParts,
-    CustomLoss,
     Overlong,
     estimate_kl,
     group_advantages,
@@ -338,13 +337,18 @@ def test_advantages_of_rewards_less_penalties_are_made_as_trl_makes_them(scale: 
 
 def test_a_custom_loss_that_cannot_be_used_is_refused_with_what_there_is(here: Path) -> None:
     write(here, {"loss.py": CLIPPED})
-    given = {"mask": torch.ones(2, 3), "logprobs": torch.zeros(2, 3)}
-    with pytest.raises(ConfigError, match=r"asks for logits\nThere are: logprobs,"):
-        CustomLoss.load("loss.py:unknown")
+
+    def loss(name: str) -> Tensor:
+        custom = AlgorithmParts.of(TrainConfig(custom_loss=f"loss.py:{name}")).custom_loss
+        assert custom is not None
+        return custom(torch.ones(2, 3), logprobs=torch.zeros(2, 3))
+
+    with pytest.raises(ConfigError, match=r"unknown parameter, logits.*\nIt may have: logprobs,"):
+        loss("unknown")
     with pytest.raises(EnvironmentFailed, match=r"tensor of \(2, 3\)"):
-        CustomLoss.load("loss.py:scalar")(given)
+        loss("scalar")
     with pytest.raises(EnvironmentFailed, match=r"TypeError.*\nat .*loss.py, line 15, in broken"):
-        CustomLoss.load("loss.py:broken")(given)
+        loss("broken")
 
 
 CALLBACKS = """
