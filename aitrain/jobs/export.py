@@ -31,8 +31,8 @@ from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.hub import HubRepository, check_token
-from aitrain.training.merging import LogitCheck, write_whole_model
 from aitrain.training.model import asking_hub, load_policy, load_tokenizer, model_path
+from aitrain.training.saving import LogitCheck, write_whole_model
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.escape_controls import escape_controls
 

@@ -30,11 +30,11 @@ from aitrain.runs.run_folder import RunFolder, keep_lines, sync, to_json_object,
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 STAGING = ".saving-"
-"""Prefix of folders that are being written."""
+"""Prefix of folders that are being written or deleted."""
 SHARDS = "weights"
 """Folder of the weights in a sharded checkpoint, which only a run with the same backend reads."""
-OLD, GONE = ".old-", ".gone-"
-"""Prefixes of what is being replaced, and of what is being deleted."""
+OLD = ".old-"
+"""Prefix of what is being replaced."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,20 @@ def check_whole(checkpoint: Path) -> None:
     Raises:
         CheckpointDamagedError: a file is missing, was added, or was changed.
     """
-    _check_files(checkpoint, _content(checkpoint)["files"])
+    files = _content(checkpoint)["files"]
+    there = {name: path for name, path in _files(checkpoint) if name != MANIFEST}
+    if missing := sorted(files.keys() - there.keys()):
+        raise CheckpointDamagedError(f"{missing[0]} is missing")
+    if foreign := sorted(there.keys() - files.keys()):
+        raise CheckpointDamagedError(f"{foreign[0]} does not belong to it")
+    for name, path in there.items():
+        size, wanted = path.stat().st_size, files[name]["size"]
+        if size != wanted:
+            raise CheckpointDamagedError(f"{name} has {size} bytes instead of {wanted}")
+    with ThreadPoolExecutor(4) as pool:
+        for name, digest in zip(there, pool.map(_digest_of, there.values()), strict=True):
+            if digest != files[name]["sha256"]:
+                raise CheckpointDamagedError(f"{name} was changed (its sha256 differs)")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -145,22 +158,6 @@ def _content(checkpoint: Path) -> dict[str, Any]:
     if step != step_of(checkpoint):
         raise CheckpointDamagedError(f"{MANIFEST} is that of step {step}")
     return dict(content)
-
-
-def _check_files(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    there = {name: path for name, path in _files(checkpoint) if name != MANIFEST}
-    if missing := sorted(files.keys() - there.keys()):
-        raise CheckpointDamagedError(f"{missing[0]} is missing")
-    if foreign := sorted(there.keys() - files.keys()):
-        raise CheckpointDamagedError(f"{foreign[0]} does not belong to it")
-    for name, path in there.items():
-        size, wanted = path.stat().st_size, files[name]["size"]
-        if size != wanted:
-            raise CheckpointDamagedError(f"{name} has {size} bytes instead of {wanted}")
-    with ThreadPoolExecutor(4) as pool:
-        for name, digest in zip(there, pool.map(_digest_of, there.values()), strict=True):
-            if digest != files[name]["sha256"]:
-                raise CheckpointDamagedError(f"{name} was changed (its sha256 differs)")
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -217,7 +214,7 @@ def sync_all(folder: Path) -> None:
 
 def delete(checkpoint: Path) -> None:
     """Delete a checkpoint; it is renamed first, so that a kill leaves no damaged checkpoint."""
-    gone = checkpoint.with_name(f"{GONE}{checkpoint.name}")
+    gone = checkpoint.with_name(f"{STAGING}{checkpoint.name}")
     shutil.rmtree(gone, ignore_errors=True)
     checkpoint.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -268,7 +265,7 @@ def clean_partial(folder: RunFolder) -> None:
     for unfinished in folder.unfinished():
         unfinished.unlink(missing_ok=True)  # another machine may have finished it
     for place in (folder.path, folder.checkpoints):
-        for unfinished in [path for kind in (STAGING, OLD, GONE) for path in place.glob(f"{kind}*")]:
+        for unfinished in [path for kind in (STAGING, OLD) for path in place.glob(f"{kind}*")]:
             shutil.rmtree(unfinished)
 
 
@@ -280,8 +277,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
 
     Options that the environment declared before, and that are not given now, are compared when it has been loaded.
     """
-    old = _with_step_size(_flat(before.config), before.processes)
-    new = _with_step_size(_flat(to_json_object(config.written())), processes)
+    old, new = _comparable(before.config, before.processes), _comparable(to_json_object(config.written()), processes)
     if pass_dependent(config):
         old["batch_size"], new["batch_size"] = before.config.get("batch_size"), config.batch_size
     safe = {option.name for option in options_of(type(config)) if option.resume_safe}
@@ -319,17 +315,11 @@ def _sources(facts: JsonObject) -> list[object]:
     return [facts["sha256"], facts.get("package"), *(as_object(one).get("sha256") for one in each)]
 
 
-def _flat(config: Mapping[str, object]) -> dict[str, Any]:
-    """Options, with TRL's fields as `trl.<name>`."""
-    given = config.get("trl")
-    fields_of_trl = given if isinstance(given, dict) else {}
-    options_alone = {name: value for name, value in config.items() if name != "trl"}
-    return {**options_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
-
-
-def _with_step_size(options: dict[str, Any], processes: int) -> dict[str, object]:
-    """The options with the completions of a step in place of what these follow from: a step is the same, however many
-    of them share a forward pass."""
+def _comparable(config: Mapping[str, object], processes: int) -> dict[str, Any]:
+    """Options, with TRL's fields as `trl.<name>`, and the completions of a step in place of what these follow from: a
+    step is the same, however many of them share a forward pass."""
+    options: dict[str, Any] = {name: value for name, value in config.items() if name != "trl"}
+    options |= {f"trl.{name}": value for name, value in as_object(config.get("trl")).items()}
     prompts, accumulation = options.pop("rl_prompts_per_step", None), options.pop("gradient_accumulation", None)
     size, generations = options.pop("batch_size", None) or COMPLETIONS_PER_PASS, options.get("rl_num_generations")
     completions = prompts * generations if prompts else size * (accumulation or 1) * processes

@@ -9,14 +9,16 @@ other and NaN for an episode without a score.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from trl.trainer.utils import nanstd
 
+from aitrain.environment.contract import arguments_for
 from aitrain.environment.user_modules import load_function
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.user_code import failure_message
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
@@ -60,14 +62,14 @@ class AlgorithmParts:
             ConfigError: the custom loss asks for an argument that there is not.
             EnvironmentFailed: the module of the custom loss cannot be imported.
         """
-        buffer = config.overlong_buffer
+        buffer, custom = config.overlong_buffer, config.custom_loss
         return cls(
             ALGORITHMS[config.rl_loss_type],
             config.rl_kl_estimator,
             config.rl_kl_in == "reward",
             config.rl_baseline == "leave_one_out",
             Overlong(config.rl_max_new_tokens, buffer, config.rl_overlong_penalty) if buffer else None,
-            CustomLoss.load(config.custom_loss) if config.custom_loss else None,
+            CustomLoss(load_with_parameters("custom_loss", custom, LOSS_ARGUMENTS)) if custom else None,
         )
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:
@@ -95,6 +97,17 @@ def estimate_kl(name: str, logps: Tensor, ref: Tensor) -> Tensor:
     return torch.exp(-d) - 1 + d
 
 
+def group_advantages(rewards: Tensor, size: int, scale: str) -> Tensor:
+    """TRL's advantages, of rewards that TRL has not seen: the distance to the mean of the group, divided by the
+    standard deviation of the group, of the batch, or nothing (`scale`)."""
+    groups = rewards.view(-1, size)
+    distance = groups - groups.nanmean(1, keepdim=True)
+    if scale != "none":
+        spread = nanstd(groups, dim=1).unsqueeze(1) if scale == "group" else nanstd(rewards)
+        distance = distance / (spread + 1e-4)
+    return distance.flatten().nan_to_num(0.0)
+
+
 def leave_one_out_factor(rewards: Tensor, size: int) -> Tensor:
     """What an advantage over the mean of the group is multiplied by to be one over the mean of the other members, for
     each episode: n / (n - 1) with n scored members, 0 with fewer than two."""
@@ -103,37 +116,50 @@ def leave_one_out_factor(rewards: Tensor, size: int) -> Tensor:
     return factor.repeat_interleave(size)
 
 
-@dataclass(frozen=True)
-class Average:
-    """How the losses of tokens become that of a micro-batch, as TRL does for each loss type."""
+def average_loss(
+    values: Tensor, mask: Tensor, loss_type: str, passes: float, longest: int, items: Tensor
+) -> tuple[Tensor, float]:
+    """The losses of tokens as that of a micro-batch, as TRL makes it for each loss type, and what it is divided by to
+    be a part of the step's loss, which has this number of `passes`.
 
-    loss_type: str
-    passes: float
-    """Forward passes that the loss is divided by, so that those of a step add up to its mean."""
-    longest: int
-    """Maximum tokens of a completion, for dr_grpo."""
-    items: Tensor
-    """Tokens in the loss of the step on one process, for the loss types that average over all of them."""
-
-    def __call__(self, values: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-        """The average, and what it is divided by to be a part of the step's loss."""
-        masked = values * mask
-        match self.loss_type:
-            case "grpo" | "sapo":
-                return (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), self.passes
-            case "bnpo":
-                return masked.sum() / mask.sum().clamp(min=1.0), self.passes
-            case "dr_grpo":
-                return masked.sum() / (len(mask) * self.longest), self.passes
-            case "luspo":
-                return masked.sum(-1).mean(), self.passes
-        return masked.sum() / self.items, 1.0
+    `longest`: maximum tokens of a completion, for dr_grpo. `items`: the tokens in the loss of the step on one process,
+    for the types that average over all of them.
+    """
+    masked = values * mask
+    match loss_type:
+        case "grpo" | "sapo":
+            return (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), passes
+        case "bnpo":
+            return masked.sum() / mask.sum().clamp(min=1.0), passes
+        case "dr_grpo":
+            return masked.sum() / (len(mask) * longest), passes
+        case "luspo":
+            return masked.sum(-1).mean(), passes
+    return masked.sum() / items, 1.0
 
 
-# -- a loss of the user's
+# -- functions of the user's
 
 LOSS_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "ref_logprobs", "entropies")
 """What a custom loss may ask for by name."""
+
+
+def load_with_parameters(option: str, place: str, names: Sequence[str]) -> Callable[..., Any]:
+    """The user's function that an option names, which may have parameters with these names.
+
+    Raises:
+        ConfigError: it cannot be found, or asks for what there is not.
+        EnvironmentFailed: importing it raised.
+    """
+    function = load_function(option, place)
+    for one in inspect.signature(function).parameters.values():
+        is_named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if is_named and one.default is one.empty and one.name not in names:
+            raise ConfigError(
+                f"{option}: the function has an unknown parameter, {one.name}.{did_you_mean(one.name, names)}\n"
+                f"It may have: {', '.join(names)}"
+            )
+    return function
 
 
 @dataclass(frozen=True)
@@ -141,38 +167,15 @@ class CustomLoss:
     """A function of the user's that returns the loss of each token, given those of LOSS_ARGUMENTS that it names."""
 
     function: Callable[..., object]
-    names: Sequence[str]
 
-    @classmethod
-    def load(cls, place: str) -> CustomLoss:
-        """Import it.
-
-        Raises:
-            ConfigError: it cannot be found, or asks for an argument that there is not.
-            EnvironmentFailed: importing it raised.
-        """
-        function = load_function("custom_loss", place)
-        parameters = inspect.signature(function).parameters.values()
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return cls(function, LOSS_ARGUMENTS)
-        required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-        unknown = [name for name in required if name not in LOSS_ARGUMENTS]
-        if unknown:
-            raise ConfigError(
-                f"custom_loss: {place} asks for {', '.join(unknown)}\nThere are: {', '.join(LOSS_ARGUMENTS)}."
-            )
-        return cls(function, [parameter.name for parameter in parameters if parameter.name in LOSS_ARGUMENTS])
-
-    def __call__(self, arguments: Mapping[str, Tensor | None]) -> Tensor:
+    def __call__(self, mask: Tensor, **others: Tensor | None) -> Tensor:
         """The loss of each token; 0 where the mask is.
 
         Raises:
             EnvironmentFailed: it raised, or returned something else than a loss for each token.
         """
-        mask = arguments["mask"]
-        assert mask is not None
         try:
-            losses = self.function(**{name: arguments[name] for name in self.names})
+            losses = self.function(**arguments_for(self.function, {"mask": mask, **others}))
         except Exception as error:
             raise EnvironmentFailed(failure_message("custom_loss raised", error)) from error
         rows, tokens = mask.shape

@@ -6,8 +6,9 @@ A process measures its own episodes, which are a sample of all.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -75,10 +76,7 @@ def _features(completions: Sequence[Sequence[int]]) -> Any:
     """Which tokens, and pairs of neighbouring ones, are in each completion: one row each. Those in a single completion
     say nothing about another."""
     found = [set(tokens) | set(pairwise(tokens)) for tokens in completions]
-    counts: dict[object, int] = {}
-    for features in found:
-        for feature in features:
-            counts[feature] = counts.get(feature, 0) + 1
+    counts = Counter(chain.from_iterable(found))
     columns = {feature: place for place, feature in enumerate(f for f, n in counts.items() if 1 < n < len(found))}
     present = np.zeros((len(found), len(columns)))
     for row, features in enumerate(found):
@@ -94,30 +92,25 @@ def score_weights(
 
     Of episodes with different metrics, as of several environments, each kind is measured by itself.
     """
-    kinds: dict[tuple[str, ...], list[Any]] = {}
+    kinds: dict[tuple[str, ...], list[Any]] = defaultdict(list)
     for group in groups:
-        for names in {tuple(sorted(metrics)) for score, metrics in group if score is not None and metrics}:
-            rows = [
-                (score, *(metrics[name] for name in names))
-                for score, metrics in group
-                if score is not None and tuple(sorted(metrics)) == names
-            ]
-            values = np.asarray(rows, dtype=float)
-            kinds.setdefault(names, []).append(values - values.mean(0))
-    return {name: weight for names, parts in kinds.items() for name, weight in _weights(names, parts).items()}
-
-
-def _weights(names: tuple[str, ...], parts: list[Any]) -> dict[str, float]:
-    together = np.concatenate(parts)
-    score, metrics = together[:, 0], together[:, 1:]
-    moving = np.abs(metrics).max(0) > 1e-9
-    free = len(together) - len(parts)
-    if not np.isfinite(together).all() or np.abs(score).max() < 1e-9 or free < 2 * moving.sum() or not moving.any():
-        return {}
-    weights, _, rank, _ = np.linalg.lstsq(metrics[:, moving], score, rcond=None)
-    rest = score - metrics[:, moving] @ weights
-    if rank < moving.sum() or rest @ rest > (1 - EXPLAINED) * (score @ score):
-        return {}
-    return dict(
-        zip((name for name, moves in zip(names, moving, strict=True) if moves), map(float, weights), strict=True)
-    )
+        rows: dict[tuple[str, ...], list[tuple[float, ...]]] = defaultdict(list)
+        for score, metrics in group:
+            if score is not None and metrics:
+                names = tuple(sorted(metrics))
+                rows[names].append((score, *(metrics[name] for name in names)))
+        for names, values in rows.items():
+            kinds[names].append(np.asarray(values, dtype=float) - np.mean(values, axis=0))
+    found: dict[str, float] = {}
+    for names, parts in kinds.items():
+        together = np.concatenate(parts)
+        scores, table = together[:, 0], together[:, 1:]
+        moving = np.flatnonzero(np.abs(table).max(0) > 1e-9)
+        free = len(together) - len(parts)
+        if not np.isfinite(together).all() or np.abs(scores).max() < 1e-9 or free < 2 * len(moving) or not len(moving):
+            continue
+        weights, _, rank, _ = np.linalg.lstsq(table[:, moving], scores, rcond=None)
+        rest = scores - table[:, moving] @ weights
+        if rank == len(moving) and rest @ rest <= (1 - EXPLAINED) * (scores @ scores):
+            found |= {names[place]: float(weight) for place, weight in zip(moving, weights, strict=True)}
+    return found

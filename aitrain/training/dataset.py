@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import datasets
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.environment.contract import Case, check_contract
+from aitrain.environment.contract import check_contract
 from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
 from aitrain.environment.loader import errors_of
 from aitrain.environment.runner import EnvRunner
@@ -19,10 +20,9 @@ from aitrain.execution.failure import CallFailed
 from aitrain.training.run_context import RunContext
 
 
-def case_numbers(cases: Sequence[Case]) -> datasets.Dataset:
-    """A dataset for TRL with one column, `case`, the index; rows do not pass through Arrow, which would change Python
-    objects in them."""
-    return datasets.Dataset.from_dict({"case": list(range(len(cases)))})
+def case_numbers(cases: Sequence[object]) -> datasets.Dataset:
+    """A dataset for TRL with as many rows, each with its number as the prompt; TRL only counts them."""
+    return datasets.Dataset.from_dict({"prompt": range(len(cases))})
 
 
 def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> dict[str, Datasets]:
@@ -54,8 +54,10 @@ def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1)
         EnvironmentFailed: a dataset is missing, empty, or has invalid prompts, or an attribute cannot be copied.
     """
     environment, processes = runner.environment, runner.processes
-    before = {} if processes is None else _pickled_attributes(environment)
-    built = _on_first_process(environment, lambda: build_cases(environment, tokenizer), ranks)
+    if ranks == 1 and processes is None:
+        return build_cases(environment, tokenizer)
+    before = _pickled_attributes(environment)
+    built = build_cases(environment, tokenizer) if ranks == 1 else _build_once(environment, tokenizer, before)
     if processes is not None:
         try:
             processes.update(_changed_attributes(environment, before))
@@ -67,49 +69,36 @@ def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1)
 # -- sending the dataset to all processes
 
 
-def _on_first_process(environment: object, build_both: Callable[[], Datasets], ranks: int) -> Datasets:
+def _build_once(
+    environment: object, tokenizer: PreTrainedTokenizerBase, before: Mapping[str, bytes | None]
+) -> Datasets:
     """Build on the first process and send the result, and the attributes that building changed, to the others.
 
     Building on every process could give different rows, and scores would belong to other prompts.
     """
-    if ranks == 1:
-        return build_both()
     state = PartialState()
     built: Datasets | None = None
-    packed: list[AitrainError | bytes | None] = [None]
+    sent: list[Any] = [None]
     if state.is_main_process:
         try:
-            built, packed[0] = _packed(environment, build_both)
+            built = build_cases(environment, tokenizer)
+            sent[0] = built, _changed_attributes(environment, before)
+            pickle.dumps(sent)
         except AitrainError as error:
-            packed = [error]
+            sent[0] = error
+        except Exception as error:
+            sent[0] = EnvironmentFailed(
+                f"The rows of build_dataset cannot be sent to the other processes: {type(error).__name__}: {error}\n"
+                "Keep plain data in them: texts, numbers, lists, dicts."
+            )
     if state.num_processes > 1:  # a dry run is a single process
-        broadcast_object_list(packed)
-    received = packed[0]
-    if isinstance(received, AitrainError):
-        raise received
+        broadcast_object_list(sent)
+    if isinstance(sent[0], AitrainError):
+        raise sent[0]
     if built is None:
-        assert received is not None
-        built, changed = pickle.loads(received)
+        built, changed = sent[0]
         _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
     return built
-
-
-def _packed(environment: object, build_both: Callable[[], Datasets]) -> tuple[Datasets, bytes]:
-    """The datasets; and, pickled for the other processes, the datasets and the attributes that building them changed.
-
-    Raises:
-        EnvironmentFailed: a row, or a new attribute, cannot be pickled.
-    """
-    before = _pickled_attributes(environment)
-    built = build_both()
-    changed = _changed_attributes(environment, before)
-    try:
-        return built, pickle.dumps((built, changed))
-    except Exception as error:
-        raise EnvironmentFailed(
-            f"The rows of build_dataset cannot be sent to the other processes: {type(error).__name__}: {error}\n"
-            "Keep plain data in them: texts, numbers, lists, dicts."
-        ) from error
 
 
 def _attributes(environment: object) -> dict[str, object]:
@@ -119,14 +108,13 @@ def _attributes(environment: object) -> dict[str, object]:
 
 def _pickled_attributes(environment: object) -> dict[str, bytes | None]:
     """Pickled attributes of the environment, to compare with later ones; None if an attribute cannot be pickled."""
-    return {name: _pickled(value) for name, value in _attributes(environment).items()}
-
-
-def _pickled(value: object) -> bytes | None:
-    try:
-        return pickle.dumps(value)
-    except Exception:
-        return None  # a lock, a client, an open file: each process has its own
+    pickled: dict[str, bytes | None] = {}
+    for name, value in _attributes(environment).items():
+        try:
+            pickled[name] = pickle.dumps(value)
+        except Exception:
+            pickled[name] = None  # a lock, a client, an open file: each process has its own
+    return pickled
 
 
 def _changed_attributes(environment: object, before: Mapping[str, bytes | None]) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import hashlib
 import math
 import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from aitrain.environment.contract import Case, asks_nothing
@@ -87,11 +87,12 @@ class PromptLimit:
         A text of n bytes has at most n tokens, so that most prompts need not be tokenized.
         """
         if self.is_open(case):
-            return hashlib.sha256(canonical_text(case.row).encode(errors="replace")).digest()
-        text = self.chat.prompt_text(case.prompt, self.tools).encode(errors="surrogatepass")
-        if self.tokens is None or len(text) < self.tokens:
-            return hashlib.sha256(text).digest()
-        return b"" if self.length_of(case) > self.tokens else hashlib.sha256(text).digest()
+            text = canonical_text(case.row).encode(errors="replace")
+        else:
+            text = self.chat.prompt_text(case.prompt, self.tools).encode(errors="surrogatepass")
+            if self.tokens is not None and len(text) >= self.tokens and self.length_of(case) > self.tokens:
+                return b""
+        return hashlib.sha256(text).digest()
 
     def is_open(self, case: Case) -> bool:
         """Whether the environment's opening makes the prompt of this case."""
@@ -134,48 +135,106 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
         ConfigError: too few cases to hold out as many as requested.
     """
     everything, own_eval = built
-    train, shown = _usable(everything, limit)
-    dropped = len(everything) - len(train)
+    train = _keys_of(everything, limit)
+    dropped, dropped_held_out = len(everything) - len(train), 0
+    shown, left_out = train, set[int]()
     if own_eval is None:
-        rows = _hold_out(train, shown, config, needed)
-        gone = {*rows.held_out, *rows.left_out}
-        trained = {key for place, key in enumerate(shown) if place not in gone}
-        found = DatasetSplit(
-            train.select([number for place, number in enumerate(train.numbers) if place not in gone]),
-            train.select([train.numbers[place] for place in rows.held_out]),
-            dropped,
-            left_out=len(rows.left_out),
-            overlap=sum(shown[place] in trained for place in rows.held_out),
-            why_none=_why_none(config, len(train), needed),
+        held, left_out = _hold_out(_distinct(everything, train), config, needed)
+        why_none = _why_none(config, len(train), needed)
+    else:
+        shown = _keys_of(own_eval, limit)
+        dropped_held_out = len(own_eval) - len(shown)
+        count = len(shown) if config.eval_cases is None else min(config.eval_cases, len(shown))
+        held = set(random.Random(config.seed).sample(list(shown), count))
+        too_long = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
+        why_none = too_long if config.eval_cases != 0 else "--eval-cases is 0"
+    cases, choosing, reporting = everything if own_eval is None else own_eval, set[int](), held
+    if config.save_best and len(held) > 1:
+        keys = _distinct(cases, {number: shown[number] for number in sorted(held)})
+        choosing, others = hold_out(keys, len(held) // 2, len(held) - 1, config.seed)
+        reporting = held - choosing - others
+    if own_eval is None:
+        train = {number: key for number, key in train.items() if number not in held | left_out}
+    trained = set(train.values())
+    return DatasetSplit(
+        everything.select(list(train)),
+        cases.select(sorted(reporting)),
+        dropped,
+        dropped_held_out,
+        len(left_out),
+        overlap=sum(shown[number] in trained for number in reporting),
+        why_none=why_none,
+        choosing=cases.select(sorted(choosing)),
+    )
+
+
+def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
+    """The held-out cases that `split` chooses; all cases if at least as many are asked for as there are."""
+    everything, own_eval = built
+    usable = _keys_of(everything, limit)
+    if own_eval is not None or config.eval_cases is None or config.eval_cases < len(usable):
+        return split(built, config, limit, needed)
+    dropped = len(everything) - len(usable)
+    return DatasetSplit(everything.select([]), everything.select(list(usable)), 0, dropped_held_out=dropped)
+
+
+def _keys_of(cases: Cases, limit: PromptLimit) -> dict[int, bytes]:
+    """The prompt hash of each case whose prompt is short enough, by row number."""
+    keys = zip(cases.numbers, map(limit.key_of, cases), strict=True)
+    return {number: key for number, key in keys if key}
+
+
+def _distinct(cases: Cases, shown: Mapping[int, bytes]) -> Mapping[int, Hashable]:
+    """What tells the cases apart: their prompts; their rows if all prompts are equal, or their numbers."""
+    keys: Mapping[int, Hashable] = shown
+    if len(set(shown.values())) < 2:
+        keys = {number: canonical_text(cases.rows[number]) for number in shown}
+    return keys if len(set(keys.values())) > 1 else {number: number for number in shown}
+
+
+def _hold_out(keys: Mapping[int, Hashable], config: TrainConfig, needed: int) -> tuple[set[int], set[int]]:
+    """Hold out as many cases as asked for, or by default those of a tenth of the prompts."""
+    count, prompts = config.eval_cases, len(set(keys.values()))
+    if count is not None and count >= max(1, len(keys)):
+        raise ConfigError(
+            f"eval_cases: cannot hold out {count} of {len(keys)} cases: nothing would be left to train on"
         )
-        return _halved(found, [shown[place] for place in rows.held_out], config)
-    usable, shown_held_out = _usable(own_eval, limit)
-    count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
-    held_out = usable.select(_chosen(usable, count, config.seed))
-    key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
-    keys, trained = [key_of[number] for number in held_out.numbers], set(shown)
-    too_long = f"all prompts of build_eval_dataset have more than {limit.tokens} tokens"
-    why_none = too_long if config.eval_cases != 0 else "--eval-cases is 0"
-    left, overlap = len(own_eval) - len(usable), sum(key in trained for key in keys)
-    return _halved(DatasetSplit(train, held_out, dropped, left, overlap=overlap, why_none=why_none), keys, config)
+    if count is not None:
+        return hold_out(keys, count, len(keys) - 1, config.seed)
+    if len(keys) < DEFAULT_EVAL_SHARE:
+        return set(), set()
+    wanted = max(1, prompts // DEFAULT_EVAL_SHARE, min(FEWEST_PROMPTS, 2 * prompts // 5))
+    most = DEFAULT_EVAL_CASES
+    if config.save_best:  # so that the half that reports is as large as without
+        wanted, most = max(wanted, min(2 * wanted, 2 * prompts // 5)), 2 * most
+    return hold_out(keys, min(most, math.ceil(wanted * len(keys) / prompts)), len(keys) - needed, config.seed)
 
 
-def _halved(found: DatasetSplit, shown: Sequence[bytes], config: TrainConfig) -> DatasetSplit:
-    """With --save-best, the split with one half of the held-out cases for choosing; a single one does both."""
-    (cases,) = parts_of(found.held_out)
-    if not config.save_best or len(cases) < 2:
-        return found
-    rows = hold_out(_distinct(cases, shown), len(cases) // 2, len(cases) - 1, config.seed)
-    gone = {*rows.held_out, *rows.left_out}
-    reporting = [number for place, number in enumerate(cases.numbers) if place not in gone]
-    choosing = cases.select([cases.numbers[place] for place in rows.held_out])
-    return replace(found, held_out=cases.select(reporting), choosing=choosing)
+def hold_out(keys: Mapping[int, Hashable], count: int, max_rows: int, seed: int) -> tuple[set[int], set[int]]:
+    """Numbers of about `count` rows to hold out, and of those that training loses beside them; rows with the same key
+    stay together, so that at least two keys are needed.
 
-
-def _distinct(cases: Cases, shown: Sequence[bytes]) -> Sequence[Hashable]:
-    """What tells the cases apart: their prompts; their rows if all prompts are equal, or their places."""
-    rows = [canonical_text(case.row) for case in cases] if len(set(shown)) < 2 else shown
-    return range(len(cases)) if len(set(rows)) < 2 else rows
+    Takes whole groups of rows with the same key in random order as long as they fit. If that yields less than half of
+    `count` because the groups are large, the smallest remaining group is removed from training, and as many of its rows
+    as are missing are held out. Removes at most `max_rows` rows from training.
+    """
+    by_key: dict[Hashable, list[int]] = {}
+    for number, key in keys.items():
+        by_key.setdefault(key, []).append(number)
+    groups, source = list(by_key.values()), random.Random(seed)
+    first = source.sample(range(len(groups)), min(count, len(groups)))
+    others = sorted(set(range(len(groups))) - set(first))
+    source.shuffle(others)
+    held, rest = list[int](), list[list[int]]()
+    for group in (groups[place] for place in (*first, *others)):
+        if len(held) + len(group) <= min(count, max_rows):
+            held += group
+        else:
+            rest.append(group)
+    smallest, missing = min(rest, key=len, default=[]), count - len(held)
+    if 2 * len(held) < count and len(held) + len(smallest) <= max_rows and len(rest) > 1:
+        return {*held, *smallest[:missing]}, set(smallest[missing:])
+    return set(held), set()
 
 
 def _why_none(config: TrainConfig, cases: int, needed: int) -> str:
@@ -234,45 +293,6 @@ def parts_of(cases: CaseList) -> tuple[Cases, ...]:
     return cases.parts if isinstance(cases, MixedCases) else (cases,)
 
 
-def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
-    """The held-out cases that `split` chooses; all cases if at least as many are asked for as there are."""
-    everything, own_eval = built
-    usable, _ = _usable(everything, limit)
-    if own_eval is not None or config.eval_cases is None or config.eval_cases < len(usable):
-        return split(built, config, limit, needed)
-    return DatasetSplit(everything.select([]), usable, 0, dropped_held_out=len(everything) - len(usable))
-
-
-def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
-    """Cases whose prompt is short enough, and the prompt hash of each."""
-    found = {number: key for number, case in zip(cases.numbers, cases, strict=True) if (key := limit.key_of(case))}
-    return cases.select(list(found)), list(found.values())
-
-
-def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int) -> HoldoutRows:
-    """Hold out groups of cases with equal prompts; with equal rows if all prompts are equal; else single rows."""
-    keys, count = _distinct(cases, shown), config.eval_cases
-    if count is not None and count >= max(1, len(cases)):
-        raise ConfigError(
-            f"eval_cases: cannot hold out {count} of {len(cases)} cases: nothing would be left to train on"
-        )
-    if count is not None:
-        return hold_out(keys, count, len(cases) - 1, config.seed)
-    if len(cases) < DEFAULT_EVAL_SHARE:
-        return HoldoutRows([], [])
-    prompts = len(set(keys))
-    wanted = max(1, prompts // DEFAULT_EVAL_SHARE, min(FEWEST_PROMPTS, 2 * prompts // 5))
-    most = DEFAULT_EVAL_CASES
-    if config.save_best:  # so that the half that reports is as large as without
-        wanted, most = max(wanted, min(2 * wanted, 2 * prompts // 5)), 2 * most
-    return hold_out_prompts(keys, min(wanted, most), most, len(cases) - needed, config.seed)
-
-
-def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
-    """`count` row numbers, chosen at random by the seed."""
-    return sorted(random.Random(seed).sample(list(cases.numbers), count))
-
-
 def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) -> None:
     """Check that there are enough training cases for one step.
 
@@ -292,59 +312,3 @@ def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) 
     raise ConfigError(
         f"One step needs {prompts_per_step} prompts and {there} to train on{too_long}.\n{', or '.join(ways)}."
     )
-
-
-# -- which rows
-
-
-@dataclass(frozen=True)
-class HoldoutRows:
-    """Row indices: held out for evaluation, and left out of training because the model sees the same prompt there."""
-
-    held_out: list[int]
-    left_out: list[int]
-
-
-def hold_out(keys: Sequence[Hashable], count: int, max_rows: int, seed: int) -> HoldoutRows:
-    """Hold out about `count` rows; rows with the same key stay together, so that at least two keys are needed.
-
-    Takes whole groups of rows with the same key in random order as long as they fit. If that yields less than half of
-    `count` because the groups are large, the smallest remaining group is removed from training, and as many of its rows
-    as are missing are held out. Removes at most `max_rows` rows from training.
-    """
-    held: list[int] = []
-    rest: list[list[int]] = []
-    for group in _drawn(keys, count, seed):
-        if len(held) + len(group) <= count:
-            held += group
-        else:
-            rest.append(group)
-    smallest = min(rest, key=len, default=[])
-    if 2 * len(held) < count and len(held) + len(smallest) <= max_rows and len(rest) > 1:
-        missing = count - len(held)
-        held += smallest[:missing]
-        return HoldoutRows(sorted(held), smallest[missing:])
-    return HoldoutRows(sorted(held), [])
-
-
-def hold_out_prompts(keys: Sequence[Hashable], count: int, most: int, max_rows: int, seed: int) -> HoldoutRows:
-    """Hold out at most `count` keys, drawn at random, with at most `most` rows; training loses all rows of these keys,
-    at most `max_rows`."""
-    held, left_out, each = list[int](), list[int](), most // count
-    for group in _drawn(keys, count, seed)[:count]:
-        if len(held) + len(left_out) + len(group) <= max_rows:
-            held += group[:each]
-            left_out += group[each:]
-    return HoldoutRows(sorted(held), sorted(left_out))
-
-
-def _drawn(keys: Sequence[Hashable], count: int, seed: int) -> list[list[int]]:
-    """The places of each key, in random order. The first `count` are the ones that `random.sample` draws."""
-    found: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        found.setdefault(key, []).append(place)
-    groups, rng = list(found.values()), random.Random(seed)
-    places = rng.sample(range(len(groups)), min(count, len(groups)))
-    others = sorted(set(range(len(groups))) - set(places))
-    rng.shuffle(others)
-    return [groups[place] for place in (*places, *others)]

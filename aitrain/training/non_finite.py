@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from aitrain.engines.sharded_tensors import own_part
 from aitrain.errors import ConfigError, DivergedError
@@ -43,16 +44,16 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
         Raises:
             DivergedError: too many steps in a row were skipped.
         """
-        norm_is_finite = torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=self.accelerator.device))
-        is_finite, self.losses = torch.stack([norm_is_finite, *self.losses]).all(), []
+        values = [torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=self.accelerator.device))]
+        is_finite, self.losses = torch.stack([*values, *self.losses]).all(), []
         if self._everywhere(is_finite):
             self.in_a_row = 0
             return
-        if self.accelerator.scaler is None:
+        is_scaled = self.accelerator.scaler is not None
+        if not is_scaled:
             model.zero_grad()
         self.skipped += 1
         self.in_a_row += 1
-        is_scaled = self.accelerator.scaler is not None
         if self.skipped == 1 and not is_scaled:
             self.notify(f"Skipped optimizer step {step}: non-finite loss or gradient (skipped_steps in metrics.jsonl).")
         if self.in_a_row >= (MAX_SKIPPED_IN_A_ROW_FP16 if is_scaled else MAX_SKIPPED_IN_A_ROW):
@@ -63,21 +64,13 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
                 has_finite_weights=True,
             )
 
-    def on_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        model: torch.nn.Module,
-        **_: object,
-    ) -> None:
+    def on_optimizer_step(self, args: object, state: TrainerState, control: object, **parts: Any) -> None:
         """Check the weights after each step, before anything is saved.
 
         Raises:
             DivergedError: a weight is not finite.
         """
-        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        trained = (parameter for parameter in parts["model"].parameters() if parameter.requires_grad)
         if not self._everywhere(all_finite(trained, self.accelerator.device)):
             raise DivergedError(
                 f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"

@@ -19,11 +19,12 @@ that played it, and each pass is only as wide as its longest row. Losses that ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from accelerate import Accelerator
 
 from aitrain.batch import PassLimit
 
@@ -34,71 +35,69 @@ Rows: TypeAlias = list[int]
 
 KEPT = "kept"
 """Key of a step: which rows are in the loss, shape (B,)."""
-PASSES = "rows_of_passes"
-"""Key of a step: number of rows in each forward pass of this process, shape (passes,); its rows are in their order."""
-DIVISORS = "divisors"
-"""Key of a step: for each pass, the number of passes that its loss is divided by; infinite without a kept row."""
 KEPT_ROWS = "kept_rows"
-"""Key of a step: number of rows in the loss, over all processes."""
-WEIGHTS = "weights"
-"""Key of a step: weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
-OF_STEP = (PASSES, DIVISORS, KEPT_ROWS, WEIGHTS)
+"""Key of a step: number of rows in the loss of the whole generation batch, over all processes."""
 OF_PROMPT = ("prompt_ids", "prompt_mask")
 COST_OF_A_PASS = 256
 """Cost of one more forward pass, in tokens of padding that it must save."""
 
 
 @dataclass(frozen=True)
-class RankRows:
-    """The processes of a run, for what is done with the rows of all of them."""
+class StepPasses:
+    """The forward passes of this process in one step."""
 
-    count: int
-    index: int
-    gather: Callable[[torch.Tensor, bool], torch.Tensor]
-    """The rows of all processes, padded to the longest one: on the left if the second argument is true."""
+    rows: list[MicroBatch]
+    divisors: list[float]
+    """The number of passes that the loss of each is divided by; infinite without a kept row."""
+    weights: torch.Tensor
+    """Weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
+    has_kept_rows: bool
+    """Whether a row is in the loss, on any process."""
 
-
-# -- the passes of a generation batch
-
-
-def in_passes(pieces: Sequence[MicroBatch], limit: PassLimit, trims: bool, ranks: RankRows) -> list[MicroBatch]:
-    """The steps of a new generation batch, `pieces` as TRL made them, each with this process's rows of all forward
-    passes. Every process must call this."""
-    names = None if trims else (KEPT, "prompt_mask", "completion_mask", "tool_mask")
-    everywhere = [_of_all(piece, ranks, names) for piece in pieces]
-    tokens = [_loss_tokens(step) for step in everywhere]
-    kept_rows = [int(step[KEPT].sum()) for step in everywhere]
-    total = sum(float(count.sum()) for count in tokens)
-    steps = []
-    for piece, of_all, count, kept in zip(pieces, everywhere, tokens, kept_rows, strict=True):
-        own_rows = len(piece[KEPT])
-        if trims:
-            passes, first, source = _trimmed_passes(of_all, limit, ranks.count), 0, of_all
-        else:
-            width = of_all["prompt_mask"].shape[1] + of_all["completion_mask"].shape[1]  # the largest of all processes
-            passes = _passes_in_order(of_all[KEPT].tolist(), limit, width, ranks.count)
-            first, source = own_rows * ranks.index, piece
-        step = _with_passes(source, [[row - first for row in rows] for rows in passes[ranks.index]], kept, ranks.count)
-        together = [[row for share in passes for row in share[number]] for number in range(len(passes[0]))]
-        step[WEIGHTS] = torch.stack([_weights(values, together) for values in (count, of_all[KEPT])])
-        # the tokens of a generation batch whose other steps are like this one
-        items = total * kept * len(pieces) / max(1, sum(kept_rows))
-        step["num_items_in_batch"] = torch.tensor(items, device=piece[KEPT].device)
-        steps.append(step)
-    return steps
+    def mean(self, name: str, values: list[float], over_rows: bool) -> float:
+        """A metric of the step, given the values that its passes have logged."""
+        if len(values) != len(self.rows):
+            return values[-1]  # measured once a step
+        if name.endswith(("_min", "_max")):
+            return min(values) if name.endswith("_min") else max(values)
+        weights: list[float] = self.weights[int(over_rows)].tolist()
+        return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
-def _with_passes(rows: MicroBatch, passes: Sequence[Rows], kept: int, processes: int) -> MicroBatch:
-    device = rows[KEPT].device
-    step = _rows_of(rows, torch.tensor([row for one in passes for row in one], device=device))
-    step["tool_mask"] = step["tool_mask"] * step[KEPT].unsqueeze(1)
-    has_kept = rows[KEPT].tolist()
-    divisors = [kept / (len(one) * processes) if any(has_kept[row] for row in one) else math.inf for one in passes]
-    return step | {
-        KEPT_ROWS: torch.tensor(kept, device=device),
-        PASSES: torch.tensor([len(one) for one in passes], device=device),
-        DIVISORS: torch.tensor(divisors, dtype=torch.float64, device=device),
+def passes_of(step: MicroBatch, limit: PassLimit, trims: bool, accelerator: Accelerator) -> StepPasses:
+    """Divide the rows of a step. `num_items_in_batch` is the number of tokens in the loss of a generation batch with as
+    many steps, over all processes. Every process must call this."""
+    names = step.keys() if trims else (KEPT, "prompt_mask", "completion_mask", "tool_mask")
+    processes, rank = accelerator.num_processes, accelerator.process_index
+    everywhere = {name: step[name] for name in names}
+    if processes > 1:
+        for name, value in everywhere.items():
+            if value.dim():
+                padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
+                everywhere[name] = accelerator.gather(padded)
+    kept: list[bool] = everywhere[KEPT].tolist()
+    if trims:
+        lengths = (everywhere["prompt_mask"].sum(1) + everywhere["completion_mask"].sum(1)).tolist()
+        shares, first, source = _trimmed_passes(kept, lengths, limit, processes), 0, everywhere
+    else:
+        width = everywhere["prompt_mask"].shape[1] + everywhere["completion_mask"].shape[1]
+        shares, first, source = _passes_in_order(kept, limit, width, processes), len(step[KEPT]) * rank, step
+    tokens = (everywhere["completion_mask"] * everywhere["tool_mask"]).sum(1) * everywhere[KEPT]
+    # the tokens of a generation batch whose other steps are like this one
+    items = float(step["num_items_in_batch"]) * sum(kept) / max(1, int(step[KEPT_ROWS]))
+    source = source | {
+        "tool_mask": source["tool_mask"] * source[KEPT].unsqueeze(1),
+        "num_items_in_batch": torch.tensor(items, device=step[KEPT].device),
     }
+    own = shares[rank]
+    together = [[row for share in shares for row in share[number]] for number in range(len(own))]
+    chosen = [{name: v[[row - first for row in rows]] if v.dim() else v for name, v in source.items()} for rows in own]
+    return StepPasses(
+        [_trimmed(rows) for rows in chosen] if trims else chosen,
+        [sum(kept) / (len(rows) * processes) if any(kept[row] for row in rows) else math.inf for rows in own],
+        torch.stack([_weights(values, together) for values in (tokens, everywhere[KEPT])]),
+        any(kept),
+    )
 
 
 def _passes_in_order(kept: list[bool], limit: PassLimit, width: int, processes: int) -> list[list[Rows]]:
@@ -117,27 +116,14 @@ def _passes_in_order(kept: list[bool], limit: PassLimit, width: int, processes: 
     return shares
 
 
-def _trimmed_passes(step: MicroBatch, limit: PassLimit, processes: int) -> list[list[Rows]]:
-    """The passes of each process, with rows of all processes that are sorted by length."""
-    lengths: list[int] = (step["prompt_mask"].sum(1) + step["completion_mask"].sum(1)).tolist()
-    chosen = _in_the_loss(step[KEPT].tolist(), lengths, processes)
-    shares = share_passes([lengths[row] for row in chosen], limit, processes)
-    return [[[chosen[row] for row in rows] for rows in share] for share in shares]
-
-
-def _in_the_loss(kept: list[bool], lengths: list[int], processes: int) -> Rows:
-    """The rows that are in the loss, and the shortest others that are needed for as many on each process."""
+def _trimmed_passes(kept: list[bool], lengths: list[int], limit: PassLimit, processes: int) -> list[list[Rows]]:
+    """The passes of each process: all rows in the loss, sorted by length, and the shortest others that are needed for
+    as many on each process."""
     rows = [row for row, is_kept in enumerate(kept) if is_kept]
     others = sorted((row for row, is_kept in enumerate(kept) if not is_kept), key=lambda row: lengths[row])
-    return rows + others[: -len(rows) % processes if rows else processes]
-
-
-def _of_all(piece: MicroBatch, ranks: RankRows, names: Sequence[str] | None) -> MicroBatch:
-    """The rows of all processes; with `names`, these tensors only."""
-    chosen = {name: value for name, value in piece.items() if names is None or name in names}
-    if ranks.count == 1:
-        return chosen
-    return {name: ranks.gather(value, name in OF_PROMPT) if value.dim() else value for name, value in chosen.items()}
+    rows += others[: -len(rows) % processes if rows else processes]
+    shares = share_passes([lengths[row] for row in rows], limit, processes)
+    return [[[rows[place] for place in places] for places in share] for share in shares]
 
 
 def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
@@ -146,51 +132,7 @@ def _weights(values: torch.Tensor, passes: list[Rows]) -> torch.Tensor:
     return sums / sums.sum() if sums.sum() else torch.full_like(sums, 1 / len(passes))
 
 
-def _rows_of(rows: Mapping[str, torch.Tensor], which: torch.Tensor) -> MicroBatch:
-    of_rows = {name: value for name, value in rows.items() if name not in OF_STEP}
-    return {name: value[which] if value.dim() else value for name, value in of_rows.items()}
-
-
-def _loss_tokens(step: MicroBatch) -> torch.Tensor:
-    tokens: torch.Tensor = (step["completion_mask"] * step["tool_mask"]).sum(1) * step[KEPT]
-    return tokens
-
-
-# -- the passes of a step
-
-
-def micro_batches(step: MicroBatch, trims: bool) -> Iterator[tuple[MicroBatch, float]]:
-    """The forward passes of a step, with the number of passes to divide the loss of each by."""
-    begin = 0
-    for number, count in enumerate(step[PASSES].tolist()):
-        rows = _rows_of(step, torch.arange(begin, begin + count, device=step[PASSES].device))
-        yield (trimmed(rows) if trims else rows), float(step[DIVISORS][number])
-        begin += count
-
-
-def has_kept_rows(step: MicroBatch) -> bool:
-    """Whether a step has a row that is in the loss, on any process."""
-    return bool(step[KEPT_ROWS] > 0)
-
-
-def of_step(name: str, values: list[float], step: MicroBatch, over_rows: bool) -> float:
-    """A metric of the step, given the values that its passes have logged."""
-    if len(values) != len(step[PASSES]):
-        return values[-1]  # measured once a step
-    if name.endswith(("_min", "_max")):
-        return min(values) if name.endswith("_min") else max(values)
-    weights: list[float] = step[WEIGHTS][int(over_rows)].tolist()
-    return sum(weight * value for weight, value in zip(weights, values, strict=True))
-
-
-def padding_of(rows: MicroBatch) -> tuple[int, int]:
-    """Tokens of a forward pass, and how many of them are padding."""
-    real = int(rows["prompt_mask"].sum() + rows["completion_mask"].sum())
-    width = rows["prompt_mask"].shape[1] + rows["completion_mask"].shape[1]
-    return len(rows["prompt_mask"]) * width, len(rows["prompt_mask"]) * width - real
-
-
-def trimmed(rows: MicroBatch) -> MicroBatch:
+def _trimmed(rows: MicroBatch) -> MicroBatch:
     """Rows without the columns that are padding in all of them: of prompts on the left, of completions on the right."""
     prompt, completion = (max(1, int(rows[name].sum(1).max())) for name in ("prompt_mask", "completion_mask"))
     width = rows["completion_mask"].shape[1]

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
@@ -104,31 +103,29 @@ class PolicyRollouts:
         Raises:
             EpisodesFailed: too many episodes failed in consecutive batches.
         """
-        scores = sum(episode.result.score is not None for episode in episodes)
-        failures = sum(episode.result.failure is not None for episode in episodes)
-        played = sum(not episode.is_dropped for episode in episodes)
-        tokens = sum(episode.trajectory.sampled_tokens for episode in episodes)
-        own = [scores, failures, played, tokens, self.abandoned_threads]
-        each = [name for name in self.rollout.runner.parts if name]
-        for name in each:
-            part = [episode for episode in episodes if episode.case.env == name]
-            own.append(sum(episode.result.score is not None for episode in part))
-            own.append(sum(episode.result.failure is not None for episode in part))
-            own.append(sum(not episode.is_dropped for episode in part))
-        counts = torch.tensor(own, device=self.accelerator.device)
-        summed = self.accelerator.reduce(counts, reduction="sum").tolist()
-        scores, failures, total, tokens, abandoned = summed[:5]
+        own = [
+            (
+                episode.case.env,
+                episode.result.score is not None,
+                episode.result.failure is not None,
+                not episode.is_dropped,
+                episode.trajectory.sampled_tokens,
+            )
+            for episode in episodes
+        ]
+        everywhere = gather_object(own)
+        hanging = sum(gather_object([self.abandoned_threads]))
+        tokens = sum(row[4] for row in everywhere)
         self.sampled_tokens += tokens
         self.trained_tokens += tokens
-        if failures:
+        if any(failed for _, _, failed, _, _ in everywhere):
             self.report_failures(episodes)
-        self.check_abandoned(abandoned)
-        self.failures.after_batch(scores, failures, total)
-        for place, name in enumerate(each):
-            scores, failures, played = summed[5 + 3 * place : 8 + 3 * place]
-            if played:
+        self.check_abandoned(hanging)
+        for name in ("", *filter(None, self.rollout.runner.parts)):
+            scored, failed, played = (sum(row[n] for row in everywhere if name in ("", row[0])) for n in (1, 2, 3))
+            if name == "" or played:
                 with errors_of(name):
-                    self.failures.of(name).after_batch(scores, failures, played)
+                    self.failures.of(name).after_batch(scored, failed, played)
 
     def note_dropped(self, case_idx: object, tokens: int) -> None:
         """Note the first case of the run that was dropped."""
@@ -160,15 +157,15 @@ class PolicyRollouts:
         Raises:
             EnvironmentFailed: there are too many.
         """
-        note = self.failures.after_abandoned(threads, self._last_hangs)
+
+        def hangs_at() -> list[str]:
+            hangs = [part.pool.last_hang for part in self.rollout.runner.parts.values()]
+            everywhere: list[str] = gather_object([next(filter(None, hangs), "")])
+            return everywhere
+
+        note = self.failures.after_abandoned(threads, hangs_at)
         if note is not None:
             self.notify(note)
-
-    def _last_hangs(self) -> list[str]:
-        """Where calls hang, on all ranks."""
-        hangs = [part.pool.last_hang for part in self.rollout.runner.parts.values()]
-        everywhere: list[str] = gather_object([next(filter(None, hangs), "")])
-        return everywhere
 
     def take_sampled_tokens(self) -> int:
         """Tokens that all ranks sampled in training since the last call."""

@@ -15,8 +15,7 @@ Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (te
                                             when the trainer is made, and not once more by Trainer.train()
     AcceleratorState                        ignores the plugin on the CPU and in a single process
     fsdp_utils.fsdp2_prepare_model          shards a model without an optimizer, layer by layer
-    ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only;
-                                            with it and others like it, accelerate distributes the model
+    ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only
     torch.distributed.checkpoint.HuggingFaceStorageWriter, HuggingFaceStorageReader     write and read such files
     torch.distributed.tensor.distribute_tensor(src_data_rank=None)      takes this process's part without communication
     transformers.modeling_utils.is_fsdp_enabled         replaced while a checkpoint's weights are converted
@@ -26,14 +25,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import parse_flag_from_env
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
@@ -59,15 +57,6 @@ if TYPE_CHECKING:
 UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 """Types of devices on which accelerate ignores the FSDP plugin, without a word."""
 
-VARIABLES = {
-    "ACCELERATE_USE_FSDP": "fsdp2",
-    "ACCELERATE_USE_DEEPSPEED": None,
-    "ACCELERATE_USE_MEGATRON_LM": None,
-    "ACCELERATE_USE_PARALLELISM_CONFIG": None,
-}
-"""Variables with which accelerate distributes the model in another way than the options say, and the backend that sets
-them itself."""
-
 
 # -- settings
 
@@ -91,10 +80,6 @@ def check_can_shard(config: TrainConfig, device: str) -> None:
     Raises:
         ConfigError: sharding is asked for in a way that would leave each process with the whole model.
     """
-    for variable, backend in VARIABLES.items():
-        if backend != config.distributed_backend and parse_flag_from_env(variable):
-            instead = f", and use --distributed-backend {backend}" if backend else ""
-            raise ConfigError(f"{variable}: aitrain does not take over accelerate's variables\nUnset it{instead}.")
     if config.distributed_backend == "fsdp2" and device in UNSHARDED_DEVICES:
         raise ConfigError(
             f"distributed_backend: accelerate ignores fsdp2 on the {device.upper()}: each process would hold the whole"
@@ -153,18 +138,13 @@ OPTIMIZER = "optimizer.pt"
 
 
 def own_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The `saved_weights` of a model that FSDP2 has sharded."""
+    """The weights that are saved, by their names in the model, not copied: tied ones once, and only the adapter of a
+    model with one. Of a sharded model, this process's part of each."""
     reshard(model)
-    return {name: tensor.detach() for name, tensor in saved_weights(model).items()}
-
-
-def saved_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights that are saved, by their names in the model, not copied: tied ones once, and only
-    the adapter of a model with one."""
     tensors: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(model, PeftModel) or model.prefix in name:  # peft changes requires_grad for a reference pass
-            tensors.setdefault(id(tensor), (name, tensor))
+            tensors.setdefault(id(tensor), (name, tensor.detach()))
     return dict(tensors.values())
 
 
@@ -181,30 +161,17 @@ def load_weights(model: Any, checkpoint: Path) -> None:
     if (checkpoint / SHARDS).is_dir():
         load(dict(weights), storage_reader=HuggingFaceStorageReader(str(checkpoint / SHARDS)))
         return
-    for name, full in weights_in(checkpoint, model, weights.keys()):
-        _fill(weights[name], full)
-
-
-def weights_in(checkpoint: Path, model: Any, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights with these names in the model that a checkpoint has, in an order that is the same in all processes.
-
-    Raises:
-        KeyError: the checkpoint lacks one.
-    """
-    kind, found = "adapter_model" if isinstance(model, PeftModel) else "model", dict[str, Path]()
+    kind, missing = "adapter_model" if isinstance(model, PeftModel) else "model", set(weights)
     for file in sorted(checkpoint.glob(f"{kind}*.safetensors")):
         with safe_open(file, "pt") as opened:
-            found |= {name: file for name in sorted(opened.keys()) if name in names}
-    missing = names - found.keys()
-    if not missing:
-        for file in dict.fromkeys(found.values()):
-            with safe_open(file, "pt") as opened:
-                yield from ((name, opened.get_tensor(name)) for name in found if found[name] == file)
-        return
-    converted = {} if isinstance(model, PeftModel) else _converted(checkpoint, model)
-    if unknown := names - converted.keys():
+            for name in missing & set(opened.keys()):
+                weights[name].copy_(_like(weights[name], opened.get_tensor(name)))
+                missing.remove(name)
+    converted = _converted(checkpoint, model) if missing and not isinstance(model, PeftModel) else {}
+    if unknown := missing - converted.keys():
         raise KeyError(f"{checkpoint} has no {min(unknown)}")
-    yield from ((name, converted[name]) for name in sorted(names))
+    for name in missing:
+        weights[name].copy_(_like(weights[name], converted[name]))
 
 
 def _converted(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
@@ -215,10 +182,6 @@ def _converted(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
         written = kind.from_pretrained(checkpoint, config=copy.deepcopy(model.config), dtype=model.dtype)
     tensors: dict[str, torch.Tensor] = written.state_dict()
     return tensors
-
-
-def _fill(target: torch.Tensor, full: torch.Tensor) -> None:
-    target.copy_(_like(target, full))
 
 
 def _like(target: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
@@ -236,7 +199,12 @@ def _like(target: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
 def write_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path, is_main: bool, shards: bool) -> None:
     """Write the state of an optimizer. Every process must call this."""
     state = optimizer.state_dict()
-    moments = dict(_moments(state["state"]))
+    moments = {
+        f"{number}.{name}": value
+        for number, named in state["state"].items()
+        for name, value in named.items()
+        if isinstance(value, DTensor)
+    }
     if shards:
         write_shards(moments, checkpoint / MOMENTS)
     values = dict.fromkeys(moments) if shards else gathered(moments.items(), is_main)
@@ -262,14 +230,6 @@ def read_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
     if moments:
         load(dict(moments), storage_reader=HuggingFaceStorageReader(str(checkpoint / MOMENTS)))
     optimizer.load_state_dict(state)
-
-
-def _moments(state: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The sharded values of an optimizer's state, by number of the weight and name."""
-    for number, values in state.items():
-        for name, value in values.items():
-            if isinstance(value, DTensor):
-                yield f"{number}.{name}", value
 
 
 def write_shards(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from aitrain.rollout.clock import RolloutClock
 
-PARTS = ("generate", "environment")
+PARTS = ("step", "optimize", "generate", "environment")
 
 
 class Stopwatch(TrainerCallback):  # type: ignore[misc]
@@ -21,7 +21,7 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
     def __init__(self, clock: RolloutClock) -> None:
         self.steps = 0
         self.clock = clock
-        self.total = {"step": 0.0, "optimize": 0.0, **dict.fromkeys(PARTS, 0.0)}
+        self.total = dict.fromkeys(PARTS, 0.0)
         self._step_start = 0.0
         self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
         self._train_start: float | None = None
@@ -31,29 +31,25 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         """Seconds of the training, evaluations included, over all parts of a resumed run."""
         return self.seconds_before + (0.0 if self._train_start is None else time.monotonic() - self._train_start)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         """Start the clock of the training."""
         self._train_start = time.monotonic()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         """Stop it."""
         self.seconds_before, self._train_start = self.trained_seconds, None
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_begin(self, *_: object, **__: object) -> None:
         """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
         self._step_start = time.monotonic()
         self.clock.take()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         """Add the step to the totals since the last logging."""
         seconds, parts = time.monotonic() - self._step_start, self.clock.take()
         self.steps += 1
-        self.total["step"] += seconds
-        self.total["optimize"] += seconds - parts["rollout"]
-        for part in PARTS:
-            self.total[part] += parts[part]
+        parts |= {"step": seconds, "optimize": seconds - parts["rollout"]}
+        self.total = {part: total + parts[part] for part, total in self.total.items()}
 
     def take(self, tokens: int) -> dict[str, float]:
         """Mean seconds per step (`time/*`), and how many of `tokens` were sampled per second, since the last call;

@@ -1,21 +1,15 @@
 """`EpisodeTrainer`, a GRPOTrainer whose completions and rewards are the episodes and scores of an environment.
 
-One step, in the order in which things happen: `_generate_and_score_completions` plays a generation batch, from which
-TRL computes rewards and advantages; `_prepare_inputs` divides each optimizer step into forward passes (passes.py);
-`_compute_loss` makes them, each with TRL's loss and what the algorithm adds to it (algorithm.py); `_get_grad_norm`
-skips a step that is not finite. Where this depends on the inside of TRL 1.16 and transformers 5.17
-(tests/training/test_upstream.py):
+One step, in the order in which things happen: TRL's `_generate_and_score_completions` calls `roll_out`, which plays the
+episodes of a generation batch (batch_source.py), and `score`, which returns their scores; the advantages are TRL's or
+those of the algorithm (algorithm.py). `_compute_loss` divides an optimizer step into forward passes (passes.py) and
+makes them, each with TRL's loss and what the algorithm adds to it; `_get_grad_norm` skips a step that is not finite.
+Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/training/test_upstream.py):
 
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
-    GRPOTrainer._generate_and_score_completions(inputs)     overridden: rows come in, advantages go out, this process's
+    GRPOTrainer._generate_and_score_completions(inputs)     extended: rows come in, advantages go out, this process's
                                                             in output["advantages"], in the order of `inputs`
-    GRPOTrainer._calculate_rewards(...)                     overridden to subtract penalties: called after the forward
-                                                            passes of policy and reference model, it returns the
-                                                            rewards of all processes, (episodes, 1)
-    GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics count as cut off
-    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it sets ._buffered_inputs to the pieces of each
-                                                            new generation batch, one for each optimizer step
     GRPOTrainer._compute_loss(model, inputs)                overridden: called for each forward pass; reads .beta,
                                                             .loss_type, .args.steps_per_generation,
                                                             .current_gradient_accumulation_steps,
@@ -23,20 +17,22 @@ skips a step that is not finite. Where this depends on the inside of TRL 1.16 an
     GRPOTrainer._get_per_token_logps_and_entropies(...)     overridden: all log-probabilities of policy and reference
                                                             model come from it; it passes no position ids to the model
     GRPOTrainer._metrics["train"]                           appended to, corrected, saved and restored
-    GRPOTrainer._step, ._buffered_inputs                    read, saved and restored: optimizer steps so far, and the
-                                                            pieces of a batch that is used for longer than one step
+    GRPOTrainer._step, ._buffered_inputs                    saved and restored: optimizer steps so far, and the pieces
+                                                            of a batch that is used for longer than one step
     GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
+    GRPOTrainer.shuffle_dataset                             set to False: the order of the cases is ours
     GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
                                                             episode
-    GRPOTrainer.use_vllm, .vllm_importance_sampling_correction, .importance_sampling_level, .aux_loss_enabled   read
+    GRPOTrainer.use_vllm, .vllm_importance_sampling_correction, .importance_sampling_level, .scale_rewards,
+    .aux_loss_enabled                                       read
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
     trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
     trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/comparable_logprobs.py
     Trainer.training_step(...), ._get_grad_norm(model, grad_norm)   overridden: the latter is called once per step,
                                                             after clipping and before optimizer.step, which skips
-                                                            parameters without a gradient
-    Trainer._get_train_sampler(dataset)                     overridden: TRL's leaves out what does not fill a batch
+                                                            parameters without a gradient; the public
+                                                            on_pre_optimizer_step is not given the norm
     Trainer._save_checkpoint(model, trial)                  wrapped: it fills args.output_dir/checkpoint-<step>, and
                                                             deletes nothing if that is the only one
     Trainer._load_from_checkpoint(checkpoint)               overridden, for the weights alone; under FSDP2, so
@@ -56,16 +52,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
-from peft import PeftModel
 from transformers import PreTrainedModel, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -73,7 +68,6 @@ from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
-from trl.trainer.utils import nanstd
 
 from aitrain import activity
 from aitrain.batch import CaseSchedule, PassLimit
@@ -84,36 +78,22 @@ from aitrain.engines.scopes import evaluation_mode, replaced, savable_generation
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.sharded_tensors import gathered, whole
 from aitrain.environment.runner import Runner
-from aitrain.errors import ConfigError
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.algorithm import PLAIN, AlgorithmParts, Average, estimate_kl
+from aitrain.training.algorithm import PLAIN, AlgorithmParts, average_loss, estimate_kl, group_advantages
 from aitrain.training.batch_diagnostics import batch_diagnostics
-from aitrain.training.batch_source import BatchPlaces, BatchSource, batch_source
-from aitrain.training.case_order import CaseSampler, EpochCallback
+from aitrain.training.batch_source import batch_source
+from aitrain.training.case_order import EpochCallback
 from aitrain.training.dataset import case_numbers
 from aitrain.training.engine_setup import make_rollouts
 from aitrain.training.holdout import CaseList
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
-from aitrain.training.padding import LeftAligned, RightAligned, depends_on_padding
-from aitrain.training.passes import (
-    KEPT,
-    PASSES,
-    MicroBatch,
-    RankRows,
-    Rows,
-    has_kept_rows,
-    in_passes,
-    micro_batches,
-    of_step,
-    padding_of,
-    plan_passes,
-)
-from aitrain.training.refill import case_choice
+from aitrain.training.padding import AlignedRows, depends_on_padding
+from aitrain.training.passes import KEPT, KEPT_ROWS, MicroBatch, Rows, passes_of, plan_passes
 from aitrain.training.sharding import (
     check_sharded,
     load_weights,
@@ -125,16 +105,11 @@ from aitrain.training.sharding import (
     write_shards,
 )
 from aitrain.training.stopwatch import Stopwatch
-from aitrain.training.training_batch import episode_metrics
-from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
+from aitrain.training.training_batch import TrainingBatch, episode_metrics
+from aitrain.training.zero_variance import ZeroVarianceSteps, zero_variance_share
 
-UNKNOWN = [{"role": "user", "content": ""}]
-"""For TRL, the prompt of a case that the environment's opening makes; TRL only asks whether it is messages."""
 CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 """Metrics of the loss that are means over rows if there is one ratio for a completion."""
-
-PassOutput: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Log-probabilities, entropies and auxiliary loss."""
 
 
 @dataclass(frozen=True)
@@ -171,27 +146,16 @@ class TrainerHooks:
     """Writes a checkpoint of the trainer, given TRL's method that writes one."""
 
 
-@dataclass(frozen=True)
-class ForwardPass:
-    """A call that computed log-probabilities: its arguments after the model, and its result."""
-
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-    logps: torch.Tensor
-    entropies: torch.Tensor | None
-
-
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
-    algorithm: AlgorithmParts = PLAIN
-    rewards: torch.Tensor | None = None
-    """The rewards of the current generation batch, of all processes: scores less penalties."""
-    _buffered_inputs: list[dict[str, Any]] | None
+    _buffered_inputs: list[MicroBatch] | None
+    _batch: TrainingBatch
 
     def __init__(self, inputs: TrainerInputs, hooks: TrainerHooks) -> None:
         self.cases, self.schedule, self.hooks = inputs.cases, inputs.schedule, hooks
-        self.sampling = Sampling.of(inputs.runner.config)
+        self.algorithm, config = inputs.algorithm, inputs.runner.config
+        self.sampling = Sampling.of(config)
         ours = {
             "VLLMGeneration": partial(ColocatedGeneration, run_seed=inputs.arguments.seed),
             "prepare_fsdp": prepare_reference,
@@ -202,17 +166,18 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 model=inputs.model,
                 reward_funcs=[self.score],
                 args=inputs.arguments,
-                train_dataset=case_numbers(inputs.cases),
+                train_dataset=case_numbers(range(self.schedule.batches * self.schedule.prompts)),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
                 callbacks=[*hooks.callbacks, *inputs.callbacks],
                 rollout_func=self.roll_out,
             )
+        self.shuffle_dataset = False
         if inputs.peft_config is not None:
             keep_adapter_float32(self.model)
-        if self.is_fsdp_enabled:
+        if self.is_sharded:
             shard_now(self)
-        check_sharded(inputs.runner.config, self.model)
+        check_sharded(config, self.model)
         if self.is_deepspeed_enabled:
             self.model.to(self.accelerator.device)  # DeepSpeed does so in `train`, after held-out cases were scored
         self.remove_callback(PrinterCallback)
@@ -224,60 +189,27 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
-        count = self.schedule.prompts * self.num_generations // processes
-        self.places, config = BatchPlaces(self.schedule, count, rank), inputs.runner.config
-        source = BatchSource(self.rollouts, self.cases, case_choice(self, inputs.runner), self.num_generations)
-        self.batches = batch_source(config, source, self.places)
+        self.batches = batch_source(self, inputs.runner)
         self.watch = Stopwatch(self.batches.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
-        self.algorithm = inputs.algorithm
         self.context = inputs.limits.context
-        self.aligns_rows = self.depends_on_left_padding()
+        policy = self.accelerator.unwrap_model(self.model)
+        with evaluation_mode(self.model):
+            self.aligns_rows = depends_on_padding(
+                partial(super()._get_per_token_logps_and_entropies, self.model),
+                self.accelerator.device,
+                self.context,
+                policy.get_input_embeddings().weight.shape[0],
+                is_precise=policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16),
+            )
 
-    # -- a generation batch: episodes, rewards, advantages
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """`inputs`: as many rows of `case_numbers` as this process has completions; they are only counted."""
-        self._batch = self.batches.take(self.places.at(self.state.global_step))
-        output = self._with_advantages([{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases])
-        self.hooks.write(self._batch.records(output["advantages"].tolist()))
-        for name, value in (self._batch.metrics | batch_diagnostics(self._batch.episodes)).items():
-            self._metrics["train"][name].append(value)
-        return output | self._loss_rows()
-
-    def _with_advantages(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's tensors of this process's episodes; `rows` has the prompt of each."""
-        with self._keeping_passes() as self._passes:
-            output: dict[str, Any] = super()._generate_and_score_completions(rows)
-        self._passes = []
-        if self.rewards is not None:
-            first = len(rows) * self.accelerator.process_index
-            own = slice(first, first + len(rows))
-            advantages, size = output["advantages"], self.num_generations
-            output["advantages"] = self.algorithm.advantages(self.rewards, size, advantages, own)
-        metrics = self._metrics["train"]
-        if self.algorithm.overlong is not None or self.algorithm.kl_in_reward:  # TRL has logged those of the rewards
-            metrics["reward"][-1], metrics["reward_std"][-1] = self.scores.nanmean().item(), nanstd(self.scores).item()
-        return output
-
-    def _loss_rows(self) -> dict[str, torch.Tensor]:
-        """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""
-        device, kept = self.accelerator.device, self._batch.kept(self.masks_truncated)
-        dropped = [episode.is_dropped for episode in self._batch.episodes]
-        everywhere = self.accelerator.gather(torch.tensor([self._batch.scores(), kept, dropped], device=device).T)
-        mean = everywhere[:, 0].nanmean().item()
-        if self.rewards is not None:
-            everywhere[:, 0] = self.rewards
-        played = everywhere[everywhere[:, 2] == 0]  # whole groups are dropped
-        share = zero_variance_share(played[:, 0], played[:, 1], self.num_generations)
-        self._metrics["train"]["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
-        self.zero_variance.reward = None if math.isnan(mean) else mean
-        return {KEPT: torch.tensor(kept, device=device), ZERO_VARIANCE: torch.tensor(share == 1.0, device=device)}
+    # -- a generation batch: episodes, scores, advantages
 
     def roll_out(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """TRL's rollout function: the episodes of this batch, as tokens."""
+        """TRL's rollout function: plays the episodes of the next batch, this process's share of which has as many as
+        there are `prompts`. Every process must call this."""
+        self._batch = self.batches.take(self.state.global_step)
         trajectories = [episode.trajectory for episode in self._batch.episodes]
         return {
             "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
@@ -286,54 +218,69 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "logprobs": self.comparable_logprobs(trajectories) if self.use_vllm else None,
         }
 
-    def _generate(self, prompts: list[Any]) -> Any:
-        output = super()._generate(prompts)
-        if self.rollouts.rollout.end.stop_strings is not None or self._batch.dropped:
-            for name, value in self._batch.length_metrics().items():
-                self._metrics["train"][name][-1] = value
-        return output
-
-    def score(self, completions: list[Any], **rest: Any) -> list[float | None]:
+    def score(self, completions: list[Any], log_metric: Callable[[str, float], None], **_: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None if unscored."""
         self.rollouts.count_failures(self._batch.played)
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
-                rest["log_metric"](name, value)  # each episode's own: TRL takes the mean of all, over processes
+                log_metric(name, value)  # each episode's own: TRL takes the mean of all, over processes
         return [episode.result.score for episode in self._batch.episodes]
 
-    def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        """The scores of all processes' episodes, less their penalties. Every process must call this."""
-        rewards: torch.Tensor = super()._calculate_rewards(*arguments, **keywords)
-        self.scores = rewards[:, 0]
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
+        `inputs`: as many rows as this process has episodes; they are only counted."""
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        batch, metrics, gather = self._batch, self._metrics["train"], self.accelerator.gather
+        kept, scores, dropped = torch.tensor(
+            [batch.kept(self.masks_truncated), batch.scores(), [episode.is_dropped for episode in batch.episodes]],
+            device=self.accelerator.device,
+        )
+        penalties = self._penalties(output)
+        rewards = scores - sum(penalties.values())
+        tokens = (output["completion_mask"] * output["tool_mask"]).sum(1) * kept
+        rewards, in_loss, played, tokens, known = gather(torch.stack([rewards, kept, 1 - dropped, tokens, scores], 1)).T
+        of_trl, size, rank = output["advantages"], self.num_generations, self.accelerator.process_index
+        own = slice(rank * len(inputs), (rank + 1) * len(inputs))
+        if penalties:
+            of_trl = group_advantages(rewards, size, self.scale_rewards)[own]
+        output["advantages"] = self.algorithm.advantages(rewards, size, of_trl, own)
+        self.hooks.write(batch.records(output["advantages"].tolist()))
+
+        for name, values in penalties.items():
+            metrics[f"penalty/{name}"].append(gather(values).mean().item())
+        for name, value in (batch.metrics | batch_diagnostics(batch.episodes)).items():
+            metrics[name].append(value)
+        if self.rollouts.rollout.end.stop_strings is not None or batch.dropped:
+            for name, value in batch.length_metrics().items():
+                metrics[name][-1] = value
+        whole_groups = played == 1  # they are dropped together
+        share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
+        metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
+        mean = known.nanmean().item()
+        self.zero_variance.see(share == 1.0, None if math.isnan(mean) else mean)
+        return output | {
+            KEPT: kept.bool(),
+            KEPT_ROWS: in_loss.sum(),
+            "num_items_in_batch": tokens.double().sum() * self.args.steps_per_generation,
+        }
+
+    def _penalties(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What is subtracted from the score of each of this process's episodes. Every process must call this."""
         penalties: dict[str, torch.Tensor] = {}
         if (overlong := self.algorithm.overlong) is not None:
             own = [overlong.of(episode.trajectory) for episode in self._batch.episodes]
-            penalties["overlong"] = torch.tensor(own, device=rewards.device)
+            penalties["overlong"] = torch.tensor(own, device=self.accelerator.device)
         if self.algorithm.kl_in_reward and self.beta:
-            penalties["kl"] = self.beta * self._kl_of_episodes().float()
-        for name, values in penalties.items():
-            everywhere = self.accelerator.gather(values)
-            self._metrics["train"][f"penalty/{name}"].append(everywhere.mean().item())
-            rewards = rewards - everywhere.unsqueeze(1)
-        self.rewards = rewards[:, 0]
-        return rewards
-
-    def _kl_of_episodes(self) -> torch.Tensor:
-        """The estimated KL of each of this process's episodes, summed over the tokens that the policy sampled."""
-        reference = self._passes[-1]
-        before = [one for one in self._passes[:-1] if one.arguments[0] is reference.arguments[0]]
-        if before:  # TRL has computed it for importance ratios
-            logps = before[-1].logps
-        else:
-            with evaluation_mode(self.model):  # without dropout, whose noise would count as KL
-                output = self._get_per_token_logps_and_entropies(self.model, *reference.arguments, **reference.keywords)
-                logps = output[0]
-        kl = estimate_kl(self.algorithm.kl_estimator, logps, reference.logps)
-        mask = torch.zeros_like(kl, dtype=torch.bool)
-        for row, episode in enumerate(self._batch.episodes):
-            own = episode.trajectory.mask
-            mask[row, : len(own)] = torch.tensor(own, device=kl.device).bool()
-        return kl.masked_fill(~mask, 0.0).sum(1)  # padding may have infinite values
+            logps, mask = output.get("old_per_token_logps"), output["completion_mask"]
+            if logps is None:
+                ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+                attended = torch.cat([output["prompt_mask"], mask], dim=1)
+                with evaluation_mode(self.model):  # without dropout, whose noise would count as KL
+                    logps = self._in_own_passes(self.model, ids, attended, mask.shape[1])
+            kl = estimate_kl(self.algorithm.kl_estimator, logps, output["ref_per_token_logps"])
+            sampled = (mask * output["tool_mask"]).bool()
+            penalties["kl"] = self.beta * kl.masked_fill(~sampled, 0.0).sum(1)  # padding may have infinite values
+        return penalties
 
     # -- an optimizer step
 
@@ -342,64 +289,37 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         with activity.own.doing("forward and backward pass"):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.non_finite.see_loss(loss)
-        self.zero_variance.end_step(bool(self._piece[ZERO_VARIANCE]))
         return loss
-
-    def _prepare_inputs(self, generation_batch: object) -> MicroBatch:
-        """The rows of this step; a new generation batch is divided into forward passes."""
-        before = self._buffered_inputs
-        super()._prepare_inputs(generation_batch)
-        assert self._buffered_inputs is not None
-        if self._buffered_inputs is not before:
-            ranks = RankRows(self.accelerator.num_processes, self.accelerator.process_index, self._gather_rows)
-            self._buffered_inputs = in_passes(self._buffered_inputs, self.pass_limit, self.trims, ranks)
-        step: MicroBatch = self._buffered_inputs[self._step % len(self._buffered_inputs)]
-        self._piece = step
-        return step
-
-    def _gather_rows(self, rows: torch.Tensor, pads_left: bool) -> torch.Tensor:
-        padded_rows = self.accelerator.pad_across_processes(rows, dim=1, pad_first=pads_left)
-        everywhere: torch.Tensor = self.accelerator.gather(padded_rows)
-        return everywhere
 
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of all forward passes of a step. The backward pass of the last one is left to the caller."""
-        if PASSES not in inputs:  # the warm-up pass, which belongs to no step
-            return self._loss_of_pass(model, inputs, 1.0)
-        metrics, total = self._metrics["train"], torch.zeros((), device=self.accelerator.device)
+        accelerator, metrics = self.accelerator, self._metrics["train"]
+        passes = passes_of(inputs, self.pass_limit, self.trims, accelerator)
+        total = torch.zeros((), device=accelerator.device)
         before = {name: len(values) for name, values in metrics.items()}
-        *first, last = micro_batches(inputs, self.trims)
+        *first, last = zip(passes.rows, passes.divisors, strict=True)
+        # without the last one, gradients are added up and not exchanged; with FSDP2 they are, as they would stay whole
+        accelerator.gradient_state._set_sync_gradients(False)  # for DeepSpeed, and TRL's adaptive entropy
         for rows, divisor in first:
-            with self._without_step(model):
-                loss = self._loss_of_pass(model, rows, divisor)
-                self.accelerator.backward(loss)
+            alone: AbstractContextManager[Any] = nullcontext() if self.is_sharded else accelerator.no_sync(model)
+            with alone, activity.own.doing("forward and backward pass"):
+                loss = self.loss_of_pass(model, rows, divisor)
+                accelerator.backward(loss)
             total += loss.detach()
-        loss = self._loss_of_pass(model, *last)
+        accelerator.gradient_state._set_sync_gradients(True)
+        loss = self.loss_of_pass(model, *last)
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
         for name, values in metrics.items():
             if new := values[before.get(name, 0) :]:
-                values[-len(new) :] = [of_step(name, new, inputs, name in over_rows)]
-        sizes = [padding_of(rows) for rows, _ in (*first, last)]
-        metrics["passes"].append(len(sizes))
-        metrics["padding"].append(sum(empty for _, empty in sizes) / sum(tokens for tokens, _ in sizes))
-        self.has_kept_rows = has_kept_rows(inputs)
+                values[-len(new) :] = [passes.mean(name, new, name in over_rows)]
+        masks = [rows[name] for rows in passes.rows for name in ("prompt_mask", "completion_mask")]
+        metrics["passes"].append(len(passes.rows))
+        metrics["padding"].append(1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks))
+        self.has_kept_rows = passes.has_kept_rows
         return loss + total
 
-    @contextmanager
-    def _without_step(self, model: torch.nn.Module) -> Iterator[None]:
-        """A backward pass in this context is not the last one of its step: gradients are added up, and not exchanged.
-        With FSDP2 they are, as they would stay whole on each process."""
-        accelerator = self.accelerator
-        alone: AbstractContextManager[Any] = nullcontext() if self.is_fsdp_enabled else accelerator.no_sync(model)
-        with alone, activity.own.doing("forward and backward pass"):
-            accelerator.gradient_state._set_sync_gradients(False)  # for DeepSpeed
-            try:
-                yield
-            finally:
-                accelerator.gradient_state._set_sync_gradients(True)
-
-    def _loss_of_pass(self, model: torch.nn.Module, rows: MicroBatch, divisor: float) -> torch.Tensor:
+    def loss_of_pass(self, model: torch.nn.Module, rows: MicroBatch, divisor: float) -> torch.Tensor:
         """TRL's loss of one forward pass, with what the algorithm adds. `divisor`: passes to divide a mean by."""
         accelerator = self.accelerator
         gather, updates = accelerator.gather, self.args.steps_per_generation
@@ -411,9 +331,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             everywhere: torch.Tensor = gather(values)
             return everywhere
 
-        pieces = (
-            divisor * updates if math.isfinite(divisor) else 1.0
-        )  # of a generation batch, if all were like this one
+        # the passes of a generation batch, if all were like this one
+        pieces = divisor * updates if math.isfinite(divisor) else 1.0
         with (
             replaced(self, {"current_gradient_accumulation_steps": divisor}),
             replaced(self.args, {"steps_per_generation": pieces}),
@@ -429,85 +348,54 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         )
         if not has_kl and custom is None:
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
-        others: dict[str, object] = {"beta": 0.0}
+        compute, computed = self._get_per_token_logps_and_entropies, list[Any]()
+
+        def kept(*arguments: Any, **keywords: Any) -> Any:
+            computed.append(compute(*arguments, **keywords))
+            return computed[-1]
+
+        others: dict[str, object] = {"beta": 0.0, "_get_per_token_logps_and_entropies": kept}
         rest = inputs
         if custom is not None:  # sapo has no metrics of its own, and is 0 with advantages of 0
             others["loss_type"], rest = "sapo", inputs | {"advantages": torch.zeros_like(inputs["advantages"])}
-        with self._keeping_passes(always=True) as passes, replaced(self, others):
+        with replaced(self, others):
             loss: torch.Tensor = super()._compute_loss(model, rest)
-        (forward,) = passes
-        logps, mask = forward.logps, inputs["completion_mask"] * inputs["tool_mask"]
-        old = inputs.get("old_per_token_logps")
-        old = logps.detach() if old is None else old
-        parts = []
+        ((logps, entropies, _),) = computed
+        mask, old = inputs["completion_mask"] * inputs["tool_mask"], inputs.get("old_per_token_logps", logps.detach())
+        losses = torch.zeros_like(logps)
         if custom is not None:
-            parts.append(self._custom_losses(forward, old, mask, inputs))
+            losses = custom(
+                mask,
+                logprobs=logps,
+                old_logprobs=old,
+                advantages=inputs["advantages"].unsqueeze(1),
+                ref_logprobs=inputs.get("ref_per_token_logps"),
+                entropies=entropies,
+            )
+            if self.use_vllm and self.vllm_importance_sampling_correction:
+                losses = losses * inputs["importance_sampling_ratio"]
         if has_kl:
             kl = estimate_kl(self.algorithm.kl_estimator, logps, inputs["ref_per_token_logps"])
-            if self.args.use_bias_correction_kl:
-                kl = kl * self._ratio(logps - old, mask)
-            self._log_token_mean("kl", kl, mask)
+            if self.args.use_bias_correction_kl:  # by the ratio of each token, or of each row, as TRL does
+                log_ratio = logps - old
+                if self.importance_sampling_level == "sequence":
+                    log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+                kl = kl * torch.exp(log_ratio)
+            own = torch.stack([(kl * mask).sum(), mask.sum().to(kl.dtype)]).detach()
+            over_tokens, count = self.accelerator.reduce(own, reduction="sum")
+            self._metrics["train"]["kl"].append((over_tokens / count.clamp(min=1.0)).item())
             if not self.algorithm.kl_in_reward:
-                parts.append(beta * kl)
-        if not parts:
-            return loss
-        average, divisor = self._average(inputs)(torch.stack(parts).sum(0), mask)
+                losses = losses + beta * kl
+            elif custom is None:
+                return loss
+        passes = self.current_gradient_accumulation_steps
+        items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        of_step = items * passes / self.args.steps_per_generation
+        average, divisor = average_loss(losses, mask, self.loss_type, passes, self.max_completion_length, of_step)
         if "policy_loss" in self._metrics["train"]:  # TRL logs it with an entropy bonus
             ours = self.accelerator.gather(average.detach()).nanmean().item()
             self._metrics["train"]["policy_loss"][-1] += ours
         return loss + average / divisor
-
-    def _custom_losses(
-        self, forward: ForwardPass, old: torch.Tensor, mask: torch.Tensor, inputs: MicroBatch
-    ) -> torch.Tensor:
-        """The user's loss of each token."""
-        assert self.algorithm.custom_loss is not None
-        losses = self.algorithm.custom_loss(
-            {
-                "logprobs": forward.logps,
-                "old_logprobs": old,
-                "advantages": inputs["advantages"].unsqueeze(1),
-                "mask": mask,
-                "ref_logprobs": inputs.get("ref_per_token_logps"),
-                "entropies": forward.entropies,
-            }
-        )
-        if self.use_vllm and self.vllm_importance_sampling_correction:
-            losses = losses * inputs["importance_sampling_ratio"]
-        return losses
-
-    def _ratio(self, log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The probability ratio of each token, or of each row, which multiplies the KL term as TRL does it."""
-        if self.importance_sampling_level == "sequence":
-            log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-        return torch.exp(log_ratio)
-
-    def _average(self, inputs: MicroBatch) -> Average:
-        passes = self.current_gradient_accumulation_steps
-        items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        step = items * passes / self.args.steps_per_generation
-        return Average(self.loss_type, passes, self.max_completion_length, step)
-
-    def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        """Log the mean over the tokens of all processes' passes, as TRL does. Every process must call this."""
-        own = torch.stack([(values * mask).sum(), mask.sum().to(values.dtype)]).detach()
-        total, count = self.accelerator.reduce(own, reduction="sum")
-        self._metrics["train"][name].append((total / count.clamp(min=1.0)).item())
-
-    @contextmanager
-    def _keeping_passes(self, always: bool = False) -> Iterator[list[ForwardPass]]:
-        """Keep the results of the forward passes in this context: `always`, or where the KL term in rewards needs
-        them."""
-        compute, kept = self._get_per_token_logps_and_entropies, list[ForwardPass]()
-
-        def computed(model: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
-            result = compute(model, *arguments, **keywords)
-            kept.append(ForwardPass(arguments, keywords, result[0], result[1]))
-            return result
-
-        needs = always or (self.algorithm.kl_in_reward and self.beta)
-        with replaced(self, {"_get_per_token_logps_and_entropies": computed} if needs else {}):
-            yield kept
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
         """Hook between gradient clipping and the optimizer step."""
@@ -530,7 +418,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         logits_to_keep: int,
         batch_size: int | None = None,
         **more: object,
-    ) -> PassOutput:
+    ) -> Any:
         """Values of the last `logits_to_keep` tokens, each token at its position without padding.
 
         Also left-aligns a padded batch that is wider than the context although none of its rows is longer. Without
@@ -541,17 +429,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return logps, None, None
         compute = super()._get_per_token_logps_and_entropies
         too_wide = self.context is not None and input_ids.shape[1] > self.context
-        if self.aligns_rows or too_wide:
-            left = LeftAligned.of(input_ids, attention_mask)
-            logps, entropies, loss = compute(model, left.ids, left.mask, left.ids.shape[1] - 1, **more)
-            entropies = None if entropies is None else left.moved_back(entropies, logits_to_keep)
-            return left.moved_back(logps, logits_to_keep), entropies, loss
-        if self.trims:
-            right = RightAligned.of(input_ids, attention_mask)
-            logps, entropies, loss = compute(model, right.ids, right.mask, logits_to_keep, **more)
-            return right.moved_back(logps), None if entropies is None else right.moved_back(entropies), loss
-        plain: PassOutput = compute(model, input_ids, attention_mask, logits_to_keep, **more)
-        return plain
+        to_left = self.aligns_rows or too_wide
+        if not (to_left or self.trims):
+            return compute(model, input_ids, attention_mask, logits_to_keep, **more)
+        rows = AlignedRows.of(input_ids, attention_mask, to_left)
+        count = rows.ids.shape[1] - 1 if to_left else logits_to_keep
+        logps, entropies, loss = compute(model, rows.ids, rows.mask, count, **more)
+        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
+        return rows.moved_back(logps, logits_to_keep), entropies, loss
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""
@@ -567,59 +452,37 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return values
 
     def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
-        """Rows of each forward pass over own rows that TRL or aitrain makes without gradients; with sharded weights,
-        there are as many passes on each process."""
-        if not self.trims:
-            width = max(gather_object([width])) if self.is_sharded else width
-            size = next(size for size in range(len(lengths), 0, -1) if self.pass_limit.holds(size, width))
-            return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
-        passes = plan_passes(lengths, self.pass_limit)
-        most = max(gather_object([len(passes)])) if self.is_sharded else 1
-        return plan_passes(lengths, self.pass_limit, at_least=most)
-
-    def depends_on_left_padding(self) -> bool:
-        """Whether padding in front of a row changes its log-probabilities. Every process must call this."""
-
-        def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
-            device = self.accelerator.device
-            compute = super(EpisodeTrainer, self)._get_per_token_logps_and_entropies
-            values: torch.Tensor = compute(self.model, ids.to(device), mask.to(device), count)[0]
-            return values
-
-        model = self.accelerator.unwrap_model(self.model)
-        is_precise = model.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
-        with evaluation_mode(self.model):
-            vocabulary = model.get_input_embeddings().weight.shape[0]
-            return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
+        """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
+        as sharded weights need that."""
+        if self.trims:
+            most = max(gather_object([len(plan_passes(lengths, self.pass_limit))]))
+            return plan_passes(lengths, self.pass_limit, at_least=most)
+        width = max(gather_object([width]))
+        size = next(size for size in range(len(lengths), 0, -1) if self.pass_limit.holds(size, width))
+        return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
 
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
-        """vLLM's log-probabilities, corrected for truncated sampling. Every process must call this."""
+        """vLLM's log-probabilities, corrected for truncated sampling in forward passes without dropout. Every process
+        must call this."""
         reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
             return reported
         rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.turn_starts) for each in trajectories]
-        shifts = self._logprob_shifts(rows)
-        of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
-        everywhere = gather_object(of_sampled) or [0.0]
-        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
-        return [
-            [None if value is None else value + shift for value, shift in zip(*pair, strict=True)]
-            for pair in zip(reported, shifts, strict=True)
-        ]
-
-    def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
-        """Correction for each token of each row, computed in forward passes without dropout and gradients."""
-        shifts: list[list[float]] = [[] for _ in rows]
         lengths = [len(row.prompt) + len(row.ids) for row in rows]
+        of_sampled: list[float] = []
         with evaluation_mode(self.model):
             for places in self._own_passes(lengths, max(lengths)):
                 shift = LogprobShift(self.sampling, self.eos_token_ids, [rows[place] for place in places])
                 with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
                     inputs = padded(shift.rows, self.processing_class.pad_token_id, self.accelerator.device)
                     super()._get_per_token_logps_and_entropies(self.model, *inputs)
-                for place, values in zip(places, shift.shifts, strict=True):
-                    shifts[place] = values
-        return shifts
+                for place, shifts in zip(places, shift.shifts, strict=True):
+                    of_sampled += [shifts[token] for token in rows[place].sampled()]
+                    pairs = zip(reported[place], shifts, strict=True)
+                    reported[place] = [None if value is None else value + more for value, more in pairs]
+        everywhere = gather_object(of_sampled) or [0.0]
+        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
+        return reported
 
     # -- logging
 
@@ -635,9 +498,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """No-op: ui/card.py writes the card of a run."""
-
-    def _get_train_sampler(self, dataset: Any = None) -> CaseSampler:
-        return CaseSampler(self.schedule, self.num_generations)
 
     # -- weights and checkpoints
 
@@ -674,38 +534,32 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
         this."""
-        if not self.is_fsdp_enabled:
-            super().save_model(output_dir, _internal_call)
-            return
         folder = str(output_dir or self.args.output_dir)
-        weights = own_weights(self.model)
-        if _internal_call and self.writes_shards:
-            write_shards(weights, Path(folder) / SHARDS)
-            return
-        tensors = gathered(weights.items(), self.args.should_save)
-        if self.args.should_save:
-            self._save(folder, state_dict=tensors)
+        if not self.is_fsdp_enabled:
+            super().save_model(folder, _internal_call)
+        elif _internal_call and self.writes_shards:
+            write_shards(own_weights(self.model), Path(folder) / SHARDS)
+        else:
+            tensors = gathered(own_weights(self.model).items(), self.args.should_save)
+            if self.args.should_save:
+                self._save(folder, state_dict=tensors)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        def write(*_: object) -> None:
-            write_optimizer(self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards)
-
-        ours = {"save_fsdp_model": lambda *_, **__: None, "save_fsdp_optimizer": write}
+        parts = self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards
+        ours = {
+            "save_fsdp_model": lambda *_, **__: None,
+            "save_fsdp_optimizer": lambda *_: write_optimizer(*parts),
+        }
         with replaced(transformers_trainer, ours):
             super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        def read(*_: object, **__: object) -> None:
-            read_optimizer(self.optimizer, Path(str(checkpoint)))
-
-        with replaced(transformers_trainer, {"load_fsdp_optimizer": read}):
+        ours = {"load_fsdp_optimizer": lambda *_, **__: read_optimizer(self.optimizer, Path(str(checkpoint)))}
+        with replaced(transformers_trainer, ours):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.is_fsdp_enabled or not isinstance(self.model, PeftModel):
-            load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
 
     def is_over(self, checkpoint: Path) -> bool:
         """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether
@@ -728,42 +582,25 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         args = self.args
         return bool(args.sync_ref_model and self.state.global_step >= args.ref_model_sync_steps)
 
-    def rest_of_window(self) -> list[dict[str, Any]]:
-        """The steps of the last generation batch if some are not trained on yet, else none."""
+    def resume_state(self) -> dict[str, Any]:
+        """This process's state that transformers does not save: the steps of the last generation batch, if some are not
+        trained on yet, and values for the next line of metrics."""
         is_inside = self._step % (self.args.steps_per_generation * self.num_iterations)
-        return (self._buffered_inputs or []) if is_inside else []
-
-    def unlogged(self) -> dict[str, Any]:
-        """This process's values for the next line of metrics."""
         return {
-            "metrics": dict(self._metrics["train"]),
+            "pieces": (self._buffered_inputs or []) if is_inside else [],
+            "metrics": {name: list(map(float, values)) for name, values in self._metrics["train"].items()},
             "loss": self._tr_loss.item(),
             "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
             "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
-            "flat_steps": self.zero_variance.in_a_row,
+            "flat": [self.zero_variance.in_a_row, self.zero_variance.is_flat],
         }
 
-    def restore_state(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
-        """Restore the `rest_of_window` and `unlogged` of an earlier process.
-
-        Raises:
-            ConfigError: the rows were written by a version that divided them in another way.
-        """
-        if any(PASSES not in piece or "items" in piece for piece in pieces):
-            why = "it was written by an earlier version"
-        elif any(int(piece[PASSES].max()) > self.pass_limit.completions for piece in pieces):
-            why = f"it has larger forward passes than {self.pass_limit}"
-        else:
-            why = ""
-        if why:
-            raise ConfigError(
-                f"resume_from_checkpoint: {why}, between two steps on one rollout\n"
-                "Use a checkpoint after a whole rollout, or --resume-anyway, which samples a new one."
-            )
-        self._step, self._buffered_inputs = self.state.global_step, pieces or None
-        self._metrics["train"].update(values["metrics"])
-        self._tr_loss = torch.tensor(values["loss"], device=self.args.device)
-        self._total_loss_scalar, self._globalstep_last_logged = values["total_loss"], values["logged"]
-        self.non_finite.skipped, self.non_finite.in_a_row = values["skipped"]
-        self.zero_variance.in_a_row = values["flat_steps"]
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Restore the `resume_state` of an earlier process."""
+        self._step, self._buffered_inputs = self.state.global_step, state["pieces"] or None
+        self._metrics["train"].update(state["metrics"])
+        self._tr_loss = torch.tensor(state["loss"], device=self.args.device)
+        self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["logged"]
+        self.non_finite.skipped, self.non_finite.in_a_row = state["skipped"]
+        self.zero_variance.in_a_row, self.zero_variance.is_flat = state["flat"]

@@ -41,15 +41,12 @@ class TrainingBatch:
 
     step: int
     """Optimizer steps before the one that trains on it first."""
-    places: range
-    """Indices of this rank's episodes among all episodes of the step."""
-    group_size: int
+    keys: list[MemberKey]
+    """The group of each episode within its step, and its place in the group."""
     numbers: list[int]
     """The row number of each episode's case."""
     cases: list[Case]
     episodes: list[Episode] = field(default_factory=list)
-    keys: list[MemberKey] = field(default_factory=list)
-    """The group of each episode within its step, and its place in the group."""
     dropped: int = 0
     """Episodes on all ranks whose prompt leaves no room for an answer."""
     discarded: list[DiscardedEpisode] = field(default_factory=list)
@@ -58,20 +55,28 @@ class TrainingBatch:
     """Metrics of the choice of cases, the same on all ranks."""
     weight_version: int = 0
     """Optimizer steps of the weights that the episodes began with."""
-    index: int = 0
-    """Number of the batch, counted from the beginning of the run."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the parts of its rollout, if that was played while another batch was trained on."""
 
-    def __post_init__(self) -> None:
-        self.keys = self.keys or [divmod(place, self.group_size) for place in self.places]
-
-    def play(self, rollouts: PolicyRollouts) -> None:
-        """Play the episodes. Those of a group have consecutive sampling seeds, and one environment seed."""
-        members = list(zip(self.keys, self.numbers, strict=True))
+    def play(self, rollouts: PolicyRollouts, places: Sequence[int]) -> int:
+        """Play the episodes at these places, also once more if their cases have changed; returns how many on all ranks
+        have a prompt that leaves no room. Those of a group have consecutive sampling seeds, and one environment seed.
+        """
         self.weight_version = rollouts.weight_version()
-        self.episodes = play_members(rollouts, self.step, members, self.cases)
-        self.dropped = len(finish_groups(rollouts, self.episodes, self.keys))
+        most = max(rollouts.gather([len(places)]))  # all ranks play as many times, as they may generate together
+        at_once = (rollouts.rollout.runner.episodes_at_once if self.episodes else None) or most
+        for start in range(0, most, at_once):
+            part, env_seeds, sampling_seeds = places[start : start + at_once], [], []
+            for place in part:
+                number, (group, member) = self.numbers[place], self.keys[place]
+                env_seeds.append(rollouts.env_seed(self.step, number))
+                sampling_seeds.append(rollouts.sampling_seed(self.step, number, group) + member)
+            played = rollouts.play([self.cases[place] for place in part], env_seeds, sampling_seeds)
+            for place, episode in zip(part, played, strict=True):
+                self.episodes[place : place + 1] = [episode]
+        return finish_groups(
+            rollouts, [self.episodes[place] for place in places], [self.keys[place] for place in places]
+        )
 
     @property
     def played(self) -> list[Episode]:
@@ -90,9 +95,20 @@ class TrainingBatch:
     def length_metrics(self) -> dict[str, float]:
         """TRL's length metrics over all ranks; TRL's own count dropped episodes, and completions that end with a stop
         string as truncated."""
-        played = [episode for episode in self.episodes if not episode.is_dropped]
-        own = [(e.trajectory.sampled_tokens, not e.trajectory.ended_by_policy) for e in played]
-        return length_metrics(gather_object(own))
+        played = [episode.trajectory for episode in self.episodes if not episode.is_dropped]
+        everywhere = gather_object([(one.sampled_tokens, one.ended_by_policy) for one in played])
+        lengths = [length for length, _ in everywhere] or [0]
+        ended = [length for length, is_whole in everywhere if is_whole] or [0]
+        truncated = sum(not is_whole for _, is_whole in everywhere)
+        return {
+            "completions/mean_length": sum(lengths) / len(lengths),
+            "completions/min_length": float(min(lengths)),
+            "completions/max_length": float(max(lengths)),
+            "completions/clipped_ratio": truncated / len(lengths),
+            "completions/mean_terminated_length": sum(ended) / len(ended),
+            "completions/min_terminated_length": float(min(ended)),
+            "completions/max_terminated_length": float(max(ended)),
+        }
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
         """The rollout records; the first one of each group has the rendered prompt."""
@@ -112,93 +128,39 @@ def is_kept(episode: Episode, masks_truncated: bool) -> bool:
     return episode.result.score is not None and not (masks_truncated and episode.is_truncated)
 
 
-def play_members(
-    rollouts: PolicyRollouts, step: int, members: Sequence[tuple[MemberKey, int]], cases: Sequence[Case]
-) -> list[Episode]:
-    """This rank's episodes, given the key and the case number of each; without what concerns whole groups."""
-    seeds = [rollouts.env_seed(step, number) for _, number in members]
-    sampling_seeds = [rollouts.sampling_seed(step, number, group) + member for (group, member), number in members]
-    return rollouts.play(cases, seeds, sampling_seeds)
-
-
-# -- whole groups
-
-
-@dataclass(frozen=True)
-class DroppedCase:
-    """A case whose prompt leaves no room for an answer."""
-
-    group: int
-    case_idx: object
-    tokens: int
-
-
-def finish_groups(
-    rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: Sequence[MemberKey]
-) -> list[DroppedCase]:
+def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: Sequence[MemberKey]) -> int:
     """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so.
-    Returns what was dropped on all ranks. Every rank must call this, with its own episodes."""
-    found = [
-        DroppedCase(group, episode.case.case_idx, episode.too_long)
-        for episode, (group, _) in zip(episodes, keys, strict=True)
-        if episode.too_long is not None
-    ]
-    dropped: list[DroppedCase] = rollouts.gather(found)
-    groups = {one.group for one in dropped}
-    for episode, (group, _) in zip(episodes, keys, strict=True):
+    Returns how many episodes have such a prompt, on all ranks. Every rank must call this, with its own episodes."""
+    of_keys = dict(zip(keys, episodes, strict=True))
+    own = [(group, one.case.case_idx, one.too_long) for (group, _), one in of_keys.items() if one.too_long is not None]
+    too_long = rollouts.gather(own)
+    groups = {group for group, _, _ in too_long}
+    for (group, _), episode in of_keys.items():
         if group in groups:
             episode.is_dropped, episode.result = True, ScoreResult(None)
-    if dropped:
-        rollouts.note_dropped(dropped[0].case_idx, dropped[0].tokens)
-    runner = rollouts.rollout.runner
-    if runner.scores_groups:
-        pairs = zip(keys, episodes, strict=True)
-        _score_groups(
-            rollouts,
-            {key: one for key, one in pairs if not one.is_dropped and runner.part_of(one.case).scores_groups},
-        )
-    return dropped
-
-
-def _score_groups(rollouts: PolicyRollouts, episodes: dict[MemberKey, Episode]) -> None:
-    """Each group is scored by the rank that has its first member."""
-    own = [(key, _member(episode)) for key, episode in episodes.items()]
+    if too_long:
+        _, case_idx, tokens = too_long[0]
+        rollouts.note_dropped(case_idx, tokens)
+    runner, clock = rollouts.rollout.runner, rollouts.rollout.clock
+    if not runner.scores_groups:
+        return len(too_long)
+    together = {
+        key: GroupMember(one.transcript.content, one.transcript.text, one.conversation, one.result)
+        for key, one in of_keys.items()
+        if not one.is_dropped and runner.part_of(one.case).scores_groups
+    }
     members: dict[int, dict[MemberKey, GroupMember]] = defaultdict(dict)
-    for key, member in sorted(rollouts.gather(own), key=lambda pair: pair[0]):
+    for key, member in sorted(rollouts.gather(list(together.items())), key=lambda pair: pair[0]):
         members[key[0]][key] = member
-    ours = [group for group in members.values() if next(iter(group)) in episodes]
-    rollout = rollouts.rollout
-    with rollout.clock.running("rollout"), rollout.clock.running("environment"):
-        scored = rollouts.loop.run(
-            score_groups(rollout.runner, [Group(episodes[next(iter(group))].case, [*group.values()]) for group in ours])
-        )
+    ours = [group for group in members.values() if next(iter(group)) in together]  # of the rank with the first member
+    to_score = [Group(of_keys[next(iter(group))].case, list(group.values())) for group in ours]
+    with clock.running("rollout"), clock.running("environment"):
+        scored = rollouts.loop.run(score_groups(runner, to_score))
     results = [pair for group, row in zip(ours, scored, strict=True) for pair in zip(group, row, strict=True)]
     for key, result in rollouts.gather(results):
-        if key in episodes:
-            episodes[key].result = result
-
-
-def _member(episode: Episode) -> GroupMember:
-    transcript = episode.transcript
-    return GroupMember(transcript.content, transcript.text, episode.conversation, episode.result)
-
-
-# -- metrics
-
-
-def length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
-    """TRL's length metrics of a batch, given (length, is truncated) of each episode."""
-    lengths = [length for length, _ in episodes] or [0]
-    ended = [length for length, is_truncated in episodes if not is_truncated] or [0]
-    return {
-        "completions/mean_length": sum(lengths) / len(lengths),
-        "completions/min_length": float(min(lengths)),
-        "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": sum(is_truncated for _, is_truncated in episodes) / len(lengths),
-        "completions/mean_terminated_length": sum(ended) / len(ended),
-        "completions/min_terminated_length": float(min(ended)),
-        "completions/max_terminated_length": float(max(ended)),
-    }
+        if key in together:
+            of_keys[key].result = result
+    return len(too_long)
 
 
 def episode_metrics(episode: Episode) -> dict[str, float]:

@@ -5,10 +5,12 @@ Episodes get longer while a model learns; without the warm-up, a run may run out
 Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
     GRPOTrainer.use_adaptive_entropy    set to False during the pass: the loss would change the entropy coefficient
+    GRPOTrainer._metrics                replaced during the pass
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +21,6 @@ from aitrain.batch import PassLimit
 from aitrain.engines.scopes import replaced
 from aitrain.environment.tools import Tools
 from aitrain.errors import RunFailed
-from aitrain.rollout.limits import Limits
 from aitrain.training.holdout import prompt_limits
 from aitrain.training.passes import MicroBatch
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
@@ -43,14 +44,14 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
     tools = {name: Tools.of(runner.environment) for name, runner in runners.items()}
     prompts = prompt_limits(inputs.runner, inputs.chat, None, tools)
     prompt = max(1, *(prompts[case.env].length_of(case) for case in inputs.cases))
-    completion = max(_longest(limits.of(name), runner.has_sessions) for name, runner in runners.items())
+    completion = 1
+    for name, runner in runners.items():
+        own = limits.of(name)
+        of_episode = own.episode_tokens or own.turns * own.turn_tokens
+        completion = max(completion, of_episode if runner.has_sessions else own.turn_tokens)
     if limits.context is not None:
         completion = max(1, min(completion, limits.context - prompt))
     return LongestShapes(prompt, completion)
-
-
-def _longest(limits: Limits, has_sessions: bool) -> int:
-    return (limits.episode_tokens or limits.turns * limits.turn_tokens) if has_sessions else limits.turn_tokens
 
 
 def can_warm_up(trainer: EpisodeTrainer) -> bool:
@@ -90,7 +91,11 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
     if trainer.is_sharded:  # a process that fails would leave the others waiting inside of the pass
         warm_up(trainer, lengths)
         return trainer.pass_limit
-    alone = {"gather": _unchanged, "reduce": _unchanged, "pad_across_processes": _unchanged}  # in the loss's metrics
+
+    def unchanged(values: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return values
+
+    alone = dict.fromkeys(("gather", "reduce", "pad_across_processes"), unchanged)  # in the loss's metrics
     while True:
         error: torch.OutOfMemoryError | None = None
         try:
@@ -108,10 +113,6 @@ def fit_passes(trainer: EpisodeTrainer, lengths: LongestShapes) -> PassLimit:
         trainer.pass_limit = replace(limit, completions=rows // 2)
 
 
-def _unchanged(values: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-    return values
-
-
 def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
     """Run the pass; gradients, metrics and random states are as before afterwards. Every process must call this.
 
@@ -126,11 +127,17 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
         model.gradient_checkpointing_enable(kept or None)
     model.train()
     trainer.current_gradient_accumulation_steps = 1  # as in a step
-    reserved = _state_of_later_passes(trainer)
+    # the memory of what later passes find: gradients, which several processes hold twice, and Adam's two moments
+    copies = 2 if trainer.accelerator.num_processes > 1 and not trainer.is_sharded else 1
+    if "adam" in str(arguments.optim) and "bit" not in str(arguments.optim):
+        copies += 2
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    reserved = [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
+    own_state = {"use_adaptive_entropy": False, "_metrics": {"train": defaultdict(list)}}
     try:
-        with _restored_state(trainer):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), replaced(trainer, own_state):
             with trainer.compute_loss_context_manager():
-                loss = trainer.compute_loss(model, _inputs(trainer, lengths))
+                loss = trainer.loss_of_pass(model, _inputs(trainer, lengths), 1.0)
             trainer.accelerator.backward(loss)
     finally:
         del reserved
@@ -138,8 +145,7 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
         model.train(was_training)
         if model.is_gradient_checkpointing and not was_checkpointing:
             model.gradient_checkpointing_disable()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
 
 def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
@@ -165,26 +171,3 @@ def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
         "num_items_in_batch": torch.tensor(float(rows * completion), device=device),
         **{name: full(completion, -1.0 if "logps" in name else 1.0, torch.float32) for name in per_token},
     }
-
-
-def _state_of_later_passes(trainer: EpisodeTrainer) -> list[torch.Tensor]:
-    """Reserves the memory of what later passes find: gradients, which several processes hold twice, and Adam's two
-    moments."""
-    copies = 2 if trainer.accelerator.num_processes > 1 and not trainer.is_sharded else 1
-    if "adam" in str(trainer.args.optim) and "bit" not in str(trainer.args.optim):
-        copies += 2
-    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    return [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
-
-
-@contextmanager
-def _restored_state(trainer: EpisodeTrainer) -> Iterator[None]:
-    """Restore metrics, random states and TRL's adaptive entropy coefficient afterwards."""
-    metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices), replaced(trainer, {"use_adaptive_entropy": False}):
-        try:
-            yield
-        finally:
-            trainer._metrics["train"].clear()
-            trainer._metrics["train"].update(metrics)

@@ -7,10 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-ZERO_VARIANCE = "flat"
-"""Key of a step: whether all advantages of its generation batch are zero, on all processes."""
+from transformers import TrainerCallback
 
 
 def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:
@@ -35,12 +32,14 @@ class ZeroVarianceSteps:
     """Counts consecutive optimizer steps in which all groups had zero variance."""
 
     in_a_row: int = 0
+    is_flat: bool = False
+    """Whether all groups of the latest generation batch had zero variance, on all processes."""
     reward: float | None = None
     """Mean score of the latest generation batch."""
 
-    def end_step(self, is_flat: bool) -> None:
-        """Count a step; `is_flat`: whether all groups of its generation batch had zero variance."""
-        self.in_a_row = self.in_a_row + 1 if is_flat else 0
+    def see(self, is_flat: bool, reward: float | None) -> None:
+        """Note a new generation batch."""
+        self.is_flat, self.reward = is_flat, reward
 
 
 class StopOnZeroVariance(TrainerCallback):  # type: ignore[misc]
@@ -55,8 +54,9 @@ class StopOnZeroVariance(TrainerCallback):  # type: ignore[misc]
         self.count = count
         self.stop = stop
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         """Runs before HeldOutScoring, so that the run ends after this step."""
+        self.count.in_a_row = self.count.in_a_row + 1 if self.count.is_flat else 0
         lasts = self.count.in_a_row
         if lasts < self.steps:
             return

@@ -16,7 +16,7 @@ from aitrain import TrainConfig
 from aitrain.batch import PassLimit, plan_batch
 from aitrain.training.algorithm import AlgorithmParts
 from aitrain.training.model import Precision
-from aitrain.training.passes import KEPT, RankRows, in_passes
+from aitrain.training.passes import KEPT, KEPT_ROWS
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 
@@ -98,7 +98,7 @@ class LossTrainer(EpisodeTrainer):
         accelerator = SimpleNamespace(
             num_processes=layout.processes,
             gather=lambda x: x,
-            pad_across_processes=lambda x, dim, pad_index: x,
+            pad_across_processes=lambda x, dim, **_: x,
             reduce=lambda x, reduction: x,
             sync_gradients=False,
             device=torch.device("cpu"),
@@ -149,17 +149,17 @@ def steps_of_process(
     args: GRPOConfig, layout: Layout, batch: Rows, process: int = 0
 ) -> tuple[list[torch.Tensor], list[dict[str, float]], LossTrainer]:
     """The gradient of each step on one process, and the metrics that its loss adds."""
-    pieces, everywhere = [], dict[int, torch.Tensor]()
+    tokens = (batch["completion_mask"] * batch["tool_mask"]).sum(1) * batch[KEPT]
+    totals = {KEPT_ROWS: batch[KEPT].sum(), "num_items_in_batch": tokens.double().sum() * layout.steps}
+    trainer, gradients, metrics = LossTrainer(args, layout), [], []
+    trainer.accelerator.process_index = process
     for step in range(layout.steps):
         first = (process * layout.steps + step) * layout.rows
         piece, whole = take(batch, slice(first, first + layout.rows)), take(batch, layout.rows_of_step(step))
-        everywhere |= {id(value): whole[name] for name, value in piece.items()}
-        pieces.append(piece)
-    ranks = RankRows(layout.processes, process, lambda rows, pads_left: everywhere[id(rows)])
-    trainer, gradients, metrics = LossTrainer(args, layout), [], []
-    for step_rows in in_passes(pieces, layout.limit, layout.trims, ranks):
+        everywhere = {id(value): whole[name] for name, value in piece.items()}
+        trainer.accelerator.gather = lambda values, everywhere=everywhere: everywhere.get(id(values), values)
         model = policy()
-        trainer._compute_loss(model, step_rows).backward()
+        trainer._compute_loss(model, piece | totals).backward()
         assert model.weight.grad is not None
         gradients.append(model.weight.grad)
         metrics.append({name: values[-1] for name, values in trainer._metrics["train"].items()})

@@ -21,7 +21,7 @@ from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.event_loop import ThreadLoop
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training.batch_source import AheadSource, BatchPlaces
+from aitrain.training.batch_source import AheadSource
 from aitrain.training.case_order import UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
@@ -80,10 +80,10 @@ class Source(AheadSource):
     turns: Any
     is_held: Any
 
-    def play(self, place: Any, rollouts: Any) -> TrainingBatch:
-        batch = TrainingBatch(place.step, place.places, 2, [place.index] * 4, [], index=place.index)
+    def play(self, step: int, rollouts: Any) -> TrainingBatch:
+        batch = TrainingBatch(step, [], [], [])
         batch.weight_version = rollouts.weight_version()
-        self.started.append((place.index, rollouts.weight_version(), threading.current_thread()))
+        self.started.append((self.index_of(step), rollouts.weight_version(), threading.current_thread()))
         versions = []
         for _ in range(2):
             turn = self.turns.pop(0) if self.turns else None
@@ -107,9 +107,8 @@ class Source(AheadSource):
 @pytest.fixture
 def source() -> Iterator[Source]:
     loop = ThreadLoop()
-    places = BatchPlaces(CaseSchedule(8, prompts=2, updates=1, epochs=1, max_steps=4), 4, 0)
-    completion: Any = SimpleNamespace(order=UniformOrder(8, 2, None))
-    made = Source(Rollouts(Engine(), loop), [], completion, 2, places)  # type: ignore[arg-type]
+    schedule = CaseSchedule(8, prompts=2, updates=1, epochs=1, max_steps=4)
+    made = Source(Rollouts(Engine(), loop), [], UniformOrder(8, 2, None), schedule, 2)  # type: ignore[arg-type]
     made.started, made.turns, made.is_held = [], [], threading.Event()
     yield made
     made.settle()
@@ -119,7 +118,7 @@ def source() -> Iterator[Source]:
 def train(source: Any, steps: range) -> list[TrainingBatch]:
     taken = []
     for step in steps:
-        taken.append(source.take(source.places.at(step)))
+        taken.append(source.take(step))
         source.rollouts.server.step += 1
     return taken
 
@@ -176,14 +175,11 @@ def test_a_failure_of_the_thread_is_raised_by_the_training_and_not_by_a_checkpoi
         train(source, range(1, 2))
 
 
-def test_the_place_after_a_batch_is_the_one_that_the_training_asks_for() -> None:
-    """Of a training that was resumed in step 3 with other settings as well."""
-    for begin, first in ((0, 0), (3, 2)):
-        places = BatchPlaces(CaseSchedule(cases=1000, prompts=2, updates=2, epochs=1), count=4, rank=1)
-        asked = [places.at(begin + number * 2) for number in range(40)]
-        assert [places.after(place) for place in asked[:-1]] == asked[1:]
-        assert [place.index for place in asked] == list(range(first, first + 40))
-        assert asked[1].places == range(4, 8)
+def test_a_training_that_was_resumed_between_two_batches_takes_the_next_one_and_then_all_others(source: Source) -> None:
+    source.schedule = CaseSchedule(8, prompts=2, updates=2, epochs=1, max_steps=9)
+    for step in (3, 5, 7):
+        source.take(step)
+    assert [index for index, _, _ in source.started] == [2, 3, 4]
 
 
 # -- whole runs

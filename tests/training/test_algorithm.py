@@ -14,14 +14,21 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from aitrain import ConfigError, EnvironmentFailed, Result
+from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
 from aitrain.batch import PassLimit
 from aitrain.options.algorithms import ALGORITHMS
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.trajectory import Trajectory
-from aitrain.training.algorithm import AlgorithmParts, CustomLoss, Overlong, estimate_kl, leave_one_out_factor
-from aitrain.training.passes import KEPT, PASSES, RankRows, in_passes
+from aitrain.training.algorithm import (
+    AlgorithmParts,
+    Overlong,
+    estimate_kl,
+    group_advantages,
+    leave_one_out_factor,
+)
+from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of
 from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.zero_variance import ZeroVarianceSteps
 from tests.conftest import write
 from tests.environments.vowels import Vowels
 from tests.training.loss_bench import (
@@ -160,17 +167,23 @@ def test_metrics_of_a_step_are_those_of_its_kept_tokens(level: str, trims: bool,
 def test_ranks_whose_batches_are_padded_to_other_widths_make_equally_many_passes() -> None:
     """They would wait for each other forever."""
 
-    def of_both(rows: torch.Tensor, _: bool) -> torch.Tensor:
+    def padded(rows: torch.Tensor, dim: int, pad_first: bool) -> torch.Tensor:
         is_wide = rows.dim() == 2 and rows.shape[1] > 1
-        return torch.cat([torch.nn.functional.pad(rows, (0, 10 - rows.shape[1])) if is_wide else rows] * 2)
+        return torch.nn.functional.pad(rows, (0, 10 - rows.shape[1])) if is_wide else rows
 
     passes = []
     for rank, width in enumerate((4, 10)):
         ones = torch.ones(4, width, dtype=torch.long)
         piece = {name: ones.clone() for name in ("completion_ids", "completion_mask", "tool_mask")}
         piece |= {"prompt_ids": ones[:, :1], "prompt_mask": ones[:, :1].clone(), KEPT: torch.ones(4, dtype=torch.bool)}
-        (step,) = in_passes([piece], PassLimit(4, 24), False, RankRows(2, rank, of_both))
-        passes.append(len(step[PASSES]))
+        piece |= {KEPT_ROWS: torch.tensor(8), "num_items_in_batch": torch.tensor(8.0 * width)}
+        ranks: Any = SimpleNamespace(
+            num_processes=2,
+            process_index=rank,
+            pad_across_processes=padded,
+            gather=lambda rows: torch.cat([rows, rows]),
+        )
+        passes.append(len(passes_of(piece, PassLimit(4, 24), False, ranks).rows))
     assert passes[0] == passes[1] > 1
 
 
@@ -236,33 +249,40 @@ def test_the_kl_term_in_the_reward_is_not_in_the_loss(here: Path) -> None:
 class Rewarded(EpisodeTrainer):
     """The rewards and advantages of the first of two ranks; the other one has the same episodes."""
 
-    has_weights: bool
-    passes: list[tuple[str, bool]]
+    passes: list[bool]
+    aligns_rows = trims = masks_truncated = is_fsdp_enabled = False
+    num_generations = 2
+    beta = 0.5
+    scale_rewards = "none"
+    context = None
 
     def __init__(self, algorithm: AlgorithmParts, episodes: list[Any]) -> None:
-        accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0)
+        written = SimpleNamespace(write=self.write)
+        batch = SimpleNamespace(
+            episodes=episodes,
+            kept=lambda _: [True, True],
+            scores=lambda: [1.0, 0.0],
+            records=list,
+            metrics={},
+            dropped=0,
+        )
+        rollouts = SimpleNamespace(rollout=SimpleNamespace(end=SimpleNamespace(stop_strings=None)))
+        accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0, device=torch.device("cpu"))
         vars(self).update(
-            algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, beta=0.5,
-            _batch=SimpleNamespace(episodes=episodes), num_generations=2, passes=[],
+            algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, _batch=batch,
+            passes=[], rollouts=rollouts, zero_variance=ZeroVarianceSteps(),
+            args=SimpleNamespace(steps_per_generation=1),
+            pass_limit=PassLimit(8), hooks=written,
         )  # fmt: skip
         self.model = torch.nn.Identity()
 
-    def _get_per_token_logps_and_entropies(self, model: Any, ids: Tensor, *_: Any, **__: Any) -> Any:
-        self.passes.append(("reference", False) if model == "reference" else ("policy", self.model.training))
-        return ids * (-0.25 if model == "reference" else -0.5), None, None
+    def write(self, advantages: list[float]) -> None:
+        self.written = advantages
 
 
-def scored(self: Any, inputs: Any) -> dict[str, Any]:
-    """TRL's method, as far as rewards need it: the last forward pass is the reference model's. Where there are
-    importance weights, it computes the policy's log-probabilities first."""
-    ids = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, math.inf]])
-    if self.has_weights:
-        self._get_per_token_logps_and_entropies(self.model, ids, None, 3)
-    self._get_per_token_logps_and_entropies("reference", ids, None, 3)
-    rewards = self._calculate_rewards()[:, 0].view(-1, 2)
-    for name in ("reward", "reward_std"):
-        self._metrics["train"][name].append(0.0)
-    return {"advantages": (rewards - rewards.mean(1, keepdim=True)).view(-1)[:2]}
+def computed(self: Any, model: Any, ids: Tensor, mask: Tensor, keep: int, **_: Any) -> Any:
+    self.passes.append(self.model.training)
+    return ids[:, -keep:] * -0.5, None, None
 
 
 @pytest.mark.parametrize("has_weights", [False, True])
@@ -270,30 +290,46 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages(
     has_weights: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without dropout, and whatever the values of tokens that the policy did not sample."""
-    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", scored)
-    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self: torch.tensor([[1.0], [0.0]] * 2))
+    ids = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, math.inf]])
+    ones = torch.ones(2, 3, dtype=torch.long)
+    output = {
+        "advantages": torch.zeros(2), "completion_ids": ids, "completion_mask": ones, "prompt_ids": ids[:, :1],
+        "prompt_mask": ones[:, :1], "tool_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+        "ref_per_token_logps": ids * -0.25,
+        **({"old_per_token_logps": ids * -0.5} if has_weights else {}),
+    }  # fmt: skip
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda self, inputs: output)
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", computed)
+    monkeypatch.setattr("aitrain.training.trainer.batch_diagnostics", lambda episodes: {})
     long, short = Trajectory(), Trajectory()
     long.append_completion(Completion([1, 2, 3], finish_reason="stop"))
     short.append_completion(Completion([1], finish_reason="stop"))
     short.append_env_tokens([7, 8])
-    episodes = [SimpleNamespace(trajectory=long), SimpleNamespace(trajectory=short)]
+    episodes = [SimpleNamespace(trajectory=long, is_dropped=False), SimpleNamespace(trajectory=short, is_dropped=False)]
     trainer = Rewarded(AlgorithmParts(ALGORITHMS["grpo"], "k1", True, True, Overlong(4, 2, 1.0)), episodes)
-    trainer.has_weights = has_weights
+    trainer._metrics["train"]["frac_reward_zero_std"].append(0.0)
 
-    output = trainer._with_advantages([{}, {}])
+    made = trainer._generate_and_score_completions([{}, {}])
 
-    assert trainer.passes == ([("policy", True), ("reference", False)] if has_weights else
-                              [("reference", False), ("policy", False)])  # fmt: skip
+    assert trainer.passes == ([] if has_weights else [False])
     assert trainer.model.training
     # d is -0.25 per unit of the ids: -1.75 over the three tokens of the first, -0.25 over the one of the second
     rewards = [1 - 0.5 - 0.5 * -1.75, 0 - 0 - 0.5 * -0.25]
-    assert trainer.rewards is not None
-    assert trainer.rewards.tolist() == pytest.approx(rewards * 2)
-    assert output["advantages"].tolist() == pytest.approx([rewards[0] - rewards[1], rewards[1] - rewards[0]])
+    advantages = [rewards[0] - rewards[1], rewards[1] - rewards[0]]
+    assert made["advantages"].tolist() == trainer.written == pytest.approx(advantages)
     metrics = trainer._metrics["train"]
     assert metrics["penalty/overlong"] == [0.25]
     assert metrics["penalty/kl"] == [pytest.approx(-0.5)]
-    assert (metrics["reward"], metrics["reward_std"]) == ([0.5], [pytest.approx(3**-0.5)])
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_advantages_of_rewards_less_penalties_are_made_as_trl_makes_them(scale: str) -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.25, NONE, 0.5, 0.5, NONE, NONE])
+    first, scored = rewards[:3], rewards[~rewards.isnan()]
+    divisor = {"group": float(first.std()) + 1e-4, "batch": float(scored.std()) + 1e-4, "none": 1.0}[scale]
+
+    expected = [*((first - first.mean()) / divisor).tolist(), 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert group_advantages(rewards, 4, scale).tolist() == pytest.approx(expected)
 
 
 # -- functions of the user's
@@ -301,13 +337,18 @@ def test_penalties_are_subtracted_from_rewards_before_the_advantages(
 
 def test_a_custom_loss_that_cannot_be_used_is_refused_with_what_there_is(here: Path) -> None:
     write(here, {"loss.py": CLIPPED})
-    given = {"mask": torch.ones(2, 3), "logprobs": torch.zeros(2, 3)}
-    with pytest.raises(ConfigError, match=r"asks for logits\nThere are: logprobs,"):
-        CustomLoss.load("loss.py:unknown")
+
+    def loss(name: str) -> Tensor:
+        custom = AlgorithmParts.of(TrainConfig(custom_loss=f"loss.py:{name}")).custom_loss
+        assert custom is not None
+        return custom(torch.ones(2, 3), logprobs=torch.zeros(2, 3))
+
+    with pytest.raises(ConfigError, match=r"unknown parameter, logits.*\nIt may have: logprobs,"):
+        loss("unknown")
     with pytest.raises(EnvironmentFailed, match=r"tensor of \(2, 3\)"):
-        CustomLoss.load("loss.py:scalar")(given)
+        loss("scalar")
     with pytest.raises(EnvironmentFailed, match=r"TypeError.*\nat .*loss.py, line 15, in broken"):
-        CustomLoss.load("loss.py:broken")(given)
+        loss("broken")
 
 
 CALLBACKS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, TrainConfig
+from aitrain.batch import CaseSchedule
 from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
@@ -23,10 +23,9 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
-from aitrain.training.batch_source import BatchPlace, BatchSource
+from aitrain.training.batch_source import BatchSource
 from aitrain.training.case_order import CaseOrder, CustomOrder, DifficultyOrder, PlayedGroup, UniformOrder
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.refill import BatchCompletion, Refill
 from aitrain.training.training_batch import TrainingBatch
 from tests.rollout.scripted import END, Letters, Scripted
 
@@ -108,13 +107,10 @@ def played(
             gather=together.gather(rank),
         )  # fmt: skip
         chosen: Any = order()
-        refill = Refill(chosen, limit, groups) if limit else None
-        source = BatchSource(rollouts, dataset(cases), BatchCompletion(dataset(cases), chosen, False, refill), SIZE)
-        share = groups * SIZE // ranks
-        own = slice(share * rank, share * (rank + 1))
+        schedule = CaseSchedule(cases, groups, updates=1, epochs=1)
+        source = BatchSource(rollouts, dataset(cases), chosen, schedule, SIZE, refill_limit=limit)
         with closing(runner), closing(rollouts):
-            places = [BatchPlace(index, index, range(own.start, own.stop)) for index in range(batches)]
-            return [source.take(place) for place in places]
+            return [source.take(step) for step in range(batches)]
 
     return together.run(on_rank)  # type: ignore[no-any-return]
 
@@ -251,7 +247,7 @@ def test_an_order_that_is_restored_chooses_what_it_would_have_chosen(make: Calla
     order = make()
     for index in range(7):
         step(order, index)
-    state = json.loads(json.dumps(order.state()))
+    state = order.state()
     later = make()
     later.restore(state)
     assert [step(later, index) for index in range(7, 12)] == [step(order, index) for index in range(7, 12)]

@@ -32,10 +32,9 @@ from aitrain.rollout.limits import limits_of
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import engine_setup, hub, model
 from aitrain.training.algorithm import AlgorithmParts
-from aitrain.training.batch_source import BatchSource, batch_source
+from aitrain.training.batch_source import AheadSource, batch_source
 from aitrain.training.callbacks import custom_callbacks
 from aitrain.training.model import Precision, choose_precision
-from aitrain.training.refill import case_choice
 from aitrain.training.run_context import RunContext
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 
@@ -106,14 +105,15 @@ def limits(config: TrainConfig) -> object:
     return limits_of(EnvRunner(None, config), None)
 
 
-def cases_chosen(config: TrainConfig) -> object:
-    """What chooses the cases of a batch."""
+def batches(config: TrainConfig) -> object:
+    """What chooses the cases of a batch, and how it is played."""
     made: Any = SimpleNamespace(
-        schedule=CaseSchedule(9, 2, 1, 1), args=SimpleNamespace(seed=0, process_index=0), cases=Cases([], range(9)),
-        shuffle_dataset=True, masks_truncated=False, rollouts=SimpleNamespace(gather=list),
+        schedule=CaseSchedule(9, 2, 1, 1), args=SimpleNamespace(seed=0, process_index=0, shuffle_dataset=True),
+        cases=Cases([], range(9)), num_generations=2, masks_truncated=False, rollouts=SimpleNamespace(gather=list),
     )  # fmt: skip
-    choice = case_choice(made, EnvRunner(None, config))
-    return type(choice.order).__name__, choice.refill and choice.refill.limit
+    source = batch_source(made, EnvRunner(None, config))
+    ahead = isinstance(source, AheadSource) and source.loads_between_turns
+    return type(source).__name__, type(source.order).__name__, source.refill_limit, ahead
 
 
 def context_of(config: TrainConfig, environment: Any = None) -> RunContext:
@@ -167,13 +167,6 @@ VLLM = {"use_vllm": True}
 SERVER = {**VLLM, "vllm_mode": "server"}
 
 
-def source(config: TrainConfig) -> object:
-    """How batches are played."""
-    parts: Any = SimpleNamespace()
-    made = batch_source(config, BatchSource(parts, parts, parts, 4), parts)
-    return type(made), getattr(made, "loads_between_turns", None)
-
-
 EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (weights, {}, {"model": "tiny", "attn_implementation": "eager", "trust_remote_code": True}),
     (weights, LORA, {"dtype": "bfloat16", "quantization": "int8"}),
@@ -200,16 +193,16 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
     (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
     (trl_config, {}, {"trl": {"delta": 2.0}}),
-    (cases_chosen, {}, {
+    (batches, {}, {
         "rl_sampling": "difficulty", "custom_sampler": "tests.training.test_case_sampling:hardest_first",
     }),
-    (cases_chosen, {"rl_sampling": "refill"}, {"rl_refill_limit": 3}),
+    (batches, {"rl_sampling": "refill"}, {"rl_refill_limit": 3}),
     (sampled, {}, {
         "rl_min_p": 0.5, "rl_repetition_penalty": 1.5, "rl_presence_penalty": 0.5, "rl_frequency_penalty": 0.5,
         "rl_min_new_tokens": 4, "rl_stop": ["</a>"],
     }),
-    (source, SERVER, {"rl_ahead": 1}),
-    (source, {**SERVER, "rl_ahead": 1}, {"rl_ahead_turns": True}),
+    (batches, SERVER, {"rl_ahead": 1}),
+    (batches, {**SERVER, "rl_ahead": 1}, {"rl_ahead_turns": True}),
     (saved, LORA, {"merge_adapter": False}),
     (uploaded, {}, {"username": "someone", "repo_id": "some/thing", "hub_private": False}),
     (variables, {"model": "tiny", "rl_env": "envs.arithmetic"}, {"telemetry": True}),

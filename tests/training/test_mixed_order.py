@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 
@@ -62,7 +61,7 @@ def test_the_state_in_a_checkpoint_continues_the_order(difficulty: bool) -> None
             mixed.others(batch[:2], set(batch))
         mixed.see([PlayedGroup(case, (float(case % 2), 1.0)) for case in batch])
     later = order([2, 1, 1], difficulty)
-    later.restore(json.loads(json.dumps(mixed.state())))
+    later.restore(mixed.state())
     assert later.batch(3) == mixed.batch(3)
     assert later.metrics() == mixed.metrics()
     assert ("env/b/cases/played" in mixed.metrics()) == difficulty

@@ -171,13 +171,14 @@ class Evil:
         return os.mkdir, (str(self.proof),)
 
 
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_0.pt"])
 def test_no_file_of_a_checkpoint_is_unpickled_even_when_its_manifest_is_forged(
-    train: Train, finished: FinishedRuns, tmp_path: Path
+    name: str, train: Train, finished: FinishedRuns, tmp_path: Path
 ) -> None:
     run = as_if_killed_after(finished("plain").folder, 3, "run", tmp_path / "runs")
     checkpoint = run / "checkpoints" / "checkpoint-3"
     assert "training_args.bin" not in os.listdir(checkpoint)
-    (checkpoint / "optimizer.pt").write_bytes(pickle.dumps(Evil(tmp_path / "proof"), protocol=2))
+    (checkpoint / name).write_bytes(pickle.dumps(Evil(tmp_path / "proof"), protocol=2))
     manifest = read_manifest(checkpoint)
     (checkpoint / MANIFEST).unlink()
     seal(checkpoint, manifest)

@@ -192,16 +192,6 @@ def test_sharding_that_is_not_active_or_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "advice"),
-    [("ACCELERATE_USE_FSDP", "--distributed-backend fsdp2"), ("ACCELERATE_USE_DEEPSPEED", "Unset it")],
-)
-def test_accelerates_own_variables_are_refused(variable: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, "true")
-    with pytest.raises(ConfigError, match=f"{variable}(.|\n)*{advice}"):
-        check_can_shard(TrainConfig(), "cuda")
-
-
-@pytest.mark.parametrize(
     ("options", "word"),
     [
         ({"optimizer": "adafactor"}, "adafactor"),

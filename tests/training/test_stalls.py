@@ -94,7 +94,7 @@ PLACES: dict[str, tuple[Plant, str]] = {
         "training, forward and backward pass.",
     ),
     "checkpoint": (
-        lambda patch, hang: patch.setattr(trainer_checkpoint, "write_window", hang),
+        lambda patch, hang: patch.setattr(trainer_checkpoint, "write_state", hang),
         "training, saving a checkpoint after step 1.",
     ),
     "save": (lambda patch, hang: patch.setattr(saving, "publish", hang), "saving after step 1."),

@@ -57,20 +57,17 @@ DOCUMENTED = {
 CALLBACK_EVENTS = {
     "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
 }  # fmt: skip
-NOT_INSIDE = {"_exit", "_asdict", "_call", "_trial_id"}
-"""`os._exit` and `_asdict` of named tuples, which Python documents, a slot of a class of ours, and the number by which
-Optuna's journal knows a trial: tests/sweep/test_sweep.py goes on with trials of a sweep that was killed."""
+NOT_INSIDE = {"_exit", "_asdict", "_replace", "_call", "_trial_id"}
+"""`os._exit`, `_asdict` and `_replace` of named tuples, which Python documents, a slot of a class of ours, and the
+number by which Optuna's journal knows a trial, as tests/sweep/test_sweep.py goes on with trials of a killed sweep."""
 OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
 """Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
 
 
 PARAMETERS: list[tuple[Callable[..., Any], str]] = [
     (GRPOTrainer._generate_and_score_completions, "self inputs"),
-    (GRPOTrainer._generate, "self prompts"),
     (GRPOTrainer.log, "self logs start_time"),
     (GRPOTrainer._save_checkpoint, "self model trial"),
-    (GRPOTrainer._calculate_rewards, "self inputs prompts completions completion_ids_list"),
-    (GRPOTrainer._get_train_sampler, "self dataset"),
     (
         GRPOTrainer._get_per_token_logps_and_entropies,
         "self model input_ids attention_mask logits_to_keep batch_size compute_entropy compute_aux_loss pixel_values"
@@ -78,7 +75,6 @@ PARAMETERS: list[tuple[Callable[..., Any], str]] = [
         " mm_token_type_ids image_position_ids",
     ),
     (GRPOTrainer._load_from_checkpoint, "self resume_from_checkpoint model"),
-    (GRPOTrainer._prepare_inputs, "self generation_batch"),
     (GRPOTrainer._compute_loss, "self model inputs"),
     (GRPOTrainer._move_model_to_device, "self model device"),
     (GRPOTrainer._prepare_for_training, "self max_steps train_dataloader resume_from_checkpoint"),
@@ -216,19 +212,6 @@ def test_what_is_not_done() -> None:
     assert "self.lr_scheduler" not in loaded
 
 
-def test_rewards_are_computed_after_the_forward_passes_and_before_the_advantages() -> None:
-    """Penalties are subtracted there, see trainer.py; the reference model's pass is the last one."""
-    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    passes = [found.start() for found in re.finditer(r"_get_per_token_logps_and_entropies\(", source)]
-    old, reference = source.index("old_per_token_logps, _, _ ="), source.index("ref_per_token_logps, _, _ =")
-    rewards = source.index("rewards_per_func = self._calculate_rewards(")
-
-    assert len(passes) == 3
-    assert old < passes[0] < reference < passes[1]
-    assert passes[2] < rewards < source.index("advantages = rewards - mean_grouped_rewards")
-    assert source.count("prompt_completion_ids,\n") >= 3
-
-
 def test_the_loss_reads_these_and_moves_the_entropy_coefficient_only_where_that_is_adaptive() -> None:
     source = inspect.getsource(GRPOTrainer._compute_loss)
     read = set(re.findall(r'inputs(?:\.get\(|\[)"(\w+)"', source))
@@ -346,7 +329,8 @@ def test_the_trainers_members_are_there(trained: GRPOTrainer) -> None:
     assert not {name for name in DOCUMENTED if not hasattr(trained, name)}
     assert not {name for name in CALLBACK_EVENTS if not hasattr(TrainerCallback, name)}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "beta",
-             "loss_type", "num_generations", "num_iterations", "mask_truncated_completions")  # fmt: skip
+             "loss_type", "num_generations", "num_iterations", "mask_truncated_completions",
+             "scale_rewards")  # fmt: skip
     assert {name: getattr(trained, name) for name in names} == {name: getattr(trained.args, name) for name in names}
     assert (trained.shuffle_dataset, trained.use_adaptive_entropy) == (True, False)
     assert trained.ref_model is None
@@ -438,7 +422,7 @@ def test_every_use_of_inside_api_is_named_in_this_file() -> None:
 
 def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
     assert uses().keys() >= {
-        "_last_lr", "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_logits_processor", "_generate",
+        "_last_lr", "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_logits_processor", "_get_grad_norm",
         "_buffered_inputs",
     }  # fmt: skip
 

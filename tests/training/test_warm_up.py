@@ -25,14 +25,14 @@ Train = Callable[..., Result]
 def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Warm up on the CPU, too; the shapes that went through the loss."""
     shapes: list[tuple[int, ...]] = []
-    compute = EpisodeTrainer.compute_loss
+    compute = EpisodeTrainer.loss_of_pass
 
-    def seen(trainer: Any, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+    def seen(trainer: Any, model: Any, inputs: Any, divisor: float) -> Any:
         shapes.append((*inputs["prompt_ids"].shape, inputs["completion_ids"].shape[1]))
-        return compute(trainer, model, inputs, *rest, **named)
+        return compute(trainer, model, inputs, divisor)
 
     monkeypatch.setattr(grpo, "can_warm_up", lambda trainer: True)
-    monkeypatch.setattr(EpisodeTrainer, "compute_loss", seen)
+    monkeypatch.setattr(EpisodeTrainer, "loss_of_pass", seen)
     return shapes
 
 
@@ -56,7 +56,7 @@ def test_too_little_memory_shows_before_anything_is_sampled(
     def full(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    monkeypatch.setattr(EpisodeTrainer, "compute_loss", full)
+    monkeypatch.setattr(EpisodeTrainer, "loss_of_pass", full)
     with pytest.raises(RunFailed) as failure:
         train(Words())
     assert "Out of memory in the warm-up" in str(failure.value)
