@@ -2,10 +2,6 @@
 
 An environment that generates with the policy gets a `ModelProxy` instead of the model. Only the thread of the event
 loop uses the model.
-
-Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
-
-    model._prepare_generation_config(config, **arguments)       called: the settings that `generate` resolves
 """
 
 from __future__ import annotations
@@ -129,7 +125,9 @@ class ProxyBatcher:
         self.policy = ModelProxy(self.call_model, model)
         self._model, self._refusal = model, refusal
         if engine is None and not refusal:
-            engine = HFEngine(HFModel(model, tokenizer), Sampling(), EndOfTurn(_eos_ids(model.generation_config)))
+            engine = HFEngine(
+                HFModel(model, tokenizer), Sampling(), EndOfTurn(_eos_ids(model.generation_config.eos_token_id))
+            )
         self._engine = engine
         self._thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -286,32 +284,39 @@ class GenerateRequest:
         if len(args) > 2 or not isinstance(ids, torch.Tensor) or ids.dtype != torch.long or ids.dim() != 2:
             return None
         defaults = model.generation_config
-        named = [given, vars(defaults), {} if own is None else vars(own)]
-        used = {name for settings in named for name, value in settings.items() if value and name in _SETTINGS}
-        config, rest = model._prepare_generation_config(own, **given)
-        ends, pad = _eos_ids(config), config.pad_token_id
-        if rest or used - ENGINE_SETTINGS or config.num_beams > 1 or set(ends) != set(_eos_ids(defaults)):
+        configs = [defaults] if own is None else [own, defaults]
+        used = {name for config in configs for name, value in vars(config).items() if value and name in _SETTINGS}
+        used |= {name for name, value in given.items() if value}
+
+        def setting(name: str, default: Any = None) -> Any:
+            """As `generate` resolves it: an argument, also None, else the first configuration that has a value."""
+            if name in given:
+                return given[name]
+            values = (getattr(config, name) for config in configs)
+            return next((value for value in values if value is not None), default)
+
+        ends, pad, limit = _eos_ids(setting("eos_token_id")), setting("pad_token_id"), setting("max_new_tokens")
+        if used - ENGINE_SETTINGS or setting("num_beams", 1) > 1 or set(ends) != set(_eos_ids(defaults.eos_token_id)):
             return None
-        if not config.max_new_tokens or not ids.numel() or (mask is None and pad is not None and (ids == pad).any()):
+        if not limit or not ids.numel() or (mask is None and pad is not None and (ids == pad).any()):
             return None
         mask = torch.ones_like(ids) if mask is None else mask
         each = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
-        prompts = [prompt for prompt in each for _ in range(config.num_return_sequences)]
+        prompts = [prompt for prompt in each for _ in range(setting("num_return_sequences") or 1)]
         seeds = [None if seed is None else SampleSeed(derived_seed(seed, place)) for place in range(len(prompts))]
+        temperature = setting("temperature", 1.0)
         sampling = Sampling(
-            temperature=1.0 if config.temperature is None else config.temperature,
-            repetition_penalty=config.repetition_penalty or 1.0,
-            min_new_tokens=config.min_new_tokens or 0,
+            temperature=1.0 if temperature is None else temperature,
+            repetition_penalty=setting("repetition_penalty") or 1.0,
+            min_new_tokens=setting("min_new_tokens") or 0,
         )
-        if config.do_sample:
-            sampling = replace(sampling, top_k=config.top_k or 0, top_p=config.top_p or 1.0, min_p=config.min_p or 0.0)
-        return cls(
-            ids,
-            [BatchRow(prompt, seed=row_seed) for prompt, row_seed in zip(prompts, seeds, strict=True)],
-            config.max_new_tokens,
-            sampling if config.do_sample else sampling.greedy,
-            next(iter(ends), 0) if pad is None else pad,
-        )
+        if setting("do_sample"):
+            top_k, top_p, min_p = setting("top_k", 50) or 0, setting("top_p") or 1.0, setting("min_p") or 0.0
+            sampling = replace(sampling, top_k=top_k, top_p=top_p, min_p=min_p)
+        else:
+            sampling = sampling.greedy
+        rows = [BatchRow(prompt, seed=row_seed) for prompt, row_seed in zip(prompts, seeds, strict=True)]
+        return cls(ids, rows, limit, sampling, next(iter(ends), 0) if pad is None else pad)
 
     def result(self, completions: list[list[int]]) -> torch.Tensor:
         """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""
@@ -321,6 +326,5 @@ class GenerateRequest:
         return torch.cat([self.ids.repeat_interleave(len(rows) // len(self.ids), dim=0), generated], dim=1)
 
 
-def _eos_ids(config: GenerationConfig) -> list[int]:
-    ids = config.eos_token_id
-    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+def _eos_ids(ids: int | list[int] | None) -> list[int]:
+    return [] if ids is None else [ids] if isinstance(ids, int) else ids

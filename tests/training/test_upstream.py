@@ -25,7 +25,7 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import GenerationConfig, GenerationMixin, Trainer, TrainerCallback
+from transformers import GenerationMixin, Trainer, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
@@ -84,10 +84,6 @@ PARAMETERS: list[tuple[Callable[..., Any], str]] = [
     (GRPOTrainer.create_optimizer, "self model"),
     (GRPOTrainer.save_model, "self output_dir _internal_call"),
     (VLLMGeneration.sync_weights, "self"),
-    (
-        GenerationMixin._prepare_attention_mask_for_generation,
-        "self inputs_tensor generation_config model_kwargs",
-    ),
     (fsdp2_prepare_model, "accelerator model"),
 ]
 
@@ -104,7 +100,6 @@ def test_functions_take_these_among_others() -> None:
         chat_template_utils.get_training_chat_template: {"processing_class"},
         chat_template_utils.parse_response: {"tokenizer", "ids", "prefix", "tools"},
         VLLMGeneration.generate: {"prompts", "images", "num_generations"},
-        GenerationMixin._prepare_generated_length: {"generation_config", "has_default_max_length", "input_ids_length"},
         unwrap_model_for_generation: {
             "model", "accelerator", "gather_deepspeed3_params", "gradient_checkpointing_kwargs"
         },
@@ -371,14 +366,6 @@ def test_the_learning_rate_is_read_from_what_the_scheduler_last_set(trained: GRP
     scheduler._last_lr = before
     assert len(scheduler.base_lrs) == len(before) == len(trained.optimizer.param_groups)
     assert all({"lr", "initial_lr"} <= set(group) for group in trained.optimizer.param_groups)
-
-
-def test_a_generation_config_is_prepared_with_words_that_are_no_settings_left_over(trained: GRPOTrainer) -> None:
-    config, rest = trained.model._prepare_generation_config(GenerationConfig(top_k=3), max_new_tokens=2, other=1)
-    assert (config.top_k, config.max_new_tokens, rest["other"]) == (3, 2, 1)
-    assert "max_new_tokens" not in rest
-    assert GenerationConfig._get_default_generation_params()["do_sample"] is False
-    assert "_from_model_config" in vars(GenerationConfig())
 
 
 def test_what_is_replaced_or_asked_is_there() -> None:
