@@ -31,7 +31,7 @@ class Env:
 @pytest.fixture
 def preloaded(preloaded_aitrain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dry runs are forked from a process that has imported torch already."""
-    monkeypatch.setattr("aitrain.launch.local_processes.PYTHON", [str(preloaded_aitrain / "preloaded-python"), "-P"])
+    monkeypatch.setattr("aitrain.launch.processes.PYTHON", [str(preloaded_aitrain / "preloaded-python"), "-P"])
 
 
 @pytest.fixture

@@ -213,10 +213,7 @@ class Processes:
         Each is in a session of its own, so that Ctrl-C reaches only the parent, which forwards it; if the parent is
         killed, they finish their step, save and leave.
         """
-        command, lock = (
-            worker_command(self.plan, self.folder, self.checkpoint or self.plan.checkpoint),
-            self.folder.lock,
-        )
+        command, lock = self._command(), self.folder.lock
         files: dict[int, dict[str, int]] = {
             rank.rank: {} if lock is None else {LOCK_VARIABLE: lock} for rank in self.ranks
         }
@@ -237,6 +234,9 @@ class Processes:
                 stderr=log.pipe,
                 pass_fds=tuple(files[rank.rank].values()),
             )
+
+    def _command(self) -> list[str]:
+        return worker_command(self.plan, self.folder, self.checkpoint or self.plan.checkpoint)
 
     def _environment(self) -> dict[str, str]:
         return {**self._defaults(), **without_ranks(os.environ), **self._added()}
