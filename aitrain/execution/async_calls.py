@@ -50,15 +50,23 @@ def run_async(awaitable: Awaitable[T]) -> T:
     loop = running_loop()
     if (begin := getattr(sys.gettrace(), "begin_on_loop", None)) is not None:  # the calls of the user are watched
         loop.call_soon_threadsafe(begin)
-    future = asyncio.run_coroutine_threadsafe(wait(), loop)
+    started: list[concurrent.futures.Future[T | asyncio.CancelledError]] = []
+
+    def cancel(_: object) -> None:
+        for future in started:
+            future.cancel()
+
     try:
-        with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):
-            result = future.result()
+        with on_cancel(
+            cancel, partial(stack_of_awaitable, awaitable)
+        ):  # before the start: the deadline may come at once
+            started.append(asyncio.run_coroutine_threadsafe(wait(), loop))
+            result = started[0].result()
     except concurrent.futures.CancelledError:
         replace_if_blocked(loop)
         raise
-    except BaseException:
-        future.cancel()
+    except BaseException as error:
+        cancel(error)
         raise
     if isinstance(result, asyncio.CancelledError):
         raise result

@@ -401,6 +401,13 @@ def test_vllm_loads_weights_like_a_checkpoint_into_a_running_engine() -> None:
     assert "def step(self)" in (package / "v1" / "engine" / "llm_engine.py").read_text(encoding="utf-8")
 
 
+def test_a_tensor_counts_its_changes_in_place() -> None:
+    tensor = torch.zeros(2)
+    before = tensor._version
+    tensor += 1
+    assert tensor._version > before
+
+
 def test_every_use_of_inside_api_is_named_in_this_file() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     missing = {name: places for name, places in uses().items() if not re.search(rf"\b{name}\b", text)}
