@@ -81,9 +81,9 @@ def find_env(config: TrainConfig) -> EnvSource:
     wanted = class_name or config.rl_env_class
     if place.endswith(".py"):
         file = Path(os.path.expanduser(place))
-        if file.is_dir():
+        if os.path.isdir(file):
             raise ConfigError(f"rl_env: {place} is a folder, not a file")
-        if not file.is_file():
+        if not os.path.isfile(file):  # False for a name that is too long as well
             raise ConfigError(f"rl_env: {no_file(place)}")
         return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), wanted, is_module=False)
     _refuse_path(place)
