@@ -136,21 +136,3 @@ def test_original_rows_become_rows_of_xtuner_to_which_the_reference_is_a_right_a
     environment = load(data_path=rows, eval_path=held_out)
     assert environment.build_eval_dataset(None) == read(Path(held_out))
     assert [score(environment, environment.reference(case_idx), case_idx).score for case_idx in range(3)] == [1.0] * 3
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("test.jsonl", '{"question": "a", "answer": "#### 2"}\n{"question": "a", "answer": "2"}\n', "line 2: needs"),
-        ("other.jsonl", "", "train-*.parquet"),
-    ],
-)
-def test_what_is_no_gsm8k_is_refused_with_its_place_and_nothing_is_written(
-    tmp_path: Path, file: str, text: str, said: str
-) -> None:
-    (tmp_path / file).write_text(text, encoding="utf-8")
-    code, _, err = convert(tmp_path, tmp_path / "out")
-    assert code == 2
-    assert said in err
-    assert "Traceback" not in err
-    assert not (tmp_path / "out").exists()

@@ -221,14 +221,6 @@ def test_what_differs_is_named_with_both_values(tmp_path: Path) -> None:
 # -- meeting
 
 
-def test_machines_that_are_equal_meet_and_know_each_other(pair: tuple[NodeGroup, NodeGroup]) -> None:
-    assert pair[0].infos == pair[1].infos
-    assert [(info.rank, info.address, info.gpus) for info in pair[0].infos] == [
-        (0, "127.0.0.1", 2),
-        (1, "127.0.0.1", 3),
-    ]
-
-
 @pytest.mark.parametrize(
     ("count", "options", "says"),
     [(2, {"lr": 2.0}, r"lr 2.0 \(node 0: 1.0\)"), (3, {"lr": 1.0}, r"nnodes 3 \(node 0: 2\)")],

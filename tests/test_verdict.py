@@ -3,8 +3,7 @@
 import pytest
 
 from aitrain.runs.held_out import IntervalValues
-from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores
-from tests.runs.scorings import table_of
+from aitrain.runs.verdict import Verdict, verdict_of
 
 
 def change(low: float | None, high: float | None, mean: float = 0.0) -> IntervalValues:
@@ -27,9 +26,3 @@ def test_only_an_interval_without_zero_is_a_difference(low: float | None, high: 
 def test_a_difference_needs_a_small_p_value_where_there_is_one() -> None:
     verdicts = [verdict_of({**change(0.01, 0.3), "p_value": value}) for value in (0.05, 0.051, None)]
     assert verdicts == ["better", "undetected", "better"]
-
-
-def test_a_run_is_judged_by_its_sampled_completions() -> None:
-    wrong, right = ({str(case): [score] for case in range(20)} for score in (0.0, 1.0))
-    scorings = {"before_sampled": wrong, "after_sampled": right, "before_greedy": right, "after_greedy": wrong}
-    assert verdict_of_scores(table_of(scorings)) == "better"

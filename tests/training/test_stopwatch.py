@@ -42,18 +42,6 @@ def play(watch: Stopwatch, clock: Clock) -> None:
             clock.now += 4
 
 
-def test_the_optimization_is_what_a_step_takes_beside_its_rollout(clock: Clock) -> None:
-    watch = Stopwatch(RolloutClock())
-    watch.on_step_begin(NOBODY, NOBODY, NOBODY)
-    play(watch, clock)
-    clock.now += 5
-    watch.on_step_end(NOBODY, NOBODY, NOBODY)
-
-    assert watch.take(36) == {
-        "time/step": 12, "time/generate": 1, "time/environment": 4, "time/optimize": 5, "tokens_per_second": 3,
-    }  # fmt: skip
-
-
 def test_a_line_of_several_steps_has_their_means_and_nothing_of_what_was_between(clock: Clock) -> None:
     watch = Stopwatch(RolloutClock())
     for seconds in (1, 3):
