@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +104,7 @@ def grpo(
         raise ConfigError("--json: for a plan as JSON use aitrain plan --json")
     with ExitStack() as locks:
         with loading("checking the options", quiet):
-            from aitrain.launch.machines import launched_rank  # here, because help needs none of it
+            from aitrain.launch.machines import find_nodes, launched_rank  # here, because help needs none of it
             from aitrain.launch.preflight import check
 
             options = train_options(config, flags, resume)
@@ -118,9 +118,11 @@ def grpo(
                 plan = check(options, locks=None if dry_run else locks)
             except AitrainError as error:
                 if not dry_run:
-                    from aitrain.cli.node_run import report_refusal
+                    with suppress(AitrainError):  # the refusal itself is said below
+                        if (nodes := find_nodes(options)) is not None:
+                            from aitrain.cli.node_run import report_refusal
 
-                    report_refusal(options, group, error)
+                            report_refusal(nodes, group, error)
                 raise
         if dry_run:
             for line in (*plan_lines(plan), *checked_lines(plan, options_only, debug)):
@@ -211,11 +213,11 @@ def _environments(plan: RunPlan) -> str:
 
 def _judges(plan: RunPlan) -> dict[str, str]:
     """What scores the rows of `--rl-env rows:FILE`."""
-    from aitrain.environment.judges.judge_set import JudgeSpecs  # here, because help needs none of it
-
     judged = []
     for name, source in plan.sources.items():
         if source.adapter is not None and source.adapter.name == "rows":
+            from aitrain.environment.judges.judge_set import JudgeSpecs  # here, because no other plan needs it
+
             settings: Mapping[str, Any] = plan.config.environments[name].rl_env_config or {}
             judged.append(f"{name and name + ': '}{JudgeSpecs.read(settings.get('judges'))}")
     return {"judges": f"\n{'':13}".join(judged)} if judged else {}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from aitrain.errors import AitrainError
 from aitrain.events import Failed
 from aitrain.launch.machine_store import join_store, serve_store
-from aitrain.launch.machines import Nodes, find_nodes
+from aitrain.launch.machines import Nodes
 from aitrain.launch.nodes import NodeGroup, facts, silence
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
@@ -48,12 +48,10 @@ def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
     return NodeGroup(nodes, store)
 
 
-def report_refusal(config: TrainConfig, group: NodeGroup | None, error: AitrainError) -> None:
+def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
     """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
+    why = str(error).partition("\n")[0]
     with suppress(AitrainError, OSError):
-        nodes, why = find_nodes(config), str(error).partition("\n")[0]
-        if nodes is None:
-            return
         group = group or _connect(nodes, REFUSAL_SECONDS)
         group.refuse(f"nnodes: node {nodes.rank} cannot run this command: {why}")
 
