@@ -80,7 +80,7 @@ def book_and_score(environment: Any, case_idx: int, questions: Iterable[str], **
     ("told", "questions", "score"),
     [
         (["city"], [], 0.2),
-        (["city"], ["HOW LONG? budget stars breakfast city"], 0.6),  # no more than two wishes are told at once
+        (["city"], ["HOW LONG? budget stars breakfast city"], 0.6),  # an answer names at most two wishes
         (["city"], ASK_ALL, 1),
         (["city", "dates"], [], 0.4),
     ],

@@ -64,8 +64,8 @@ _SAMPLING_NOTE = (
 
 
 class BackgroundRun:
-    """A call of `rollout`, which goes on between the calls of its session: a coroutine on the shared event loop, or a
-    function in a thread of its own. `on_end` is called, in any thread, when it has returned or raised."""
+    """A call of `rollout`. It runs for as long as its session: as a coroutine on the shared event loop, or in a thread
+    of its own. `on_end` is called, in any thread, when it has returned or raised."""
 
     def __init__(self, call: Callable[[], Any], is_async: bool, on_end: Callable[[], None]) -> None:
         self.value: object = None

@@ -39,7 +39,7 @@ from aitrain.errors import AitrainError
 from aitrain.execution.user_code import is_users_file
 
 MAX_REFERENCES = 3_000_000
-"""References of a snapshot; a comparison of so many takes about 0.3 s."""
+"""Maximum references in a snapshot; comparing two snapshots of this size takes about 0.3 s."""
 LEAVES = {
     str, bytes, int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice, re.Pattern,
     re.Match, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal,
@@ -650,7 +650,7 @@ class CallTracer:
             self.watch.note_files(self.written.names, self._place)
 
     def abandon(self) -> None:
-        """Watch no more, although the call goes on."""
+        """Stop watching the call before it ends."""
         self.is_over = True
         if self.written is not None:
             self.written.stop()

@@ -238,11 +238,11 @@ class _Arguments:
             read = self.adapter.validate_python({name: value for name, value in given.items() if name not in null})
         except ValidationError as error:
             wrong = error.errors(include_url=False, include_context=False, include_input=False)
-            # a missing argument is among the problems already; at most three problems for each argument are told
-            told = (each for each in wrong if each["type"] != "missing" or len(each["loc"]) > 1)
+            # `problems` names missing arguments already; an argument has at most three problems in the message
+            shown = (each for each in wrong if each["type"] != "missing" or len(each["loc"]) > 1)
             found = [
                 f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
-                for _, of_one in itertools.groupby(told, key=lambda each: each["loc"][0])
+                for _, of_one in itertools.groupby(shown, key=lambda each: each["loc"][0])
                 for each in itertools.islice(of_one, 3)
             ]
             return {}, [*found, *problems]

@@ -36,7 +36,6 @@ from aitrain.training.saving import LogitCheck, write_whole_model
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.escape_controls import escape_controls
 
-CARD = "README.md"
 NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin", "manifest.json"}
 """Files that only the training reads."""
 SCRIPT = "convert_hf_to_gguf.py"

@@ -138,8 +138,8 @@ def _hf_model(trainer: EpisodeTrainer) -> HFModel:
 def notify_difference(
     config: TrainConfig, base: ServerModel, notify: Callable[[str], None]
 ) -> Callable[[str], None] | None:
-    """`notify`, which is told that a server's log-probabilities differ from the trainer's, if a base that is quantized
-    here or there explains it; None: such a difference ends the run."""
+    """What to call when a server's log-probabilities differ from the trainer's: `notify` if the base is quantized in
+    the trainer or on the server, which explains the difference; None if the difference must end the run."""
     return notify if config.quantization or config.vllm_quantization or base.is_quantized else None
 
 

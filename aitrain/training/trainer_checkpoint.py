@@ -235,8 +235,8 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Restore the state before the first new step. A run with changed options starts a new generation window. The
-        optimizer state holds the old learning rate, which that of the schedule with the present options replaces; a
-        schedule that is no function of the step goes on as it is."""
+        learning rate is that of the schedule with the present options, not the old one of the optimizer's state; a
+        schedule that does not depend on the step alone keeps its state."""
         trainer, folder = self.trainer, self.checkpoint
         path = folder / STATE.format(rank=trainer.accelerator.process_index)
         path = path if path.exists() else folder / STATE.format(rank=0)  # of a run with fewer processes

@@ -492,7 +492,7 @@ def test_what_a_server_lacks_is_said_with_what_starts_it(
 
 
 def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, tmp_path: Path) -> None:
-    """A base that another run wrote over, log-probabilities before temperature, and nobody at all."""
+    """Another run has replaced its base, its log-probabilities are before temperature, or it does not answer."""
     load(by(fake, DiskSync(adapted(), tmp_path / "sync")), 1)
     assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
     with pytest.raises(ConfigError, match="another run"):

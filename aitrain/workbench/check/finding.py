@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 Level = Literal["fail", "warning", "info"]
-LEVELS: tuple[Level, ...] = ("fail", "warning", "info")
 """A run on an environment with a `fail` learns something wrong or ends; `info` is a fact that is worth knowing."""
 NO_TIME = "no time left"
 """Why a check was skipped after the time of all checks."""
