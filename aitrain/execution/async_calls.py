@@ -51,16 +51,19 @@ def run_async(awaitable: Awaitable[T]) -> T:
     if (begin := getattr(sys.gettrace(), "begin_on_loop", None)) is not None:  # the calls of the user are watched
         loop.call_soon_threadsafe(begin)
     started: list[concurrent.futures.Future[T | asyncio.CancelledError]] = []
+    is_cancelled = threading.Event()
 
     def cancel(_: object) -> None:
+        is_cancelled.set()
         for future in started:
             future.cancel()
 
     try:
-        with on_cancel(
-            cancel, partial(stack_of_awaitable, awaitable)
-        ):  # before the start: the deadline may come at once
+        # before the start, as the deadline may come at once
+        with on_cancel(cancel, partial(stack_of_awaitable, awaitable)):
             started.append(asyncio.run_coroutine_threadsafe(wait(), loop))
+            if is_cancelled.is_set():  # it came while the future was made, which `cancel` could not see
+                started[0].cancel()
             result = started[0].result()
     except concurrent.futures.CancelledError:
         replace_if_blocked(loop)
