@@ -11,7 +11,7 @@
             ServerRefusedError      a vLLM server answered a request with a 4xx status
             ServerTimeoutError      a vLLM server did not answer in time
             StoreLostError          the store of a run's processes is gone; defined in launch/machine_store.py
-        WorseError              4   compare --fail-if-worse: a model is worse than another one
+        WorseError              4   compare --fail-if-worse: a model is worse; reproduce: a run is not the same
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv.py
         CallFailed                  a call of the environment failed; defined in execution/failure.py
@@ -122,7 +122,8 @@ class ServerGoneError(AitrainError):
 
 
 class WorseError(AitrainError):
-    """A model is worse than the one that it is compared with; raised by `aitrain compare --fail-if-worse`."""
+    """A model is worse than the one that it is compared with (`aitrain compare --fail-if-worse`), or a run is not the
+    same as the one that it repeats (`aitrain reproduce`)."""
 
     exit_code = 4
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": "Show what a run would do, and what it needs.",
     "runs": "List the runs of a folder with status and scores.",
     "show": "Show a run in the terminal: scores, curve, rollouts.",
+    "reproduce": "Train a run again from its folder, and compare: the same bits?",
     "chat": "Talk to a trained model and its base, side by side.",
     "compare": "Compare models on the same cases: better, worse, and on which.",
     "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
@@ -93,8 +94,8 @@ def options(
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 failed, 2 wrong command, 3 environment failed, 4 worse (from compare
-    --fail-if-worse), 130 interrupted."""
+    """The console script. Exit codes: 0 done, 1 failed, 2 wrong command, 3 environment failed, 4 worse or not the same
+    (compare --fail-if-worse, reproduce), 130 interrupted."""
     try:
         code = _run()
     except KeyboardInterrupt:  # while an error was shown

@@ -1,0 +1,197 @@
+"""Compares a run with a repetition of it: their records, their metrics and their weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from aitrain.options.yaml_text import read_yaml
+from aitrain.runs.json_values import JsonObject, as_int, as_object, as_text
+from aitrain.runs.model_reference import OWN_OPTIONS
+from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+
+Sameness = Literal["the same bits", "the same to rounding", "different", "not compared"]
+
+ROUNDING = 1e-4
+"""Largest relative difference of two numbers that counts as rounding: sums of float32 in another order, over a run."""
+SMALL = 0.01
+"""Numbers below it are compared as if they were this large: a loss is a sum in which most cancels out."""
+TIMES = {"seconds", "step_time", "tokens_per_second", "trained_seconds"}
+"""Numbers of records and metrics, with those called `time/...`, that are another in each run."""
+TELLING = ("seed", "messages", "score", "learning_rate")
+"""What is compared first: the rest follows from it."""
+CONTEXT = 30
+"""Characters that are shown of two texts, before and after the first that differs."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of two runs that was compared."""
+
+    name: str
+    same: Sameness
+    about: str
+    """How much was compared, or where the first difference is."""
+    step: int = 0
+    """The optimizer step of the first difference."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A run and its repetition."""
+
+    run: Path
+    again: Path
+    parts: tuple[Part, ...]
+    facts: Mapping[str, tuple[str, str]]
+    """Versions, hardware and options of both runs."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all that was compared has the same bits, or is the same to rounding."""
+        return all(part.same != "different" for part in self.parts)
+
+    @property
+    def first_difference(self) -> Part | None:
+        """The part that differs in the earliest step; in one step, records come before what is computed from them."""
+        return min((part for part in self.parts if part.same == "different"), key=lambda part: part.step, default=None)
+
+    @property
+    def differing_facts(self) -> list[str]:
+        """Names of the facts that are not the same."""
+        return [name for name, (before, after) in self.facts.items() if before != after]
+
+    def to_json(self) -> JsonObject:
+        """The comparison for programs."""
+        return {
+            "run": str(self.run),
+            "again": str(self.again),
+            "is_same": self.is_same,
+            **{part.name: {"same": part.same, "about": part.about} for part in self.parts},
+            "facts": {name: {"run": before, "again": after} for name, (before, after) in self.facts.items()},
+            "differing_facts": self.differing_facts,
+        }
+
+
+def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
+    """Compare two runs as far as the first one came."""
+    ends = [as_int(read_object(folder.result).get("model_step")) for folder in (run, again)]
+    last = as_int(read_object(run.result).get("steps")) or 0
+    lines = [[one for one in _in_order(folder) if (as_int(one.get("step")) or 0) <= last] for folder in (run, again)]
+    if ends[0] != ends[1]:  # the scores after the training are those of other steps
+        lines = [[one for one in each if not as_text(one.get("eval_phase")).startswith("after")] for each in lines]
+    metrics = [
+        [one for one in read_lines(folder.metrics) if (as_int(one.get("step")) or 0) <= last] for folder in (run, again)
+    ]
+    parts = (
+        _compare_lines("records", "episodes", *lines),
+        _compare_lines("metrics", "lines", *metrics),
+        _compare_weights(run, again, ends[0] or 0)
+        if ends[0] == ends[1]
+        else Part("weights", "not compared", f"of step {ends[0]}, and of step {ends[1]}"),
+    )
+    return Reproduction(run.path, again.path, parts, dict(_facts(run, again)))
+
+
+def _in_order(folder: RunFolder) -> list[JsonObject]:
+    """The records of all processes by step; those of one step in the order of the processes."""
+    records = [record for file in sorted(folder.rollouts.glob("*.jsonl")) for record in read_lines(file)]
+    return sorted(records, key=lambda record: (as_int(record.get("step")) or 0, as_text(record.get("eval_phase"))))
+
+
+def _compare_lines(name: str, unit: str, before: list[JsonObject], after: list[JsonObject]) -> Part:
+    largest = 0.0
+    for one, other in zip(before, after, strict=False):
+        for key in dict.fromkeys((*TELLING, *one, *other)):
+            if key in TIMES or key.startswith("time/"):
+                continue
+            if (difference := _difference(one.get(key), other.get(key))) > ROUNDING:
+                step, case = as_int(one.get("step")) or 0, one.get("row_number")
+                where = f"step {step}" if case is None else f"step {step}, case {case}"
+                return Part(name, "different", f"{where}: {key} {_shown(one.get(key), other.get(key))}", step)
+            largest = max(largest, difference)
+    if len(before) != len(after):
+        longer = max(before, after, key=len)[min(len(before), len(after))]
+        step = as_int(longer.get("step")) or 0
+        return Part(name, "different", f"{len(before):,} and {len(after):,} {unit}", step)
+    return _alike(name, largest, f"{len(before):,} {unit}")
+
+
+def _alike(name: str, largest: float, what: str) -> Part:
+    if largest:
+        return Part(name, "the same to rounding", f"{what}, largest relative difference {largest:.1e}")
+    return Part(name, "the same bits", what)
+
+
+def _difference(one: object, other: object) -> float:
+    """The largest relative difference of the numbers in two JSON values; 1 or more if anything else differs."""
+    if one == other:
+        return 0.0
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return abs(one - other) / max(abs(one), abs(other), SMALL)
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return max(_difference(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return max(map(_difference, one, other))
+    return 1.0
+
+
+def _shown(one: object, other: object) -> str:
+    """Two JSON values as text, from shortly before the first difference on."""
+    texts = [json.dumps(value, ensure_ascii=False) for value in (one, other)]
+    same = next((place for place, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), 0)
+    begin = max(0, same - CONTEXT)
+    before, after = (
+        f"{'...' if begin else ''}{text[begin : same + CONTEXT]}{'...' if len(text) > same + CONTEXT else ''}"
+        for text in texts
+    )
+    return f"{before} and {after}"
+
+
+def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
+    """Compare the files of model/, tensor by tensor if their bytes are not the same."""
+    names = sorted(file.name for file in run.model.glob("*.safetensors"))
+    if not names or names != sorted(file.name for file in again.model.glob("*.safetensors")):
+        return Part("weights", "different" if names else "not compared", "the files of model/ are not the same", step)
+    if all((run.model / name).read_bytes() == (again.model / name).read_bytes() for name in names):
+        return Part("weights", "the same bits", f"model/ of step {step}")
+    from safetensors.torch import load_file  # here, because most repetitions have the same bytes
+
+    largest, worst = 0.0, ""
+    for name in names:
+        before, after = load_file(run.model / name), load_file(again.model / name)
+        if before.keys() != after.keys():
+            return Part("weights", "different", f"{name} has other tensors", step)
+        for tensor, one in before.items():
+            other = after[tensor]
+            if one.shape != other.shape or one.dtype != other.dtype:
+                return Part(
+                    "weights",
+                    "different",
+                    f"{tensor}: {one.dtype} {[*one.shape]}, {other.dtype} {[*other.shape]}",
+                    step,
+                )
+            difference = float((one.double() - other.double()).abs().max() / one.double().abs().max().clamp(min=1e-30))
+            if not difference <= largest:  # NaN as well
+                largest, worst = difference, tensor
+    if not largest <= ROUNDING:
+        return Part("weights", "different", f"step {step}: {worst} by {largest:.1e} of its largest value", step)
+    return _alike("weights", largest, f"model/ of step {step}")
+
+
+def _facts(run: RunFolder, again: RunFolder) -> Iterator[tuple[str, tuple[str, str]]]:
+    """What the two were made with, by name."""
+    before, after = read_object(run.environment), read_object(again.environment)
+    packages = [as_object(facts.get("packages")) for facts in (before, after)]
+    for name in sorted(packages[0].keys() | packages[1].keys()):
+        yield name, (as_text(packages[0].get(name)) or "-", as_text(packages[1].get(name)) or "-")
+    for name in ("python", "platform", "cpus", "gpus", "git_commit", "class", "sha256"):
+        shown = "environment's source" if name == "sha256" else name
+        yield shown, (as_text(before.get(name)) or "-", as_text(after.get(name)) or "-")
+    options = [as_object(read_yaml(folder.config.read_text(encoding="utf-8"))) for folder in (run, again)]
+    for name in options[0].keys() - OWN_OPTIONS:
+        if not name.startswith("rl_env") and options[0][name] != options[1].get(name):
+            yield name, (as_text(options[0][name]) or "-", as_text(options[1].get(name)) or "-")
