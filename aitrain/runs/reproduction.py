@@ -192,6 +192,7 @@ def _facts(run: RunFolder, again: RunFolder) -> Iterator[tuple[str, tuple[str, s
         shown = "environment's source" if name == "sha256" else name
         yield shown, (as_text(before.get(name)) or "-", as_text(after.get(name)) or "-")
     options = [as_object(read_yaml(folder.config.read_text(encoding="utf-8"))) for folder in (run, again)]
-    for name in options[0].keys() - OWN_OPTIONS:
-        if not name.startswith("rl_env") and options[0][name] != options[1].get(name):
+    for name in sorted(options[0].keys() - OWN_OPTIONS):
+        is_chosen = name == "num_processes" or name.startswith("rl_env")  # by the command
+        if not is_chosen and options[0][name] != options[1].get(name):
             yield name, (as_text(options[0][name]) or "-", as_text(options[1].get(name)) or "-")
