@@ -219,6 +219,7 @@ SHARE = 0.8
 """Share of a GPU's memory that the estimated peak may take."""
 LARGEST = 4096
 """Completions of a pass at most: larger ones save no time."""
+KEEPS = "disable_gradient_checkpointing"
 
 
 def choose_batch_size(
@@ -228,17 +229,17 @@ def choose_batch_size(
     device: DeviceMemory,
     recorded: Mapping[str, object] | None = None,
 ) -> TrainConfig:
-    """The options with a batch_size, if none is given and the result does not depend on it. A resumed run takes that of
-    its checkpoint, whose options are `recorded`.
+    """The options with a batch_size, if none is given and the result does not depend on it; and without gradient
+    checkpointing, if that is not given and a pass with a whole group fits so. A resumed run takes both from its
+    checkpoint, whose options are `recorded`.
 
     A large pass takes a fraction of the time of many small ones, and the gradient is the same; the completions of a
     step and their order are not changed. The choice depends on the options, the model's shape and the device's size
     only, not on the memory that is free, so that a repeated run has the same passes.
     """
-    before = recorded.get("batch_size") if recorded is not None else None
-    is_given = config.batch_size is not None or config.tokens_per_pass is not None
-    if is_given or "gradient_accumulation" in config.model_fields_set or pass_dependent(config):
-        return config
+    given = config.model_fields_set
+    is_fixed = not {"gradient_accumulation", "tokens_per_pass"}.isdisjoint(given) or bool(pass_dependent(config))
+    is_fixed = is_fixed or config.batch_size is not None
     try:
         plan = plan_batch(config, processes)
     except ConfigError:
@@ -247,15 +248,27 @@ def choose_batch_size(
     def with_size(size: int) -> TrainConfig:
         return config.model_copy(update={"batch_size": size, "rl_prompts_per_step": plan.prompts_per_step})
 
-    if isinstance(before, int):
-        return with_size(before)
-    if recorded is not None or shape is None or (device.kind == "GPU" and device.total is None):
+    if recorded is not None:
+        before = recorded.get("batch_size")
+        resumed = with_size(before) if isinstance(before, int) and not is_fixed else config
+        kept = {} if KEEPS in given else {KEEPS: recorded.get(KEEPS, False)}
+        return resumed.model_copy(update=kept)
+    if shape is None or (device.kind == "GPU" and device.total is None):
         return config
-    sizes = [with_size(size) for size in range(min(plan.share, LARGEST), 0, -1) if plan.share % size == 0]
     whole = replace(device, free=device.total)
-    peaks = [estimate_memory(shape, each, plan_batch(each, processes), whole).peak for each in sizes]
-    allowed = SHARE * (device.total or 0) if device.kind == "GPU" else peaks[-1] + EXTRA // processes
-    return next((each for each, peak in zip(sizes, peaks, strict=True) if peak <= allowed), sizes[-1])
+
+    def peak(one: TrainConfig) -> int:
+        return estimate_memory(shape, one, plan_batch(one, processes), whole).peak
+
+    fitting = (size for size in range(min(plan.share, LARGEST), 0, -1) if plan.share % size == 0)
+    sizes = [config] if is_fixed else list(map(with_size, fitting))
+    allowed = SHARE * (device.total or 0) if device.kind == "GPU" else peak(sizes[-1]) + EXTRA // processes
+    if KEEPS not in given:
+        for each in (one.model_copy(update={KEEPS: True}) for one in sizes):
+            holds_group = plan_batch(each, processes).limit.completions >= min(plan.share, plan.generations)
+            if (is_fixed or holds_group) and peak(each) <= allowed:
+                return each
+    return next((each for each in sizes if peak(each) <= allowed), sizes[-1])
 
 
 # -- disk

@@ -39,6 +39,10 @@ class BatchOptions(Options):
     """Sort the completions of a step by length into forward passes that are each padded to their own longest one only.
     The gradient is the same. Off by itself where it would not be: with rl_loss_type bnpo, an entropy bonus or quantile,
     a custom loss, the loss of a router, and with DeepSpeed."""
+    share_prefixes: bool = True
+    """Compute the prompt of a group's completions once, where that takes fewer tokens. The result is the same to
+    rounding. Off by itself without --rl-trim-padding, with gradient checkpointing, dropout, FSDP2 or DeepSpeed, and for
+    models that have other caches than keys and values."""
     tokens_per_pass: ResumeSafe[PositiveInt | None] = None
     """At most this many tokens in a forward pass of a process, padding included; without --batch-size, as many
     completions as fit."""

@@ -147,7 +147,7 @@ class HardwareOptions(Options):
     warm_up: ResumeSafe[bool] = True
     """On GPUs, begin with a forward and backward pass of the longest possible episodes, so that a lack of memory shows
     before the first step."""
-    disable_gradient_checkpointing: ResumeSafe[bool] = False
-    """Keep all activations: faster, more memory."""
+    disable_gradient_checkpointing: bool = False
+    """Keep all activations: faster, more memory. Unset: on where the memory estimate allows it."""
     ddp_timeout: ResumeSafe[PositiveInt] = 7200
     """Seconds that one process waits for the others."""

@@ -87,6 +87,12 @@ class TrainConfig(
         """Whether rows are sorted by length into forward passes, each padded to its own longest row."""
         return self.rl_trim_padding and "deepspeed" not in self.trl and not pass_dependent(self)
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the prompt of a group is computed once, if the model can."""
+        is_one_graph = self.disable_gradient_checkpointing and self.distributed_backend == "ddp"
+        return self.share_prefixes and self.trims_padding and is_one_graph
+
     def written(self) -> dict[str, object]:
         """The options as config.yaml holds them: without derived ones, and without those of a single start."""
         values = super().written()

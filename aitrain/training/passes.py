@@ -14,6 +14,9 @@ Rows stay in TRL's order, on their own process, and as wide as TRL has padded th
 from all processes, sorted by length and divided again, so that a row may be trained on by another process than the one
 that played it, and each pass is only as wide as its longest row. Losses that are averaged over the tokens of each pass
 (bnpo, the entropy bonus) would depend on how the rows are sorted: `TrainConfig.trims_padding` is false for them.
+
+With `shares` as well, the rows of one prompt come together where that takes fewer tokens: in blocks, whose prompts are
+computed once (shared_prompts.py). A block is one prompt with one or several passes, or several prompts with one.
 """
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ import torch
 from accelerate import Accelerator
 
 from aitrain.batch import PassLimit
+from aitrain.training.shared_prompts import SHORTEST, distinct_prompts
 
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
 """Inputs of TRL's loss; tensors have shape (B,), (B, tokens) or ()."""
 Rows: TypeAlias = list[int]
 """Indices of the rows of one forward pass."""
+Block: TypeAlias = list[Rows]
+"""Passes of rows that have the same prompts, which are computed once."""
 
 KEPT = "kept"
 """Key of a step: which rows are in the loss, shape (B,)."""
@@ -40,6 +46,8 @@ KEPT_ROWS = "kept_rows"
 OF_PROMPT = ("prompt_ids", "prompt_mask")
 COST_OF_A_PASS = 256
 """Cost of one more forward pass, in tokens of padding that it must save."""
+LEAST_GAIN = 0.05
+"""Part of the tokens that shared prompts must save."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,8 @@ class StepPasses:
     """Weights of the passes in means over tokens and in means over rows, shape (2, passes)."""
     has_kept_rows: bool
     """Whether a row is in the loss, on any process."""
+    blocks: list[int] | None = None
+    """The number of passes in each block; None where each row is computed with its own prompt."""
 
     def mean(self, name: str, values: list[float], over_rows: bool) -> float:
         """A metric of the step, given the values that its passes have logged."""
@@ -64,7 +74,9 @@ class StepPasses:
         return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
-def passes_of(step: MicroBatch, limit: PassLimit, trims: bool, accelerator: Accelerator) -> StepPasses:
+def passes_of(
+    step: MicroBatch, limit: PassLimit, trims: bool, accelerator: Accelerator, shares: bool = False
+) -> StepPasses:
     """Divide the rows of a step. `num_items_in_batch` is the number of tokens in the loss of a generation batch with as
     many steps, over all processes. Every process must call this."""
     names = step.keys() if trims else (KEPT, "prompt_mask", "completion_mask", "tool_mask")
@@ -76,12 +88,21 @@ def passes_of(step: MicroBatch, limit: PassLimit, trims: bool, accelerator: Acce
                 padded = accelerator.pad_across_processes(value, dim=1, pad_first=name in OF_PROMPT)
                 everywhere[name] = accelerator.gather(padded)
     kept: list[bool] = everywhere[KEPT].tolist()
+    blocks: list[list[Block]] | None = None
     if trims:
-        lengths = (everywhere["prompt_mask"].sum(1) + everywhere["completion_mask"].sum(1)).tolist()
-        shares, first, source = _trimmed_passes(kept, lengths, limit, processes), 0, everywhere
+        of_prompts, of_completions = (everywhere[name].sum(1).tolist() for name in ("prompt_mask", "completion_mask"))
+        lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
+        of_processes, first, source = _trimmed_passes(kept, lengths, limit, processes), 0, everywhere
+        if shares:
+            _, _, prompts = distinct_prompts(everywhere["prompt_ids"], everywhere["prompt_mask"])
+            rows = [row for row, is_kept in enumerate(kept) if is_kept]
+            apart = sum(cost_of_passes(share, lengths) for share in of_processes)
+            blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, processes, apart)
+        if blocks is not None:
+            of_processes = [[rows for block in share for rows in block] for share in blocks]
     else:
         width = everywhere["prompt_mask"].shape[1] + everywhere["completion_mask"].shape[1]
-        shares, first, source = _passes_in_order(kept, limit, width, processes), len(step[KEPT]) * rank, step
+        of_processes, first, source = _passes_in_order(kept, limit, width, processes), len(step[KEPT]) * rank, step
     tokens = (everywhere["completion_mask"] * everywhere["tool_mask"]).sum(1) * everywhere[KEPT]
     # the tokens of a generation batch whose other steps are like this one
     items = float(step["num_items_in_batch"]) * sum(kept) / max(1, int(step[KEPT_ROWS]))
@@ -89,14 +110,15 @@ def passes_of(step: MicroBatch, limit: PassLimit, trims: bool, accelerator: Acce
         "tool_mask": source["tool_mask"] * source[KEPT].unsqueeze(1),
         "num_items_in_batch": torch.tensor(items, device=step[KEPT].device),
     }
-    own = shares[rank]
-    together = [[row for share in shares for row in share[number]] for number in range(len(own))]
+    own = of_processes[rank]
+    together = [[row for share in of_processes for row in share[number]] for number in range(len(own))]
     chosen = [{name: v[[row - first for row in rows]] if v.dim() else v for name, v in source.items()} for rows in own]
     return StepPasses(
         [_trimmed(rows) for rows in chosen] if trims else chosen,
         [sum(kept) / (len(rows) * processes) if any(kept[row] for row in rows) else math.inf for rows in own],
         torch.stack([_weights(values, together) for values in (tokens, everywhere[KEPT])]),
         any(kept),
+        None if blocks is None else list(map(len, blocks[rank])),
     )
 
 
@@ -191,3 +213,88 @@ def share_passes(lengths: Sequence[int], limit: PassLimit, processes: int) -> li
 def padded_tokens(rows: Rows, lengths: Sequence[int]) -> int:
     """Tokens of a forward pass, padding included."""
     return len(rows) * max(lengths[row] for row in rows)
+
+
+def cost_of_passes(passes: Sequence[Rows], lengths: Sequence[int]) -> int:
+    """The padded tokens of passes, and COST_OF_A_PASS for each."""
+    return sum(padded_tokens(rows, lengths) + COST_OF_A_PASS for rows in passes)
+
+
+# -- passes with shared prompts
+
+
+def plan_blocks(
+    rows: Rows,
+    prompts: Sequence[int],
+    of_prompts: Sequence[int],
+    of_completions: Sequence[int],
+    limit: PassLimit,
+    processes: int,
+    apart: int,
+) -> list[list[Block]] | None:
+    """The blocks of each process, with as many passes for each; None if they save less than LEAST_GAIN of `apart`, the
+    cost of passes in which each row has its own prompt.
+
+    `prompts`: the prompt of each row of the batch; `of_prompts`, `of_completions`: tokens of each row's parts.
+    """
+    lengths = [prompt + completion for prompt, completion in zip(of_prompts, of_completions, strict=True)]
+
+    def cost(block: Block) -> int:
+        """Tokens to compute: each prompt once, its last token with each completion."""
+        together = [row for one in block for row in one]
+        own = {prompts[row]: of_prompts[row] for row in together}
+        return (
+            len(own) * max(own.values()) + COST_OF_A_PASS + cost_of_passes(block, [1 + one for one in of_completions])
+        )
+
+    groups: dict[int, Rows] = {}
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        groups.setdefault(prompts[row], []).append(row)
+    if not groups or min(of_prompts[row] for row in rows) < SHORTEST:
+        return None
+    blocks = list[Block]()
+    for group in groups.values():
+        own = [[group[place] for place in places] for places in plan_passes([lengths[row] for row in group], limit)]
+        if blocks and len(blocks[-1]) == len(own) == 1:  # the prompts of small groups may share a pass
+            joined = [blocks[-1][0] + own[0]]
+            longest = sum(max(sizes[row] for row in joined[0]) for sizes in (of_prompts, of_completions))
+            if limit.holds(len(joined[0]), longest) and cost(joined) < cost(blocks[-1]) + cost(own):
+                own = joined
+                blocks.pop()
+        blocks.append(own)
+    while len(blocks) < processes:
+        largest = max(blocks, key=cost)
+        blocks.remove(largest)
+        parts = [largest] if len(largest) > 1 else _with_one_more_pass(largest, prompts)
+        if len(parts) == 1:
+            (passes,) = parts
+            parts = [passes[: len(passes) // 2], passes[len(passes) // 2 :]]
+        blocks += parts
+        if not parts:
+            return None
+    shares: list[list[Block]] = [[] for _ in range(processes)]
+    for block in sorted(blocks, key=cost, reverse=True):
+        min(shares, key=lambda share: sum(map(cost, share))).append(block)
+    most = max(sum(map(len, share)) for share in shares)
+    for share in shares:
+        while sum(map(len, share)) < most:
+            largest = max(share, key=lambda block: max(map(len, block)))
+            share.remove(largest)
+            parts = _with_one_more_pass(largest, prompts)
+            share += parts
+            if not parts:
+                return None
+    saves = sum(cost(block) for share in shares for block in share) <= (1 - LEAST_GAIN) * apart
+    return shares if saves else None
+
+
+def _with_one_more_pass(block: Block, prompts: Sequence[int]) -> list[Block]:
+    """The block with its largest pass divided, or two blocks where the pass has several prompts; none if no pass has
+    two rows."""
+    largest = max(block, key=len)
+    ends = [place for place in range(1, len(largest)) if prompts[largest[place]] != prompts[largest[place - 1]]]
+    middle = min(ends or [len(largest) // 2], key=lambda place: abs(place - len(largest) / 2))
+    halves = [largest[:middle], largest[middle:]]
+    if len(largest) < 2:
+        return []
+    return [[half] for half in halves] if ends else [[one for one in block if one is not largest] + halves]

@@ -217,7 +217,8 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
             context.note(note, level)
     inputs = TrainerInputs(
         model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),
-        schedule, pass_limit=batch.limit, trims=batch.trims, peft_config=lora_config(config), algorithm=algorithm,
+        schedule, pass_limit=batch.limit, trims=batch.trims, shares_prompts=config.shares_prompts,
+        peft_config=lora_config(config), algorithm=algorithm,
         callbacks=callbacks,
     )  # fmt: skip
     return inputs, split

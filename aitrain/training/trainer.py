@@ -56,6 +56,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,7 +94,16 @@ from aitrain.training.holdout import CaseList
 from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.padding import AlignedRows, depends_on_padding
-from aitrain.training.passes import KEPT, KEPT_ROWS, MicroBatch, Rows, passes_of, plan_passes
+from aitrain.training.passes import (
+    KEPT,
+    KEPT_ROWS,
+    MicroBatch,
+    Rows,
+    cost_of_passes,
+    passes_of,
+    plan_blocks,
+    plan_passes,
+)
 from aitrain.training.sharding import (
     check_sharded,
     load_weights,
@@ -104,6 +114,7 @@ from aitrain.training.sharding import (
     write_optimizer,
     write_shards,
 )
+from aitrain.training.shared_prompts import SharedPrompts, distinct_prompts, why_apart
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
 from aitrain.training.zero_variance import ZeroVarianceSteps, zero_variance_share
@@ -127,6 +138,8 @@ class TrainerInputs:
     pass_limit: PassLimit
     trims: bool
     """Whether rows are sorted by length, and each forward pass is padded to its own longest row."""
+    shares_prompts: bool = False
+    """Whether the prompt of several rows is computed once, where the model can."""
     peft_config: Any = None
     serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
     """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
@@ -186,6 +199,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.pass_limit = self.planned_limit = inputs.pass_limit  # the warm-up may lower the first
         self.trims = inputs.trims and not self.aux_loss_enabled  # the router's loss depends on which rows share a pass
         self.has_kept_rows = True
+        self._prompts: SharedPrompts | None = None  # those of the forward passes that are being made
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
@@ -203,6 +217,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 policy.get_input_embeddings().weight.shape[0],
                 is_precise=policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16),
             )
+
+        self.rows_apart = why_apart(policy) if inputs.shares_prompts and self.trims and not self.aligns_rows else "off"
+        self.shares_prompts = not self.rows_apart
 
     # -- a generation batch: episodes, scores, advantages
 
@@ -294,20 +311,27 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of all forward passes of a step. The backward pass of the last one is left to the caller."""
         accelerator, metrics = self.accelerator, self._metrics["train"]
-        passes = passes_of(inputs, self.pass_limit, self.trims, accelerator)
-        total = torch.zeros((), device=accelerator.device)
+        passes = passes_of(inputs, self.pass_limit, self.trims, accelerator, self.shares_prompts)
+        total, loss = torch.zeros((), device=accelerator.device), torch.zeros(())
         before = {name: len(values) for name, values in metrics.items()}
-        *first, last = zip(passes.rows, passes.divisors, strict=True)
-        # without the last one, gradients are added up and not exchanged; with FSDP2 they are, as they would stay whole
-        accelerator.gradient_state._set_sync_gradients(False)  # for DeepSpeed, and TRL's adaptive entropy
-        for rows, divisor in first:
-            alone: AbstractContextManager[Any] = nullcontext() if self.is_sharded else accelerator.no_sync(model)
-            with alone, activity.own.doing("forward and backward pass"):
-                loss = self.loss_of_pass(model, rows, divisor)
-                accelerator.backward(loss)
-            total += loss.detach()
-        accelerator.gradient_state._set_sync_gradients(True)
-        loss = self.loss_of_pass(model, *last)
+        alone: Callable[[], AbstractContextManager[Any]] = partial(accelerator.no_sync, model)
+        begins = set(accumulate(passes.blocks, initial=0)) if passes.blocks else set[int]()
+        for number, (rows, divisor) in enumerate(zip(passes.rows, passes.divisors, strict=True), start=1):
+            # before the last one, gradients are added up, not exchanged; with FSDP2 they are, as they would stay whole
+            is_last = number == len(passes.rows)
+            accelerator.gradient_state._set_sync_gradients(is_last)  # for DeepSpeed, and TRL's adaptive entropy
+            with activity.own.doing("forward and backward pass"):
+                if number - 1 in begins:
+                    with alone():
+                        self._prompts = self.share_prompts(model, rows["prompt_ids"], rows["prompt_mask"])
+                if self._prompts is not None:
+                    self._prompts.is_last_pass = number in begins
+                with nullcontext() if is_last or self.is_sharded else alone():
+                    loss = self.loss_of_pass(model, rows, divisor)
+                    if not is_last:
+                        accelerator.backward(loss)
+                        total += loss.detach()
+        self._prompts = None
         over_rows = {"vespo/phi_seq_mean", "policy_loss", "aux_loss"}
         over_rows |= CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
         for name, values in metrics.items():
@@ -427,6 +451,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if batch_size is not None:
             logps = self._in_own_passes(model, input_ids, attention_mask, logits_to_keep)
             return logps, None, None
+        if self._prompts is not None:
+            with self.accelerator.autocast():
+                return *self._prompts.log_probs(model, input_ids, attention_mask), None
         compute = super()._get_per_token_logps_and_entropies
         too_wide = self.context is not None and input_ids.shape[1] > self.context
         to_left = self.aligns_rows or too_wide
@@ -440,16 +467,36 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _in_own_passes(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probabilities of a padded generation batch; of tokens that a trimmed pass leaves out, 0."""
-        values = torch.zeros(0)
-        for rows in self._own_passes(mask.sum(1).tolist(), ids.shape[1]):
-            columns, count = slice(None), keep
-            if self.trims:
-                prompt, count = (max(1, int(part.sum(1).max())) for part in (mask[rows, :-keep], mask[rows, -keep:]))
-                columns = slice(ids.shape[1] - keep - prompt, ids.shape[1] - keep + count)
-            output = self._get_per_token_logps_and_entropies(model, ids[rows, columns], mask[rows, columns], count)
-            values = values if len(values) else output[0].new_zeros(len(ids), keep)
-            values[rows, :count] = output[0]
+        values, lengths = torch.zeros(0), mask.sum(1).tolist()
+        passes, blocks = self._own_passes(lengths, ids.shape[1]), None
+        if self.shares_prompts:
+            _, _, prompts = distinct_prompts(ids[:, :-keep], mask[:, :-keep])
+            of_prompts, of_completions = mask[:, :-keep].sum(1).tolist(), mask[:, -keep:].sum(1).tolist()
+            apart = cost_of_passes(passes, lengths)
+            rows, limit = list(range(len(ids))), self.pass_limit
+            blocks = plan_blocks(rows, prompts.tolist(), of_prompts, of_completions, limit, 1, apart)
+        for block in [[rows] for rows in passes] if blocks is None else blocks[0]:
+            for number, rows in enumerate(block):
+                columns, count = slice(None), keep
+                if self.trims:
+                    prompt, count = (
+                        max(1, int(part.sum(1).max())) for part in (mask[rows, :-keep], mask[rows, -keep:])
+                    )
+                    columns = slice(ids.shape[1] - keep - prompt, ids.shape[1] - keep + count)
+                own, attended = ids[rows, columns], mask[rows, columns]
+                if blocks is not None and number == 0:
+                    self._prompts = self.share_prompts(model, own[:, :-count], attended[:, :-count])
+                output = self._get_per_token_logps_and_entropies(model, own, attended, count)
+                values = values if len(values) else output[0].new_zeros(len(ids), keep)
+                values[rows, :count] = output[0]
+            self._prompts = None
         return values
+
+    def share_prompts(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> SharedPrompts:
+        """Compute the different ones of the prompts of some rows."""
+        prompts, attended, _ = distinct_prompts(ids, mask)
+        with self.accelerator.autocast():
+            return SharedPrompts(model, self.accelerator.unwrap_model(model).config, prompts, attended)
 
     def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
         """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,

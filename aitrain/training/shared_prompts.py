@@ -1,0 +1,150 @@
+"""Forward passes in which the prompt of several completions is computed once.
+
+The prompts of a block, all but their last token, are forwarded once, and the keys and values of their cache are kept
+with gradients. The completions are forwarded on that cache, in one or several passes. The backward pass of each but the
+last ends in the cache, whose gradients add up there; that of the last one goes on through the prompts. So one graph of
+prompts and one of a pass are held at a time, and the last backward pass of a step still is the one in which processes
+exchange gradients. The gradient is that of rows apart, to rounding.
+
+A row has its prompt's padding on the left and its own on the right, as TRL has it.
+
+Inside API of TRL 1.16 and transformers 5.17 that it uses (tests/training/test_upstream.py):
+
+    model(labels=, fused_lm_head=True, past_key_values=)    TRL's head passes `use_cache=False`: layers use a cache that
+                                                            is given all the same
+    DynamicCache.layers, DynamicLayer.keys, .values         of shape (rows, heads, tokens, head_dim); `update` replaces
+                                                            them, and writes into none
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+"""Layers of a cache whose keys and values can be repeated; linear attention and state spaces have others."""
+SHORTEST = 2
+"""Tokens of the shortest prompt that is shared."""
+TESTED = 12, 6
+"""Tokens of prompt and completion of the two rows by which a model is tested."""
+
+
+class SharedPrompts:
+    """The cache of one block's prompts, on which the block's passes are computed."""
+
+    def __init__(self, model: Any, config: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """`ids`, `mask`: the prompts, padded on the left, of shape (prompts, tokens)."""
+        self.tokens = ids.shape[1] - 1
+        """Tokens of the cache; a pass begins with the last token of the prompts."""
+        self._cache = DynamicCache(config=config)
+        model(
+            input_ids=ids[:, :-1],
+            attention_mask=mask[:, :-1],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        if any(type(layer) not in KNOWN_LAYERS for layer in self._cache.layers):
+            raise NotImplementedError("this cache has other parts than keys and values")
+        self._computed = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+        self._leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self._computed]
+        self.is_last_pass = False
+        """Whether the next pass is the last one, through which the gradients of all reach the prompts."""
+
+    def log_probs(self, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies of the completions' tokens, of shape (rows, tokens of completions).
+
+        `ids`, `mask`: whole rows, whose prompts are all of the block's, of shape (rows, tokens).
+        """
+        _, _, numbers = distinct_prompts(ids[:, : self.tokens + 1], mask[:, : self.tokens + 1])
+        cache = copy.copy(self._cache)
+        cache.layers = [copy.copy(layer) for layer in self._cache.layers]
+        tensors = iter(self._leaves)
+        if self.is_last_pass:
+            pairs = zip(self._computed, self._leaves, strict=True)
+            tensors = iter([_AddGradient.apply(*pair) for pair in pairs])  # type: ignore[no-untyped-call]
+        for layer in cache.layers:
+            layer.keys, layer.values = (next(tensors).index_select(0, numbers) for _ in range(2))
+        own = ids[:, self.tokens :]
+        labels = own.masked_fill(mask[:, self.tokens :] == 0, -100)
+        output = model(input_ids=own, attention_mask=mask, past_key_values=cache, labels=labels, fused_lm_head=True)
+        return output.log_probs, output.entropy
+
+
+class _AddGradient(torch.autograd.Function):
+    """The tensor itself; its gradient is added to that which earlier passes have left in `leaf`."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+        ctx.leaf = leaf
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient if ctx.leaf.grad is None else gradient + ctx.leaf.grad, None
+
+
+def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The different prompts of padded rows, their mask, and the number of each row's prompt."""
+    marked, numbers = ids.masked_fill(mask == 0, -1).unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+    first = torch.stack([(numbers == number).nonzero()[0, 0] for number in range(len(marked))])
+    return ids[first], mask[first], numbers
+
+
+def why_apart(model: PreTrainedModel | PeftModel) -> str:
+    """Why this model computes each row with its own prompt; empty if it can share them.
+
+    Two rows are computed both ways in training mode, with log-probabilities and gradients that must be the same, to
+    rounding. The model's gradients are deleted.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "attention_dropout", 0) or any(
+        isinstance(module, torch.nn.Dropout) and module.p for module in model.modules()
+    ):
+        return "dropout is drawn for each row"
+    prompt, answer = TESTED
+    ids = torch.arange(1, prompt + 1).repeat(2, 1)
+    ids = torch.cat([ids, torch.arange(2 * answer).reshape(2, -1) + prompt + 1], 1).to(model.device)
+    ids = ids % model.get_input_embeddings().weight.shape[0]
+    mask = torch.ones_like(ids)
+    mask[1, -answer // 2 :] = 0
+
+    def apart() -> Iterator[torch.Tensor]:
+        labels = ids.masked_fill(mask == 0, -100)
+        yield model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -answer:]
+
+    def shared() -> Iterator[torch.Tensor]:
+        prompts = SharedPrompts(model, model.config, ids[:1, :prompt], mask[:1, :prompt])
+        for row in range(2):
+            prompts.is_last_pass = row == 1
+            yield prompts.log_probs(model, ids[row : row + 1], mask[row : row + 1])[0]
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad][:8]
+
+    def computed(passes: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+        """Log-probabilities, and gradients of the first weights, in float64."""
+        model.zero_grad()
+        values = []
+        for values_of_pass in passes:
+            values_of_pass.sum().backward()  # type: ignore[no-untyped-call]
+            values.append(values_of_pass.detach())
+        return [one.double() for one in (torch.cat(values), *(one.grad for one in trained if one.grad is not None))]
+
+    was_training = model.training
+    model.train()
+    try:
+        pairs = list(zip(computed(apart()), computed(shared()), strict=True))
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        return f"its cache cannot be shared: {type(error).__name__}"
+    finally:
+        model.train(was_training)
+        model.zero_grad()
+    most = 1e-3 if all(one.dtype == torch.float32 for one in trained) else 0.1
+    differences = [float((one - other).norm() / one.norm().clamp(min=1e-12)) for one, other in pairs]
+    return "" if all(difference <= most for difference in differences) else "its results would differ"
