@@ -30,6 +30,8 @@ class BatchRow:
     begun: int = 0
     """Number of tokens at the end of the prompt that belong to the completion: an earlier round generated them."""
     seed: SampleSeed | None = None
+    number: int = -1
+    """The episode that it belongs to in its batch; negative for rows of no batch."""
 
     @property
     def begun_ids(self) -> list[int]:
@@ -111,7 +113,7 @@ class BatchingEngine(ABC):
             room = min(room, self.context - len(prompt))
         if room < 1:
             return Completion([], [], "length", self.weight_version or 0)
-        row = BatchRow(prompt, seed=request.seed)
+        row = BatchRow(prompt, seed=request.seed, number=request.index)
         waiting = _Waiting(request, row, room, asyncio.get_running_loop().create_future(), [])
         self._waiting.append(waiting)
         self._wake_if_all_wait()
@@ -173,7 +175,8 @@ class BatchingEngine(ABC):
             kept, row = completion.first(one.room), one.row
             count = len(kept.ids)
             seed = row.seed and replace(row.seed, position=row.seed.position + count)
-            one.row, one.room = BatchRow(row.prompt_ids + kept.ids, row.begun + count, seed), one.room - count
+            one.row = BatchRow(row.prompt_ids + kept.ids, row.begun + count, seed, row.number)
+            one.room -= count
             one.logprobs += kept.logprobs or [0.0] * count
             ids = one.row.begun_ids
             is_ended = self.end.is_reached(ids)

@@ -18,8 +18,8 @@ Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,9 +34,10 @@ from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
+from aitrain.engines.shared_cache import CachedRows, continued, kept, padded, with_prompts_once
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.engine import Completion, Decoding, Leave
 from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
@@ -59,6 +60,8 @@ class HFModel:
     cache_implementation: str | None = None
     on_tokens: Callable[[list[int]], None] | None = None
     """Called with the newest token of each row while `generate` runs; what it raises ends the generation."""
+    shares_prompts: bool = True
+    """Whether prompts are computed once, for equal rows and for all turns of an episode, where the model can."""
 
 
 class HFEngine(BatchingEngine):
@@ -75,6 +78,16 @@ class HFEngine(BatchingEngine):
     ) -> None:
         super().__init__(end, context, clock, largest)
         self.policy, self.sampling = policy, sampling
+        self._kept: CachedRows | None = None
+
+    @asynccontextmanager
+    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+        """As that of the base; the cache is kept from one of its rounds to the next."""
+        try:
+            async with super().batch(episodes) as leave:
+                yield leave
+        finally:
+            self._kept = None
 
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
         """One completion of at most `max_tokens` tokens for each row. In training, which samples as TRL does, seeds are
@@ -98,27 +111,36 @@ class HFEngine(BatchingEngine):
             eos_token_id=list(self.end.eos_ids) or None,
             cache_implementation=policy.cache_implementation,
             disable_compile=True,
+            return_dict_in_generate=True,
         )
         if config.do_sample:
             config.temperature, config.top_k, config.top_p = sampling.temperature, sampling.top_k, sampling.top_p
         prompts, pad = [row.prompt_ids for row in rows], policy.tokenizer.pad_token_id
-        width, device = max(map(len, prompts)), policy.device or policy.model.device
-        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        numbers, before = [row.number for row in rows], self._kept
+        self._kept = None
         criterion = StopStringCriterion(self.end, rows, policy.on_tokens)
         processor = SamplingProcessor(sampling, self.end, rows)
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
         seeds = [row.seed for row in rows if row.seed is not None]
         seeded = partial(seeded_rows, seed_of=seeds.__getitem__) if len(seeds) == len(rows) else nullcontext
         with prepared as model, torch.no_grad(), own_defaults_only(model), seeded(model):
-            generated = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
+            shares = policy.shares_prompts and policy.cache_implementation is None and not model._is_stateful
+            begun = continued(before, numbers, prompts, pad) if before is not None else None
+            if begun is None:
+                begun = padded(prompts, pad, policy.device or policy.model.device)
+                begun = with_prompts_once(model, begun) if shares else begun
+            output = model.generate(
+                input_ids=begun.ids,
+                attention_mask=begun.mask,
                 generation_config=config,
                 logits_processor=[processor] if sampling.needs_processor else [],
                 stopping_criteria=[criterion] if self.end.stop_strings or policy.on_tokens else [],
+                **({} if begun.cache is None else {"past_key_values": begun.cache}),
             )
-        answers = criterion.cut(generated[:, width:].tolist())
+        answers = criterion.cut(output.sequences[:, begun.ids.shape[1] :].tolist())
+        # processors count columns from the right, where a continued row has holes
+        if shares and not sampling.needs_processor and min(numbers) >= 0:
+            self._kept = kept(begun, numbers, prompts, answers, output)
         activity.add_tokens(sum(map(len, answers)))
         return list(map(Completion, answers))
 

@@ -43,6 +43,7 @@ from aitrain.training.distributed import thread_gather, use_device
 from aitrain.training.model import count_forward_passes, model_path
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
+from aitrain.training.shared_prompts import draws_dropout
 from aitrain.vllm.addresses import is_here
 from aitrain.vllm.client import VLLMClient
 
@@ -80,7 +81,9 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         completer = None if engine.is_shared else engine
     else:
         largest = partial(largest_over_ranks, accelerator) if trainer.is_sharded and not is_alone else None
-        engine = HFEngine(_hf_model(trainer), trainer.sampling, end, context, clock, largest)
+        engine = HFEngine(
+            _hf_model(trainer, runner.config.share_prefixes), trainer.sampling, end, context, clock, largest
+        )
     if trainer.use_vllm:
         trainer.vllm_generation = SyncedByEngine()
     refusal = OF_ALL_PROCESSES if trainer.is_sharded and not is_alone else WHILE_TRAINING if is_ahead else ""
@@ -105,7 +108,7 @@ class SyncedByEngine:
         """No-op."""
 
 
-def _hf_model(trainer: EpisodeTrainer) -> HFModel:
+def _hf_model(trainer: EpisodeTrainer, shares: bool) -> HFModel:
     arguments = trainer.args
 
     @contextmanager
@@ -129,6 +132,7 @@ def _hf_model(trainer: EpisodeTrainer) -> HFModel:
         unwrapped,
         arguments.device,
         arguments.cache_implementation,
+        shares_prompts=shares and not draws_dropout(trainer.model),
     )
 
 

@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Layers of a cache whose keys and values can be repeated; linear attention and state spaces have others."""
+from aitrain.engines.shared_cache import KNOWN_LAYERS
+
 SHORTEST = 2
 """Tokens of the shortest prompt that is shared."""
 TESTED = 12, 6
@@ -103,10 +102,7 @@ def why_apart(model: PreTrainedModel | PeftModel) -> str:
     Two rows are computed both ways in training mode, with log-probabilities and gradients that must be the same, to
     rounding. The model's gradients are deleted.
     """
-    config = model.config.get_text_config()
-    if getattr(config, "attention_dropout", 0) or any(
-        isinstance(module, torch.nn.Dropout) and module.p for module in model.modules()
-    ):
+    if draws_dropout(model):
         return "dropout is drawn for each row"
     prompt, answer = TESTED
     ids = torch.arange(1, prompt + 1).repeat(2, 1)
@@ -148,3 +144,10 @@ def why_apart(model: PreTrainedModel | PeftModel) -> str:
     most = 1e-3 if all(one.dtype == torch.float32 for one in trained) else 0.1
     differences = [float((one - other).norm() / one.norm().clamp(min=1e-12)) for one, other in pairs]
     return "" if all(difference <= most for difference in differences) else "its results would differ"
+
+
+def draws_dropout(model: torch.nn.Module) -> bool:
+    """Whether a model in training mode drops values at random, other ones in each row."""
+    config = getattr(model, "config", None)
+    dropouts = (module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    return bool(getattr(config, "attention_dropout", 0)) or any(dropouts)

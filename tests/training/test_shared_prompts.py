@@ -1,0 +1,232 @@
+"""Prompts that are computed once: log-probabilities, gradients and greedy tokens are those of rows apart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    FalconH1Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from trl.trainer.utils import add_fused_lm_head
+
+from aitrain.batch import PassLimit
+from aitrain.engines import hf, shared_cache
+from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.sampling import Sampling
+from aitrain.rollout.engine import Decoding, GenerationRequest
+from aitrain.rollout.limits import EndOfTurn
+from aitrain.training.passes import cost_of_passes, plan_blocks, plan_passes
+from aitrain.training.shared_prompts import SharedPrompts, why_apart
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "eos_token_id": 1,
+    "bos_token_id": 2,
+}  # fmt: skip
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+LAYERS = ["sliding_attention", "full_attention"]
+SHARING = {
+    "llama": LlamaConfig(**SMALL),
+    "qwen2": Qwen2Config(**SMALL),
+    "qwen3": Qwen3Config(**SMALL, head_dim=8),
+    "gemma3": Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, layer_types=LAYERS),
+    "mistral": MistralConfig(**SMALL, sliding_window=8),
+    "gpt2": GPT2Config(**GPT2, **NO_DROPOUT),
+    "mixture of experts": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+}
+APART = {
+    "dropout": GPT2Config(**GPT2),
+    "state space": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=8, eos_token_id=1),
+    "hybrid": FalconH1Config(
+        **SMALL, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=16
+    ),
+}
+
+
+def model_of(config: Any) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        parameter.data.mul_(3)  # else all answers are alike
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model
+
+
+# -- training
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_models_with_a_cache_of_keys_and_values_share_prompts(kind: str) -> None:
+    assert why_apart(model_of(SHARING[kind])) == ""
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_other_models_compute_rows_apart(kind: str) -> None:
+    model = model_of(APART[kind])
+    assert why_apart(model) != ""
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def rows_of(prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Ids and mask of padded rows, as TRL pads them, and the width of the answers."""
+    before, after = max(map(len, prompts)), max(1, *map(len, answers))
+    pairs = list(zip(prompts, answers, strict=True))
+    ids = [[0] * (before - len(one)) + one + two + [0] * (after - len(two)) for one, two in pairs]
+    mask = [[0] * (before - len(one)) + [1] * (len(one) + len(two)) + [0] * (after - len(two)) for one, two in pairs]
+    return torch.tensor(ids), torch.tensor(mask), after
+
+
+tokens = st.integers(3, 299)
+answers_of_group = st.lists(st.lists(tokens, max_size=7), min_size=1, max_size=5)
+groups = st.lists(st.tuples(st.lists(tokens, min_size=2, max_size=12), answers_of_group), min_size=1, max_size=4)
+"""Prompts with their answers, some empty."""
+
+
+@settings(max_examples=25, deadline=None)
+@given(groups, st.integers(1, 6), st.sampled_from(["llama", "gemma3"]))
+def test_gradients_of_any_groups_are_those_of_rows_apart(
+    groups: list[tuple[list[int], list[list[int]]]], most: int, kind: str
+) -> None:
+    prompts = [prompt for prompt, answers in groups for _ in answers]
+    answers = [answer for _, answers in groups for answer in answers]
+    ids, mask, width = rows_of(prompts, answers)
+    weights = torch.linspace(-1, 1, ids.shape[0] * width).view(-1, width)
+    model = model_of(SHARING[kind]).train().double()
+    labels = ids.masked_fill(mask == 0, -100)
+    apart = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -width:]
+    (apart * weights).sum().backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+
+    distinct = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    numbers = [distinct[tuple(prompt)] for prompt in prompts]
+    lengths = list(map(len, prompts)), list(map(len, answers))
+    blocks = plan_blocks(list(range(len(ids))), numbers, *lengths, PassLimit(most), 1, apart=10**9)
+    assert blocks is not None
+    found = torch.zeros_like(apart)
+    for block in blocks[0]:
+        shown = [row for rows in block for row in rows]
+        block_ids, block_mask, wide = rows_of([prompts[row] for row in shown], [answers[row] for row in shown])
+        first = {tuple(prompts[row]): place for place, row in enumerate(shown)}.values()
+        chosen, begin = list(first), block_ids.shape[1] - wide
+        shared = SharedPrompts(model, model.config, block_ids[chosen, :begin], block_mask[chosen, :begin])
+        for number, rows in enumerate(block):
+            places = [shown.index(row) for row in rows]
+            shared.is_last_pass = number == len(block) - 1
+            logps, _ = shared.log_probs(model, block_ids[places], block_mask[places])
+            (logps * weights[rows, :wide]).sum().backward()
+            found[rows, :wide] = logps.detach()
+
+    assert (found - apart).abs().max() < 1e-6  # rotary positions are float32
+    largest = max(before.norm() for before in expected)
+    for parameter, before in zip(model.parameters(), expected, strict=True):
+        assert (parameter.grad - before).norm() <= 1e-6 * largest
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), min_size=1, max_size=30),
+    st.integers(1, 9),
+    st.integers(1, 4),
+)
+def test_each_row_is_in_one_pass_and_all_processes_have_equally_many(
+    rows: list[tuple[int, int]], most: int, processes: int
+) -> None:
+    prompts, completions = [number for number, _ in rows], [length for _, length in rows]
+    of_prompts = [20 + 7 * number for number in prompts]
+    shares = plan_blocks(list(range(len(rows))), prompts, of_prompts, completions, PassLimit(most), processes, 10**9)
+    if shares is None:
+        assert processes > 1, "there may be too few rows for all"
+        return
+    passes = [one for share in shares for block in share for one in block]
+    assert sorted(row for one in passes for row in one) == list(range(len(rows)))
+    assert len({sum(map(len, share)) for share in shares}) == 1
+    assert max(map(len, passes)) <= most
+    for block in (block for share in shares for block in share):
+        assert len(block) == 1 or len({prompts[row] for one in block for row in one}) == 1
+
+
+def test_short_prompts_stay_with_their_rows() -> None:
+    lengths = [5 + 60] * 32
+    apart = cost_of_passes(plan_passes(lengths, PassLimit(32)), lengths)
+    assert (
+        plan_blocks(list(range(32)), [row // 8 for row in range(32)], [5] * 32, [60] * 32, PassLimit(32), 1, apart)
+        is None
+    )
+
+
+# -- generation
+
+
+async def play(engine: HFEngine, prompts: list[list[int]], episodes: Sequence[int]) -> list[list[list[int]]]:
+    """The greedy answers of episodes of one to three turns; four episodes have one prompt."""
+
+    async def episode(number: int, leave: Any) -> list[list[int]]:
+        ids, answers = [*prompts[number // 4]], list[list[int]]()
+        for turn in range(1 + number % 3):
+            request = GenerationRequest([*ids], 6, None, Decoding.GREEDY, number)
+            answers.append((await engine.generate(request)).ids)
+            ids += answers[-1] + [7 + number] * (1 + (number + turn) % 4)
+        leave()
+        return answers
+
+    async with engine.batch(len(episodes)) as leave:
+        return await asyncio.gather(*(episode(number, leave) for number in episodes))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was shared in the generations of a test."""
+    found = list[str]()
+
+    def noted(name: str) -> Any:
+        function = getattr(shared_cache, name)
+
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            if result is not None and result.cache is not None:
+                found.append(name)
+            return result
+
+        return call
+
+    monkeypatch.setattr(shared_cache, "LEAST_SAVED", 0)
+    for name in ("continued", "with_prompts_once"):
+        monkeypatch.setattr(hf, name, noted(name))
+    return found
+
+
+@pytest.mark.parametrize("kind", [*SHARING, "state space", "hybrid"])
+def test_greedy_tokens_of_all_turns_are_those_of_each_episode_alone(kind: str, calls: list[str]) -> None:
+    model = model_of((SHARING | APART)[kind]).eval()
+    prompts = [[3 + number * 20 + place for place in range(4 + 5 * number)] for number in range(3)]
+
+    def engine(shares: bool) -> HFEngine:
+        policy = HFModel(model, SimpleNamespace(pad_token_id=0), shares_prompts=shares)  # type: ignore[arg-type]
+        return HFEngine(policy, Sampling(), EndOfTurn([1]), 200)
+
+    together = asyncio.run(play(engine(True), prompts, range(12)))
+    expected = {"gemma3": ["with_prompts_once"] * 3, "mistral": ["with_prompts_once"] * 3} | {
+        name: list[str]() for name in APART
+    }
+    assert calls == expected.get(kind, ["with_prompts_once", "continued", "continued"])
+    alone = [asyncio.run(play(engine(False), prompts, [number]))[0] for number in range(12)]
+    assert together == alone
