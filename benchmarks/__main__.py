@@ -14,8 +14,8 @@ import sys
 from benchmarks.measuring import HEAD, Asked, figures_of, in_new_process, table_row
 
 NAMES = (
-    "startup", "overhead", "slow_environment", "in_episode_generation", "episodes", "padding", "report", "intervals",
-    "comparison", "diagnostics", "env_check", "torture",
+    "startup", "overhead", "slow_environment", "in_episode_generation", "episodes", "padding", "shared_prefix",
+    "report", "intervals", "comparison", "diagnostics", "env_check", "torture",
 )  # fmt: skip
 SURROUNDINGS = {
     "OMP_NUM_THREADS": "1",  # two that wait for each other measure what else the machine is doing

@@ -442,7 +442,7 @@ def _is_done(folder: RunFolder, config: TrainConfig) -> bool:
         before, now = resolve(TrainConfig, folder.config).written(), config.written()
     except ConfigError:  # of another version
         return False
-    of_passes = {"batch_size", "gradient_accumulation", "rl_prompts_per_step"}
+    of_passes = {"batch_size", "gradient_accumulation", "rl_prompts_per_step", "disable_gradient_checkpointing"}
     derived = {*of_passes, *DECLARED_OPTIONS.values()} - config.model_fields_set
     names = {*before, *now} - {"project_name", "output_dir", "num_processes", "node_rank"} - derived
     return all(before.get(name) == now.get(name) for name in names)

@@ -124,6 +124,8 @@ def prepare(context: RunContext) -> Prepared | None:
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, [tracking, reporter], checkpoints.save))
+    if inputs.shares_prompts and trainer.rows_apart:
+        context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
     mixture = mixture_of(context.runner, split.held_out, split.train)
@@ -217,7 +219,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> tuple[
             context.note(note, level)
     inputs = TrainerInputs(
         model, tokenizer, arguments, split.train, context.runner, shown.chat, limits_of(context.runner, context_tokens),
-        schedule, pass_limit=batch.limit, trims=batch.trims, shares_prompts=config.shares_prompts,
+        schedule, pass_limit=batch.limit, trims=batch.trims, shares_prompts=batch.shares_prompts,
         peft_config=lora_config(config), algorithm=algorithm,
         callbacks=callbacks,
     )  # fmt: skip

@@ -164,6 +164,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     _buffered_inputs: list[MicroBatch] | None
     _batch: TrainingBatch
+    _prompts: SharedPrompts | None = None
+    """Those of the forward passes that are being made, if they are computed once."""
 
     def __init__(self, inputs: TrainerInputs, hooks: TrainerHooks) -> None:
         self.cases, self.schedule, self.hooks = inputs.cases, inputs.schedule, hooks
@@ -199,7 +201,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.pass_limit = self.planned_limit = inputs.pass_limit  # the warm-up may lower the first
         self.trims = inputs.trims and not self.aux_loss_enabled  # the router's loss depends on which rows share a pass
         self.has_kept_rows = True
-        self._prompts: SharedPrompts | None = None  # those of the forward passes that are being made
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
@@ -218,7 +219,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 is_precise=policy.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16),
             )
 
-        self.rows_apart = why_apart(policy) if inputs.shares_prompts and self.trims and not self.aligns_rows else "off"
+        self.rows_apart = "positions depend on padding" if self.aligns_rows else "this is off"
+        """Why each row is computed with its own prompt; empty if prompts are shared."""
+        if inputs.shares_prompts and self.trims and not self.aligns_rows:
+            self.rows_apart = why_apart(policy)
         self.shares_prompts = not self.rows_apart
 
     # -- a generation batch: episodes, scores, advantages

@@ -114,7 +114,7 @@ class LossTrainer(EpisodeTrainer):
             top_entropy_quantile=args.top_entropy_quantile, off_policy_mask_threshold=None, aux_loss_enabled=False,
             use_vllm=args.use_vllm, vllm_importance_sampling_correction=True, entropy_coef=args.entropy_coef,
             use_adaptive_entropy=False, _entropy_bonus_enabled=args.entropy_coef != 0,
-            current_gradient_accumulation_steps=1, algorithm=vars(args)["algorithm"],
+            current_gradient_accumulation_steps=1, algorithm=vars(args)["algorithm"], shares_prompts=False,
         )  # fmt: skip
 
     def _get_per_token_logps_and_entropies(self, model: Any, ids: torch.Tensor, _: Any, keep: int, **__: Any) -> Any:

@@ -95,7 +95,7 @@ def failures(config: TrainConfig) -> object:
     runner = EnvRunner(None, config)
     inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=None, limits=limits_of(runner, None), serve=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_setup, "_hf_model", lambda trainer: None)
+        patch.setattr(engine_setup, "_hf_model", lambda trainer, shares: None)
         patch.setattr(engine_setup, "offer_model", lambda *_: None)
         return engine_setup.make_rollouts(made, inputs).failures
 
@@ -188,6 +188,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
         "custom_callbacks": "tests/environments/extensions.py:Counting", "peft": True, "mixed_precision": "bf16",
     }),
     (settings, {"rl_prompts_per_step": 2}, {"tokens_per_pass": 4096}),
+    (lambda config: config.shares_prompts, {"disable_gradient_checkpointing": True}, {"share_prefixes": False}),
     (settings, {"rl_overlong_buffer": 20}, {"rl_overlong_penalty": 0.5}),
     (settings, VLLM, {"vllm_gpu_memory_utilization": 0.5, "vllm_sleep_mode": True, "vllm_tensor_parallel_size": 2}),
     (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),

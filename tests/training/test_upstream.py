@@ -25,8 +25,9 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import GenerationMixin, Trainer, TrainerCallback
+from transformers import GenerationMixin, LlamaForCausalLM, MambaForCausalLM, Trainer, TrainerCallback
 from transformers import trainer as transformers_trainer
+from transformers.cache_utils import DynamicLayer
 from transformers.distributed import fsdp as transformers_fsdp
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
@@ -175,7 +176,11 @@ SOURCES: list[tuple[Any, list[str]]] = [
     (Trainer._save_checkpoint, ["self.save_model(output_dir, _internal_call=True)"]),
     (AcceleratorState.__init__, ["self.distributed_type = DistributedType.FSDP"]),
     (transformers_fsdp.is_fsdp_enabled, ["ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"]),
-    (trl_utils.add_fused_lm_head, ["log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token"]),
+    (
+        trl_utils.add_fused_lm_head,
+        ["log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token", 'kwargs["use_cache"] = False'],
+    ),
+    (DynamicLayer.update, ["self.keys = torch.cat([self.keys, key_states]"]),
 ]  # fmt: skip
 
 
@@ -419,6 +424,11 @@ def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
         "_last_lr", "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_logits_processor", "_get_grad_norm",
         "_buffered_inputs",
     }  # fmt: skip
+
+
+def test_models_with_a_state_say_so() -> None:
+    assert not LlamaForCausalLM._is_stateful
+    assert MambaForCausalLM._is_stateful
 
 
 def test_a_group_of_typer_has_its_commands_by_name() -> None:

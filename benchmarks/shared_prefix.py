@@ -1,0 +1,70 @@
+"""What shared prompts save: seconds of optimization and generation, against rows apart, as TRL computes them.
+
+One turn, groups of 8, a random model of 10 million weights. Both sides must get the same rewards.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import Asked, Figure, ratio
+from benchmarks.models import make_model
+
+LENGTHS = {
+    (512, 64): (0.3, 0.55),
+    (16, 256): (1.02, math.inf),
+    (200, 512): (1.02, math.inf),
+    (512, 512): (1.02, math.inf),
+}
+"""Tokens of prompt and answer, and the most seconds of both parts, by those of rows apart."""
+APART = {"share_prefixes": False, "rl_trim_padding": False}
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of so many letters, each a token; which answer is worth more is arbitrary."""
+
+    tokens: int
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        """Two prompts for each of two steps."""
+        return [{"prompt": f"{number}{'p' * (self.tokens - 1)}"} for number in range(4)]
+
+    def score_episode(self, completion: str) -> float:
+        """By the share of letters."""
+        return sum(map(str.isalpha, completion)) / (1 + len(completion))
+
+
+def measure(asked: Asked) -> Iterator[Figure]:
+    """Measure both sides in turn."""
+    with tempfile.TemporaryDirectory(prefix="aitrain-shared-") as folder:
+        make_model("10 million weights", Path(folder) / "model")
+        for (prompt, answer), bounds in list(LENGTHS.items())[: 1 if asked.is_short else None]:
+            done = [
+                [trained(Path(folder), prompt, answer, pair, more) for more in ({}, APART)]
+                for pair in range(asked.pairs)
+            ]
+            ours, theirs = zip(*done, strict=True)
+            for part, most in zip(("optimize", "generate"), bounds, strict=True):
+                sides = ([line[f"time/{part}"] for line in side] for side in (ours, theirs))
+                yield ratio(f"prompt {prompt}, answers {answer}: {part}", *sides, most)
+            largest = max(abs(one["reward"] - other["reward"]) for one, other in done)
+            yield Figure(f"prompt {prompt}, answers {answer}: difference of rewards", [largest], 0.02)
+
+
+def trained(folder: Path, prompt: int, answer: int, pair: int, more: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of the second step of a training."""
+    import aitrain
+
+    config = aitrain.TrainConfig(
+        model=str(folder / "model"), output_dir=str(folder / "runs"), rl_prompts_per_step=2, rl_num_generations=8,
+        batch_size=4, rl_max_new_tokens=answer, rl_top_k=50, max_steps=2, rl_kl_coef=0.0, eval_cases=0, seed=pair,
+        save_strategy="no", logging_steps=1, disable_gradient_checkpointing=True, rl_check=False, **more,
+    )  # fmt: skip
+    result = aitrain.train(config, environment=Prompts(prompt))
+    return next(line for line in reversed(result.history) if "reward" in line)
