@@ -164,6 +164,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     _buffered_inputs: list[MicroBatch] | None
     _batch: TrainingBatch
+    shares_prompts = False
+    """Whether the prompt of several rows is computed once."""
     _prompts: SharedPrompts | None = None
     """Those of the forward passes that are being made, if they are computed once."""
 
