@@ -31,6 +31,7 @@ SHAPES = {
         Shape("tiny", layers=2, hidden=128, heads=4, key_heads=4, intermediate=256, dtype="bfloat16"),
         Shape("very small", layers=1, hidden=32, heads=1, key_heads=1, intermediate=96),
         Shape("10 million weights", layers=8, hidden=320, heads=5, key_heads=5, intermediate=864),
+        Shape("8 layers of SmolLM2-135M", layers=8, hidden=576, heads=9, key_heads=3, intermediate=1536),
         Shape("0.5B", layers=24, hidden=896, heads=14, key_heads=2, intermediate=4864, **REAL),
         Shape("1.5B", layers=28, hidden=1536, heads=12, key_heads=2, intermediate=8960, **REAL),
         Shape("3B", layers=36, hidden=2048, heads=16, key_heads=2, intermediate=11_008, **REAL),

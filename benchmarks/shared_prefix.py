@@ -1,6 +1,6 @@
 """What shared prompts save: seconds of optimization and generation, against rows apart, as TRL computes them.
 
-One turn, groups of 8, a random model of 10 million weights. Both sides must get the same rewards.
+One turn, groups of 8, 8 layers of SmolLM2-135M with random weights and few words. Both sides must get the same rewards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Prompts:
     tokens: int
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        """Two prompts for each of two steps."""
+        """One prompt for each of two steps, and more."""
         return [{"prompt": f"{number}{'p' * (self.tokens - 1)}"} for number in range(4)]
 
     def score_episode(self, completion: str) -> float:
@@ -43,7 +43,7 @@ class Prompts:
 def measure(asked: Asked) -> Iterator[Figure]:
     """Measure both sides in turn."""
     with tempfile.TemporaryDirectory(prefix="aitrain-shared-") as folder:
-        make_model("10 million weights", Path(folder) / "model")
+        make_model("8 layers of SmolLM2-135M", Path(folder) / "model")
         for (prompt, answer), bounds in list(LENGTHS.items())[: 1 if asked.is_short else None]:
             done = [
                 [trained(Path(folder), prompt, answer, pair, more) for more in ({}, APART)]
@@ -62,7 +62,7 @@ def trained(folder: Path, prompt: int, answer: int, pair: int, more: dict[str, A
     import aitrain
 
     config = aitrain.TrainConfig(
-        model=str(folder / "model"), output_dir=str(folder / "runs"), rl_prompts_per_step=2, rl_num_generations=8,
+        model=str(folder / "model"), output_dir=str(folder / "runs"), rl_prompts_per_step=1, rl_num_generations=8,
         batch_size=4, rl_max_new_tokens=answer, rl_top_k=50, max_steps=2, rl_kl_coef=0.0, eval_cases=0, seed=pair,
         save_strategy="no", logging_steps=1, disable_gradient_checkpointing=True, rl_check=False, **more,
     )  # fmt: skip
