@@ -133,10 +133,9 @@ def _whole_batches(folder: RunFolder, prepared: PreparedEval) -> RecordedScores:
         whole[name] = {key: found[name][key] for keys in batches if keys <= found[name].keys() for key in keys}
     kept = {(f"{PHASE}_{name}", *key) for name, keys in whole.items() for key in keys}
 
-    def is_kept(values: dict[str, object]) -> bool:
-        record = RolloutRecord.from_json(values)
+    def is_kept(record: RolloutRecord) -> bool:
         return (record.eval_phase, record.row_number, record.sample or 0) in kept
 
     for file in folder.rollouts.glob("*.jsonl"):
-        keep_lines(file, is_kept)
+        keep_lines(file, is_kept, RolloutRecord.from_json)
     return whole

@@ -232,9 +232,9 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
     for checkpoint in checkpoints_of(folder):
         if step_of(checkpoint) > to.step:
             delete(checkpoint)
-    keep_lines(folder.metrics, lambda values: line_stays(to, MetricsLine.from_json(values)))
+    keep_lines(folder.metrics, lambda line: line_stays(to, line), MetricsLine.from_json)
     for file in folder.rollouts.glob("*.jsonl"):
-        keep_lines(file, lambda values: _record_stays(to, RolloutRecord.from_json(values)))
+        keep_lines(file, lambda record: _record_stays(to, record), RolloutRecord.from_json)
 
 
 def line_stays(to: Manifest, line: MetricsLine) -> bool:

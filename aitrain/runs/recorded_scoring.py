@@ -172,9 +172,7 @@ def _add(cases: dict[str, RecordedCase], case: str, record: RolloutRecord, numbe
     if decoding not in DECODINGS:
         return
     if case not in cases:
-        cases[case] = RecordedCase(
-            case, CaseKey.of(record), prompt_excerpt(record.prompt, record.messages), record.environment
-        )
+        cases[case] = RecordedCase(case, CaseKey.of(record), prompt_excerpt(record), record.environment)
     metrics = {**record.metrics, "tokens": float(record.tokens), "turns": float(len(record.turns))}
     cases[case].samples[decoding][record.sample or 0] = RecordedSample(number, record.score, metrics)
 

@@ -17,19 +17,17 @@ from typing import BinaryIO, TypeAlias
 from aitrain.runs.case_key import prompt_key
 from aitrain.runs.json_values import (
     LONGEST_LINE,
-    JsonObject,
-    as_float,
-    as_int,
     as_text,
     parse_object,
     regular,
     whole_lines,
 )
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.rollout_record import RECORD, RolloutRecord
 
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
-
+LONGEST_WORD = 200
+"""Characters of a case's name, and of other words of an entry."""
 
 GroupKey: TypeAlias = tuple[int, str, int, str]
 
@@ -125,29 +123,28 @@ class RolloutIndex:
             stream.seek(file.done)
             for line, start, end in whole_lines(stream):
                 file.done = end
-                values = parse_object(line)
-                if values is not None:
-                    entry = entry_of(values, (number, start, end - start))
-                    self.entries.append(entry)
-                    if values.get("rendered_prompt"):
-                        self.rendered[entry.group_key] = entry
-                    key = (entry.is_held_out, entry.case)
-                    if key not in self.prompts:
-                        self.prompts[key] = prompt_excerpt(values.get("prompt"), values.get("messages"))
-                        if entry.is_held_out:
-                            self.held_out[entry.case] = entry.environment, prompt_key(values.get("prompt"))
-                elif line.strip() or end - start >= LONGEST_LINE:
+                if not line.strip() and end - start < LONGEST_LINE:
+                    continue
+                try:
+                    record = RECORD.validate_python(parse_object(line))
+                except ValueError:
                     self.damaged += 1
+                    continue
+                self.entries.append(entry := entry_of(record, number, start, end - start))
+                if record.rendered_prompt:
+                    self.rendered[entry.group_key] = entry
+                if (key := (entry.is_held_out, entry.case)) not in self.prompts:
+                    self.prompts[key] = prompt_excerpt(record)
+                    if entry.is_held_out:
+                        self.held_out[entry.case] = entry.environment, prompt_key(record.prompt)
 
     def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults if the file was replaced."""
-        return RolloutRecord.from_json(parse_object(self.raw(entry)) or {})
-
-    def raw(self, entry: IndexEntry) -> bytes:
-        """The record's bytes."""
-        with self.files[entry.file].path.open("rb") as stream:
-            stream.seek(entry.offset)
-            return stream.read(entry.length)
+        ((_, raw),) = self.each_raw([entry])
+        try:
+            return RECORD.validate_python(parse_object(raw))
+        except ValueError:
+            return RolloutRecord()
 
     def each_raw(self, entries: Iterable[IndexEntry]) -> Iterator[tuple[IndexEntry, bytes]]:
         """The bytes of many records, each file opened once."""
@@ -162,42 +159,38 @@ class RolloutIndex:
                 stream.close()
 
 
-def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
-    """The index entry of a record's JSON object; values that are missing or of a wrong type are 0, empty or None."""
-    get = values.get
-    error, case_idx, row_number, turns = get("error"), get("case_idx"), get("row_number"), get("turns")
-    kind = as_text(error.get("kind")) or "raised" if isinstance(error, dict) else "raised" if error else ""
+def entry_of(record: RolloutRecord, file: int, offset: int, length: int) -> IndexEntry:
+    """The index entry of a record; its texts are interned, as many episodes have the same."""
+    case = record.case_idx if record.row_number is None else record.row_number
+    words = {
+        "eval_phase": record.eval_phase,
+        "case": "" if case is None else str(case),
+        "case_idx": "" if record.case_idx is None else str(record.case_idx),
+        "stop": record.stop,
+        "failure": record.error.kind if record.error else "",
+        "environment": record.environment,
+    }
     return IndexEntry(
-        *place,
-        step=as_int(get("step")) or 0,
-        weight_version=as_int(get("weight_version")) or 0,
-        eval_phase=_word(get("eval_phase")),
-        group=as_int(get("group")) or 0,
-        case=_word(case_idx if row_number is None else row_number),
-        case_idx=_word(case_idx),
-        score=as_float(get("score")),
-        advantage=as_float(get("advantage")),
-        stop=_word(get("stop")),
-        failure=sys.intern(kind[:100]),
-        turns=len(turns) if isinstance(turns, list) else 0,
-        tokens=as_int(get("tokens")) or 0,
-        environment=_word(get("environment")),
-        discarded=as_int(get("discarded")) is not None,
+        file,
+        offset,
+        length,
+        step=record.step,
+        weight_version=record.weight_version,
+        group=record.group or 0,
+        score=record.score,
+        advantage=record.advantage,
+        turns=len(record.turns),
+        tokens=record.tokens,
+        discarded=record.discarded is not None,
+        **{name: sys.intern(word[:LONGEST_WORD]) for name, word in words.items()},
     )
 
 
-def _word(value: object) -> str:
-    """The value as interned text, as many episodes have the same one."""
-    return "" if value is None else sys.intern(str(value)[:200])
-
-
-def prompt_excerpt(prompt: object, messages: object) -> str:
+def prompt_excerpt(record: RolloutRecord) -> str:
     """Excerpt of a prompt's last message, as the first one is often the system's; without a prompt, of the first one of
     the episode's messages."""
-    if not prompt and isinstance(messages, list):
-        prompt = messages[:1]
-    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
-    return excerpt(as_text(last.get("content") if isinstance(last, dict) else last))
+    prompt = record.prompt or record.messages[:1]
+    return excerpt(prompt if isinstance(prompt, str) else as_text(prompt[-1].get("content")) if prompt else "")
 
 
 def excerpt(text: str) -> str:

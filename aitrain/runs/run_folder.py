@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.redaction import MASK, is_random, redact
-from aitrain.runs.json_values import parse_object, read_whole, regular, whole_lines
+from aitrain.runs.json_values import JsonObject, parse_object, read_whole, regular, whole_lines
 
 if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
+
+T = TypeVar("T")
 
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
@@ -342,23 +344,25 @@ def append_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, object]]:
+def read_lines(path: Path) -> Iterator[JsonObject]:
     """The records of a JSON lines file, without incomplete lines; none if the file is missing."""
-    for _, record in _lines_and_records(path):
-        yield record
+    return (record for _, record in parsed_lines(path, dict))
 
 
-def _lines_and_records(path: Path) -> Iterator[tuple[bytes, dict[str, object]]]:
+def parsed_lines(path: Path, parse: Callable[[JsonObject], T]) -> Iterator[tuple[bytes, T]]:
+    """The lines of a JSON lines file with what they say; without those that are no object, or that `parse` refuses by a
+    ValueError."""
     with suppress(FileNotFoundError, NotADirectoryError), open(path, "rb", opener=regular) as file:
         for line, _, _ in whole_lines(file):
-            if (record := parse_object(line)) is not None:
-                yield line, record
+            with suppress(ValueError):
+                if (values := parse_object(line)) is not None:
+                    yield line, parse(values)
 
 
-def keep_lines(path: Path, is_kept: Callable[[dict[str, object]], bool]) -> None:
-    """Keep only these records of a JSON lines file, and remove incomplete lines."""
+def keep_lines(path: Path, is_kept: Callable[[T], bool], parse: Callable[[JsonObject], T]) -> None:
+    """Keep only these records of a JSON lines file, and remove damaged lines."""
     if path.exists():
-        write_bytes(path, b"".join(line for line, record in _lines_and_records(path) if is_kept(record)))
+        write_bytes(path, b"".join(line for line, record in parsed_lines(path, parse) if is_kept(record)))
 
 
 def sync(path: Path) -> None:

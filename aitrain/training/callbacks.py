@@ -50,7 +50,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         folder, checkpoint = self.context.folder, self.recorder.resumed_from
         self.diagnosis.reported |= {finding.name for finding in recorded_findings(folder)}
         folder.diagnostics.touch()
-        keep_lines(folder.diagnostics, lambda _: True)  # a killed process may have left half a line
+        keep_lines(folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
         for line in read_metrics(folder.metrics):
             if checkpoint is None or line_stays(checkpoint, line):
                 self.see(line)
