@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import TypeAlias
 
+from aitrain.runs.diagnosis import RunTraits
 from aitrain.runs.intervals import of_mean
-from aitrain.runs.level_rules import RunTraits
 from aitrain.runs.metrics_line import MetricsLine
 
 Curve: TypeAlias = Callable[[float], float]

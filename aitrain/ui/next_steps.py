@@ -9,10 +9,10 @@ from typing import TypedDict
 
 from aitrain.options.optimization import default_rate
 from aitrain.runs.checkpoint import checkpoints_of
+from aitrain.runs.diagnosis import RunTraits
 from aitrain.runs.early_stop import perfect_score
 from aitrain.runs.held_out import recorded_table
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
-from aitrain.runs.level_rules import RunTraits
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.mixture import Mixture, bounds_of_mean, recorded_mixture
 from aitrain.runs.run_folder import RunFolder, read_object

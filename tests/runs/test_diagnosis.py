@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.runs.diagnosis import Diagnosis, RunFinding, findings_of, traits_of
-from aitrain.runs.level_rules import LINES_IN_A_ROW, RunTraits
+from aitrain.runs.diagnosis import LINES_IN_A_ROW, Diagnosis, RunFinding, RunTraits, findings_of, traits_of
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json, write_text
 from benchmarks.simulated_runs import HEALTHY, PLANTED, Kind, simulate
