@@ -19,10 +19,10 @@ from aitrain.runs.environment_source import files_of
 from aitrain.runs.eval_result import PHASE, EvalFacts, EvalResult, changed_since, eval_result, model_of
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import as_float
-from aitrain.runs.mixture import mean_score
 from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, write_json
+from aitrain.runs.statistics import mean_score
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.eval_preparation import PreparedEval, prepare_eval
 from aitrain.training.evaluation import EvalPhase, PlayedSample, RecordedScores, evaluate, recorded_scores

@@ -21,12 +21,12 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
-from aitrain.runs.held_out import bounds_of, recorded_table
-from aitrain.runs.intervals import UNIT, Bounds, Z
+from aitrain.runs.held_out import UNIT, Bounds, bounds_of, recorded_table
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.run_folder import RunFolder, parsed_lines, read_object
 from aitrain.runs.run_options import read_options
+from aitrain.runs.statistics import Z
 
 LINES_IN_A_ROW = 5
 """Consecutive lines of metrics for which a condition must hold before it is reported."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from aitrain.runs.intervals import Interval, of_mean
+from aitrain.runs.held_out import IntervalValues
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.mixture import Mixture, bounds_of_mean, cases_of, combined
+from aitrain.runs.statistics import Mixture, bounds_of_mean, cases_of, combined, of_mean, smallest
 
 
 class TimeToTarget(TypedDict):
@@ -72,20 +72,12 @@ def cases_to_reach(until: float, mixture: Mixture) -> int | None:
 
     def reaches(count: int) -> bool:
         best = perfect_score(mixture, count)
-        return best is not None and best.low is not None and best.low >= until
+        return best is not None and best["low"] is not None and best["low"] >= until
 
-    if reaches(0):
-        return 0
-    low, high = 0, 1
-    while not reaches(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return high
+    return 0 if reaches(0) else smallest(reaches, 1)
 
 
-def perfect_score(mixture: Mixture, count: int = 0) -> Interval | None:
+def perfect_score(mixture: Mixture, count: int = 0) -> IntervalValues | None:
     """The interval of the highest scores of so many cases of each environment; of the present ones with 0."""
     bounded = [(one, one.bounds[1]) for one in mixture if one.bounds is not None]
     return combined(

@@ -10,12 +10,12 @@ from statistics import fmean, median
 from typing import Any, TypedDict
 
 from aitrain.runs.environment_source import package_version, source_hash
-from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case
+from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, by_case
 from aitrain.runs.json_values import as_text
-from aitrain.runs.mixture import Mixture, can_be_solved, chances, interval_of_mean, named, of_means
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
+from aitrain.runs.statistics import Mixture, can_be_solved, chances, interval_of_mean, named, of_means
 
 JOB = "eval"
 """`job` in status.json and result.json of an eval; a training has none."""
@@ -155,9 +155,9 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
 def _score_rows(scorings: Mapping[str, Scoring], facts: EvalFacts) -> Iterator[tuple[str, IntervalValues | None]]:
     """The mean scores by decoding, and with several environments those of each."""
     for name, scoring in scorings.items():
-        yield name, as_values(interval_of_mean(scoring, facts.mixture))
+        yield name, interval_of_mean(scoring, facts.mixture)
         for one in named(facts.mixture):
-            yield f"{name}, {one.name}", as_values(interval_of_mean(scoring, (one,)))
+            yield f"{name}, {one.name}", interval_of_mean(scoring, (one,))
 
 
 def model_of(model: ModelReference) -> EvaluatedModel:
@@ -190,7 +190,7 @@ def pass_at_each(scoring: Scoring, samples: int, mixture: Mixture) -> dict[str, 
     if not solvable or not scoring:
         return {}
     tries = range(1, samples + 1)
-    return {str(count): as_values(of_means(chances(scoring, count, mixture), solvable)) for count in tries}
+    return {str(count): of_means(chances(scoring, count, mixture), solvable) for count in tries}
 
 
 def _scoring(records: Sequence[RolloutRecord]) -> Scoring:
@@ -204,7 +204,7 @@ def _solved(scoring: Scoring, mixture: Mixture) -> Iterable[float]:
         found = chances({case: scores}, len(scores), mixture)
         solved |= {name: float(chance > 0) for name, chance in found.items()}
     if (share := of_means(solved, can_be_solved(mixture))) is not None:
-        yield share.mean
+        yield share["mean"]
 
 
 def _metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:

@@ -59,9 +59,10 @@ def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def parse_object(line: bytes) -> JsonObject | None:
-    """The JSON object on a line, None if there is none; invalid UTF-8 becomes replacement characters."""
+    """The JSON object on a line, None if there is none; invalid UTF-8 becomes replacement characters, and a number that
+    is not finite null."""
     try:
-        value = json.loads(line.decode("utf-8", errors="replace"), strict=False)
+        value = json.loads(line.decode("utf-8", errors="replace"), strict=False, parse_constant=lambda name: None)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from aitrain.runs.case_key import prompt_key
 from aitrain.runs.json_values import (
     LONGEST_LINE,
     as_text,
@@ -22,7 +21,7 @@ from aitrain.runs.json_values import (
     regular,
     whole_lines,
 )
-from aitrain.runs.rollout_record import RECORD, RolloutRecord
+from aitrain.runs.rollout_record import RECORD, RolloutRecord, prompt_key
 
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -144,6 +145,11 @@ RECORD = TypeAdapter(RolloutRecord)
 def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
     """The records of a rollout file, without lines that are none."""
     return (record for _, record in parsed_lines(path, RolloutRecord.from_json))
+
+
+def prompt_key(prompt: object) -> str:
+    """A hash that is equal for equal prompts, as rows and records have them."""
+    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()
 
 
 def row_columns(row: Mapping[str, object]) -> JsonObject:

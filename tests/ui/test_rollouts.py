@@ -63,10 +63,13 @@ def test_lines_that_are_no_record_or_too_long_are_counted_and_the_rest_is_read(
     assert episode(rollouts, 1)["said"][0]["text"] == "A\ufffd\ufffdB"
 
 
-@pytest.mark.parametrize("wrong", ["word", [1], {"a": 1}, 10**400, math.inf, math.nan], ids=repr)
-def test_a_record_with_a_score_that_is_none_is_damaged(wrong: Any, tmp_path: Path) -> None:
-    rollouts = read(write_run(tmp_path, [record(score=wrong), record(metrics={"tries": wrong}), record(score=None)]))
-    assert (len(rollouts.entries), rollouts.damaged) == (1, 2)
+@pytest.mark.parametrize("wrong", ["word", [1], {"a": 1}, 10**400], ids=repr)
+def test_a_record_with_a_score_that_is_no_number_is_damaged_and_one_that_is_not_finite_is_null(
+    wrong: Any, tmp_path: Path
+) -> None:
+    records = [record(score=wrong), record(metrics={"tries": wrong}), record(score=math.nan)]
+    rollouts = read(write_run(tmp_path, records))
+    assert ([entry.score for entry in rollouts.entries], rollouts.damaged) == ([None], 2)
     assert list(read_rollouts(tmp_path / "rollouts" / "rank0.jsonl")) == [rollouts.record(rollouts.entries[0])]
 
 
