@@ -162,7 +162,7 @@ def test_the_scores_before_and_after_training_are_part_of_a_finished_runs_diagno
     folder = RunFolder(tmp_path)
     append_lines(folder.metrics, [{"step": number, "reward": 0.5} for number in range(1, 31)])
     interval = {"low": 0.7, "mean": 0.8, "high": 0.9, "count": 64}
-    ends = {"before": interval, "after": {"low": 0.1, "mean": 0.2, "high": 0.3, "count": 64}, "change": None}
+    ends = {"before": interval, "after": {"low": 0.1, "mean": 0.2, "high": 0.3, "count": 64}}
     write_json(folder.result, {"steps": 30, "scores": {"sampled": ends}})
 
     assert [(one.name, one.step) for one in findings_of(folder)] == [("held_out", 30)]
