@@ -1,5 +1,5 @@
 """The diagnosis of a run: conditions that keep it from learning, and signs of reward hacking and collapse, found in its
-metrics line by line, while it trains or afterwards. Each is reported once in a run, with what to do about it.
+metrics line by line, while it trains. Each is reported once in a run, with what to do about it.
 
 A rule is a function of a stretch of the run; its name is that of the condition in docs/diagnostics.md.
 
@@ -21,11 +21,10 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
-from aitrain.runs.held_out import UNIT, Bounds, bounds_of, recorded_table
+from aitrain.runs.held_out import UNIT, Bounds, bounds_of
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.metrics_line import MetricsLine, read_metrics
-from aitrain.runs.run_folder import RunFolder, parsed_lines, read_object
-from aitrain.runs.run_options import read_options
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.run_folder import RunFolder, parsed_lines
 from aitrain.runs.statistics import Z
 
 LINES_IN_A_ROW = 5
@@ -537,20 +536,5 @@ def traits_of(options: JsonObject) -> RunTraits:
 
 
 def findings_of(folder: RunFolder) -> list[RunFinding]:
-    """The findings of a run: those that it recorded, or of a run that recorded none, what its metrics show, with the
-    scorings before and after the training."""
-    if folder.diagnostics.exists():
-        return list(recorded_findings(folder))
-    result, lines = read_object(folder.result), list(read_metrics(folder.metrics))
-    row = (recorded_table(result.get("scores")) or {}).get("sampled")
-    if row and (before := row["before"]):
-        lines.insert(0, MetricsLine(step=0, eval_score=before["mean"], eval_low=before["low"]))
-    if row and (after := row["after"]):
-        lines.append(MetricsLine(step=result.get("steps") or 0, eval_score=after["mean"], eval_low=after["low"]))
-    diagnosis = Diagnosis(traits_of(read_options(folder.config)))
-    return [finding for line in lines for finding in diagnosis.see(line)]
-
-
-def recorded_findings(folder: RunFolder) -> Iterator[RunFinding]:
-    """The lines of diagnostics.jsonl."""
-    return (finding for _, finding in parsed_lines(folder.diagnostics, FINDING.validate_python))
+    """The findings that a run recorded."""
+    return [finding for _, finding in parsed_lines(folder.diagnostics, FINDING.validate_python)]

@@ -17,7 +17,7 @@ from aitrain.events import Step
 from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import line_stays
-from aitrain.runs.diagnosis import Diagnosis, recorded_findings, traits_of
+from aitrain.runs.diagnosis import Diagnosis, findings_of, traits_of
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, keep_lines
 from aitrain.training.run_context import RunContext
@@ -48,7 +48,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         folder, checkpoint = self.context.folder, self.recorder.resumed_from
-        self.diagnosis.reported |= {finding.name for finding in recorded_findings(folder)}
+        self.diagnosis.reported |= {finding.name for finding in findings_of(folder)}
         folder.diagnostics.touch()
         keep_lines(folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
         for line in read_metrics(folder.metrics):
