@@ -199,8 +199,7 @@ def simulate(population: Population, count: int, draws: int) -> Cell:
     covered, widths = [0, 0], [0.0, 0.0]
     for _ in range(draws):
         scores, truth = population.draw(rng, count)
-        cases = [{str(case): score for case, score in enumerate(one)} for one in scores]
-        found = of_mean(scores[0]) if len(scores) == 1 else of_change(*cases)
+        found = of_mean(scores[0]) if len(scores) == 1 else of_change(*scores)
         assert found is not None
         assert found["low"] is not None
         assert found["high"] is not None

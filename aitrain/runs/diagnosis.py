@@ -116,21 +116,11 @@ class Change:
     before: float
     after: float
     error: float
-
-    @property
-    def mean(self) -> float:
-        """The change itself."""
-        return self.after - self.before
-
-    @property
-    def low(self) -> float:
-        """Lower limit of the change, two standard errors below it."""
-        return self.mean - 2 * math.sqrt(2) * self.error
-
-    @property
-    def high(self) -> float:
-        """Upper limit of the change, two standard errors above it."""
-        return self.mean + 2 * math.sqrt(2) * self.error
+    mean: float
+    """The change itself."""
+    low: float
+    """Its lower limit, two standard errors below it."""
+    high: float
 
 
 def change_over(values: Sequence[float]) -> Change | None:
@@ -149,7 +139,9 @@ def change_over(values: Sequence[float]) -> Change | None:
     correlation = (products / squares + 2 / size) / max(0.2, 1 - 4 / size) if squares else 0.0
     correlation = min(MOST_CORRELATED, max(0.0, correlation))
     variance = squares / (4 * (size - 2)) * (1 + correlation) / (1 - correlation)
-    return Change(fmean(parts[0]), fmean(parts[3]), math.sqrt(variance / size))
+    before, after, error = fmean(parts[0]), fmean(parts[3]), math.sqrt(variance / size)
+    change, margin = after - before, 2 * math.sqrt(2) * error
+    return Change(before, after, error, change, change - margin, change + margin)
 
 
 @dataclass

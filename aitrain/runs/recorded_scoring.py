@@ -67,16 +67,8 @@ class RecordedSample:
     metrics: dict[str, float | None]
     """The environment's own numbers, and `tokens` and `turns`."""
 
-    def value(self, name: str) -> float | None:
-        """The `score`, its lenient part and the rest, or a metric. The lenient score of an episode without one is its
-        score, so that both parts add up to it."""
-        if self.score is None and name in ("score", LENIENT, FORMAT):
-            return None
-        if self.score is None or name not in ("score", LENIENT, FORMAT):
-            return self.metrics.get(name)
-        given = self.metrics.get(LENIENT)
-        lenient = self.score if given is None else given
-        return {"score": self.score, LENIENT: lenient, FORMAT: self.score - lenient}[name]
+    values: dict[str, float | None]
+    """These, the `score`, and its two parts."""
 
 
 @dataclass(slots=True)
@@ -100,7 +92,7 @@ class RecordedCase:
 
     def values(self, decoding: str, name: str = "score") -> list[float]:
         """A value of the samples that have it."""
-        found = (sample.value(name) for sample in self.samples[decoding].values())
+        found = (sample.values.get(name) for sample in self.samples[decoding].values())
         return [value for value in found if value is not None]
 
     def mean(self, decoding: str, name: str = "score") -> float | None:
@@ -195,7 +187,12 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
                 case = RecordedCase(entry.case, CaseKey.of(record), prompt_excerpt(record), record.environment)
                 found[entry.case] = case
             metrics = {**record.metrics, "tokens": float(record.tokens), "turns": float(len(record.turns))}
-            case.samples[decoding][record.sample or 0] = RecordedSample(number, record.score, metrics)
+            values = metrics | dict.fromkeys(("score", LENIENT), record.score)
+            if record.score is not None:  # an episode without a lenient score has its score, so that both add up to it
+                given = metrics.get(LENIENT)
+                lenient = record.score if given is None else given
+                values |= {LENIENT: lenient, FORMAT: record.score - lenient}
+            case.samples[decoding][record.sample or 0] = RecordedSample(number, record.score, metrics, values)
     scoring.cases = dict(sorted(found.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else 0, item[0])))
     return scoring
 

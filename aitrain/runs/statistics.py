@@ -93,17 +93,13 @@ def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> Interval
     return _interval(list(scores), limits, bounds or UNIT, (bounds or UNIT)[0])
 
 
-def of_change(
-    before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds | None = UNIT
-) -> IntervalValues | None:
-    """The mean change of the cases that have a score before and after; None when there is none."""
-    cases = [case for case in before if case in after]
-    if not cases:
+def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
+    """The mean change of cases, given their scores before and after; None without a case."""
+    changes = [new - old for old, new in zip(before, after, strict=True)]
+    if not changes:
         return None
-    first, second = ([side[case] for case in cases] for side in (before, after))
-    differences = [new - old for old, new in zip(first, second, strict=True)]
-    limits = _change_limits(_shares(first, bounds), _shares(second, bounds)) if bounds else _student(differences)
-    return _interval(differences, limits, bounds or UNIT, 0.0)
+    limits = _change_limits(_shares(before, bounds), _shares(after, bounds)) if bounds else _student(changes)
+    return _interval(changes, limits, bounds or UNIT, 0.0)
 
 
 def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, start: float) -> IntervalValues:
@@ -444,29 +440,28 @@ def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
 
 def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> IntervalValues | None:
     """The mean change of the cases that have both values, with its interval and its p-value; None without a case."""
-    pairs = [(one, *_in_both(before, after, one)) for one in mixture]
+    pairs = _pairs(before, after, mixture)
     change = combined((one.share, of_change(first, second, one.bounds)) for one, first, second in pairs)
     return change and {**change, "p_value": sign_flip_p_value(weighted_changes(before, after, mixture))}
 
 
 def weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> list[float]:
     """The changes of the cases that have both values, each times its weight: their mean is that of the mixture."""
-    pairs = [(one.share, *_in_both(before, after, one)) for one in mixture]
-    count = sum(len(first) for _, first, _ in pairs)
-    total = sum(share for share, first, _ in pairs if first)
+    pairs = _pairs(before, after, mixture)
+    count, total = sum(len(first) for _, first, _ in pairs), sum(one.share for one, first, _ in pairs if first)
     return [
-        (second[case] - first[case]) * share / total * count / len(first)
-        for share, first, second in pairs
-        for case in first
+        (new - old) * one.share / total * count / len(first)
+        for one, first, second in pairs
+        for old, new in zip(first, second, strict=True)
     ]
 
 
-def _in_both(
-    before: Mapping[str, float], after: Mapping[str, float], one: ScoredEnv
-) -> tuple[dict[str, float], dict[str, float]]:
-    """The values of an environment's cases that have one before and after, by prompt."""
-    both = [case for case in before if case in after]
-    return one.by_prompt({case: before[case] for case in both}), one.by_prompt({case: after[case] for case in both})
+def _pairs(
+    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture
+) -> list[tuple[ScoredEnv, list[float], list[float]]]:
+    """The values of each environment's cases that have one before and after, by prompt."""
+    first, second = ({case: side[case] for case in before if case in after} for side in (before, after))
+    return [(one, list(one.by_prompt(first).values()), list(one.by_prompt(second).values())) for one in mixture]
 
 
 def weighted_mean(parts: Sequence[tuple[float, float]]) -> float | None:

@@ -8,8 +8,9 @@ from statistics import fmean, stdev
 import pytest
 
 from aitrain.runs.held_out import IntervalValues
-from aitrain.runs.statistics import of_change, of_mean
+from aitrain.runs.statistics import of_change, of_changes, of_mean
 from benchmarks.intervals import COVERAGE, POPULATIONS, WIDTH, Population, simulate
+from tests.runs.scorings import only
 
 
 def mean_of(scores: list[float]) -> IntervalValues:
@@ -39,10 +40,6 @@ def test_equal_scores_are_no_certainty() -> None:
     assert all_half["high"] == pytest.approx(1 - 0.5 * 0.8389, abs=1e-4)
 
 
-def _cases(*each: list[float]) -> list[dict[str, float]]:
-    return [{str(case): score for case, score in enumerate(scores)} for scores in each]
-
-
 def test_continuous_scores_have_about_students_interval_and_stay_between_the_bounds() -> None:
     scores = [0.4, 0.5, 0.54, 0.6, 0.46, 0.72, 0.5, 0.56]
     found, half = mean_of(scores), 2.364624 * stdev(scores) / math.sqrt(8)
@@ -59,12 +56,7 @@ def test_without_bounds_there_is_students_interval_or_none() -> None:
     assert (found["high"] or 0) > fmean(scores) + half + 0.5  # moved by the skewness
     for equal in ([4.0], [4.0] * 5):
         assert of_mean(equal, None) == {"mean": 4.0, "low": None, "high": None, "count": len(equal)}
-    assert of_change({"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 3.0}, None) == {
-        "mean": 1.0,
-        "low": None,
-        "high": None,
-        "count": 2,
-    }
+    assert of_change([1.0, 2.0], [2.0, 3.0], None) == {"mean": 1.0, "low": None, "high": None, "count": 2}
 
 
 def test_other_bounds_only_move_and_stretch_the_interval() -> None:
@@ -77,8 +69,8 @@ def test_other_bounds_only_move_and_stretch_the_interval() -> None:
     unit, moved = mean_of(scores), of_mean(there(scores), bounds)
     assert moved is not None
     assert [moved["low"], moved["high"]] == pytest.approx(there([unit["low"] or 0, unit["high"] or 0]))
-    unit_change = of_change(*_cases(scores, later))
-    change = of_change(*_cases(there(scores), there(later)), bounds)
+    unit_change = of_change(scores, later)
+    change = of_change(there(scores), there(later), bounds)
     assert unit_change is not None
     assert change is not None
     assert (change["low"], change["high"]) == pytest.approx(
@@ -88,8 +80,8 @@ def test_other_bounds_only_move_and_stretch_the_interval() -> None:
 
 def test_only_cases_with_both_scores_have_a_change() -> None:
     assert of_mean([]) is None
-    assert of_change({"a": 1.0}, {"b": 1.0}) is None
-    change = of_change({"a": 0.0, "b": 0.5}, {"a": 1.0, "c": 0.0})
+    assert of_changes({"a": 1.0}, {"b": 1.0}, only("ab")) is None
+    change = of_changes({"a": 0.0, "b": 0.5}, {"a": 1.0, "c": 0.0}, only("abc"))
     assert change is not None
     assert (change["mean"], change["count"]) == (1.0, 1)
     assert change["low"] is not None
@@ -101,7 +93,7 @@ def test_a_change_of_right_and_wrong_cases_has_newcombes_interval() -> None:
     and 0.48 (0.3480 to 0.6149), a correlation of (22 * 12 - 14 * 2 - 25) / sqrt(36 * 14 * 24 * 26) = 0.3762."""
     before = [1.0] * 14 + [0.0] * 2 + [1.0] * 22 + [0.0] * 12
     after = [0.0] * 14 + [1.0] * 2 + [1.0] * 22 + [0.0] * 12
-    change = of_change(*_cases(after, before))
+    change = of_change(after, before)
     assert change is not None
     assert change["mean"] == pytest.approx(0.24)
     assert change["low"] == pytest.approx(0.24 - 0.1517, abs=2e-4)
