@@ -25,8 +25,6 @@ from aitrain.runs.rollout_record import RECORD, RolloutRecord, prompt_key
 
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
-LONGEST_WORD = 200
-"""Characters of a case's name, and of other words of an entry."""
 
 GroupKey: TypeAlias = tuple[int, str, int, str]
 
@@ -159,29 +157,26 @@ class RolloutIndex:
 
 
 def entry_of(record: RolloutRecord, file: int, offset: int, length: int) -> IndexEntry:
-    """The index entry of a record; its texts are interned, as many episodes have the same."""
-    case = record.case_idx if record.row_number is None else record.row_number
-    words = {
-        "eval_phase": record.eval_phase,
-        "case": "" if case is None else str(case),
-        "case_idx": "" if record.case_idx is None else str(record.case_idx),
-        "stop": record.stop,
-        "failure": record.error.kind if record.error else "",
-        "environment": record.environment,
-    }
+    """The index entry of a record; words that many episodes have in common are interned."""
+    case_idx = "" if record.case_idx is None else str(record.case_idx)
     return IndexEntry(
         file,
         offset,
         length,
         step=record.step,
         weight_version=record.weight_version,
+        eval_phase=sys.intern(record.eval_phase),
         group=record.group or 0,
+        case=case_idx if record.row_number is None else str(record.row_number),
+        case_idx=case_idx,
         score=record.score,
         advantage=record.advantage,
+        stop=sys.intern(record.stop),
+        failure=sys.intern(record.error.kind if record.error else ""),
         turns=len(record.turns),
         tokens=record.tokens,
+        environment=sys.intern(record.environment),
         discarded=record.discarded is not None,
-        **{name: sys.intern(word[:LONGEST_WORD]) for name, word in words.items()},
     )
 
 

@@ -7,7 +7,6 @@ runs/<project-name>/
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import math
@@ -118,10 +117,8 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         nearest = next(folder for folder in (parent, *parent.absolute().parents) if os.path.lexists(folder))
-        if not nearest.is_dir():
-            raise cannot_make(parent, os.strerror(errno.ENOTDIR))
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise cannot_make(parent, os.strerror(errno.EACCES))
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise cannot_make(parent, f"{nearest} is no folder, or may not be written")
 
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name, and its schema.
@@ -146,21 +143,15 @@ class RunFolder:
         if self._is_lost():
             return
         news = {name: value for name, value in known.items() if value is not None}
-        write_json(
-            self.status,
-            {"status": status} | read_object(self.status) | news | {"status": status},
-            durable=status != "running",
-        )
+        write_json(self.status, {**read_object(self.status), **news, "status": status}, durable=status != "running")
 
     def unfinished(self) -> list[Path]:
         """Temporary files that a killed process left: `.config.yaml.4711-x1y2z3w4`, with its id. Those of
         processes that live are being written."""
         from psutil import pid_exists  # here, because commands that only read runs need none of it
 
-        found = [
-            (path, path.suffix[1:-9]) for place in (self.path, self.rollouts) for path in place.glob(".*.*-????????")
-        ]
-        return [path for path, pid in found if pid.isdecimal() and not pid_exists(int(pid))]
+        found = [path for place in (self.path, self.rollouts) for path in place.glob(".*.*-????????")]
+        return [path for path in found if (pid := path.suffix[1:-9]).isdecimal() and not pid_exists(int(pid))]
 
     def claimed(self, least: int, **known: object) -> RunFolder:
         """This folder with the next epoch, at least `least`, in status.json: earlier commands cannot write any more."""
