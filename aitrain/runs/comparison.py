@@ -136,11 +136,6 @@ class Comparison:
         found = [pair for pair in self.pairs if pair.outcome == outcome]
         return sorted(found, key=lambda pair: -abs(pair.difference or 0.0))
 
-    @property
-    def only_in(self) -> tuple[int, int]:
-        """Number of cases that only A has, and that only B has."""
-        return len(self.a.cases) - len(self.pairs), len(self.b.cases) - len(self.pairs)
-
     def is_worse_by(self, margin: float) -> bool:
         """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
         high, mean = self.main.change["high"], self.main.change["mean"]
@@ -208,8 +203,8 @@ class Comparison:
             "counts": {
                 "matched": len(self.pairs),
                 **{outcome: len(self.cases(outcome)) for outcome in ("won", "lost", "equal", "unscored")},
-                "only_a": self.only_in[0],
-                "only_b": self.only_in[1],
+                "only_a": len(self.a.cases) - len(self.pairs),
+                "only_b": len(self.b.cases) - len(self.pairs),
             },
             "power": power
             and {
@@ -274,15 +269,12 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
 def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[RecordedSample, RecordedSample]:
     """Of each model the episode that shows the difference best: of a won case A's lowest score and B's highest."""
     sign = -1.0 if pair.outcome == "lost" else 1.0
-    first, second = (
-        [one for one in case.samples[comparison.decoding].values() if one.score is not None]
-        or list(case.samples[comparison.decoding].values())
-        for case in (pair.a, pair.b)
-    )
-    return (
-        min(first, key=lambda sample: sign * (sample.score or 0.0)),
-        max(second, key=lambda sample: sign * (sample.score or 0.0)),
-    )
+
+    def first(case: RecordedCase, sign: float) -> RecordedSample:
+        samples = case.samples[comparison.decoding].values()
+        return min(samples, key=lambda sample: (sample.score is None, sign * (sample.score or 0.0)))
+
+    return first(pair.a, sign), first(pair.b, -sign)
 
 
 # -- rows
@@ -375,32 +367,27 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
             yield f"{scoring.label} is {scoring.status}: it may lack episodes"
     if only := set(a.decodings) ^ set(b.decodings):
         yield f"Only one of them has {' and '.join(sorted(only))} completions: those are left out"
-    names = [name for name in COMPARED_OPTIONS if name in a.options and name in b.options]
-    differing = [
-        f"{name} ({json.dumps(a.options[name])} and {json.dumps(b.options[name])})"
-        for name in names
-        if a.options[name] != b.options[name]
-    ]
-    if differing:
-        yield f"Options differ, which may be a part of the change: {', '.join(differing)}"
+    known = [name for name in COMPARED_OPTIONS if name in a.options and name in b.options]
+    if differing := _differing({name: [a.options[name], b.options[name]] for name in known}):
+        yield f"Options differ, which may be a part of the change: {differing}"
     envs = [as_object(one.environment.get("environments")) for one in (a, b)]
     shares = [{name: as_object(facts).get("share") for name, facts in each.items()} for each in envs]
     if all(shares) and shares[0] != shares[1]:
         yield f"The environments have other shares in {b.label}: those of {a.label} weigh both scores"
     facts = ("class", "sha256", "package", "config")
-    if a.environment and b.environment and any(a.environment.get(one) != b.environment.get(one) for one in facts):
+    differing = _differing({name: [one.environment.get(name) for one in (a, b)] for name in facts})
+    if a.environment and b.environment and differing:
         yield (
-            f"The environments differ: {_environment(a)} and {_environment(b)}; the change may be one of the scorer."
+            f"The environments differ: {differing}; the change may be one of the scorer."
             " Apply one scorer to both: aitrain env rescore RUN"
         )
 
 
-def _environment(scoring: RecordedScoring) -> str:
-    """Class, source and configuration of the environment."""
-    found = {name: value for name, value in scoring.environment.items() if value}
-    config = [json.dumps(found["config"])] if "config" in found else []
-    words = [str(found.get("class", "")), str(found.get("sha256", ""))[:8], str(found.get("package", ""))]
-    return " ".join(filter(None, [*words, *config]))
+def _differing(pairs: Mapping[str, Sequence[object]]) -> str:
+    """The values that differ by their names, as `rl_temperature (1.0 and 0.5)`; long ones are cut."""
+    texts = {name: [json.dumps(value) for value in pair] for name, pair in pairs.items()}
+    shown = {name: [text if len(text) <= 60 else f"{text[:12]}…" for text in pair] for name, pair in texts.items()}
+    return ", ".join(f"{name} ({' and '.join(shown[name])})" for name, (one, other) in texts.items() if one != other)
 
 
 def _missing_match(a: RecordedScoring, b: RecordedScoring) -> str:
