@@ -1,7 +1,7 @@
 """Checkpoints as files: verified, published and deleted atomically, and compared with the run that resumes.
 
 checkpoints/checkpoint-<step>/
-  manifest.json      written last: size and sha256 of every other file, and the facts of the run
+  manifest.json      written last: sha256 of every other file, and the facts of the run
   ...                what the trainer writes (training/trainer_checkpoint.py); nothing here reads it
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,12 +126,8 @@ def check_whole(checkpoint: Path) -> None:
         raise CheckpointDamagedError(f"{missing[0]} is missing")
     if foreign := sorted(there.keys() - files.keys()):
         raise CheckpointDamagedError(f"{foreign[0]} does not belong to it")
-    for name, path in there.items():
-        size, wanted = path.stat().st_size, files[name]["size"]
-        if size != wanted:
-            raise CheckpointDamagedError(f"{name} has {size} bytes instead of {wanted}")
-    for name, digest in zip(there, _digests_of(there.values()), strict=True):
-        if digest != files[name]["sha256"]:
+    for name, digest in _digests_of(there).items():
+        if digest != files[name]:
             raise CheckpointDamagedError(f"{name} was changed (its sha256 differs)")
 
 
@@ -162,15 +158,15 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder).as_posix(), path
 
 
-def _digests_of(files: Iterable[Path]) -> list[str]:
-    """SHA-256 of files, four at a time."""
+def _digests_of(files: Mapping[str, Path]) -> dict[str, str]:
+    """SHA-256 of files by their names, four at a time."""
 
     def digest_of(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(digest_of, files))
+        return dict(zip(files, pool.map(digest_of, files.values()), strict=True))
 
 
 def _digest(content: object) -> str:
@@ -182,10 +178,7 @@ def _digest(content: object) -> str:
 
 def seal(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a checkpoint, after all of its other files."""
-    files = dict(_files(folder))
-    digests = dict(zip(files, _digests_of(files.values()), strict=True))
-    sums = {name: {"size": path.stat().st_size, "sha256": digests[name]} for name, path in files.items()}
-    content = to_json_object({**asdict(manifest), "files": sums})
+    content = to_json_object({**asdict(manifest), "files": _digests_of(dict(_files(folder)))})
     sync_all(folder)
     write_json(folder / MANIFEST, {**content, "sha256": _digest(content)})
 
