@@ -33,7 +33,7 @@ GroupKey: TypeAlias = tuple[int, str, int, str]
 class IndexEntry:
     """An episode in the index: its place in the files, and the values for filters and counts."""
 
-    file: int
+    file: Path
     offset: int
     length: int
     step: int
@@ -70,19 +70,6 @@ class IndexEntry:
 
 
 @dataclass
-class _File:
-    path: Path
-    identity: tuple[int, int]
-    """Device and inode, which change when the file is replaced."""
-    done: int = 0
-    """Bytes that were read."""
-
-    def is_another(self, stat: os.stat_result | None) -> bool:
-        """Whether the path no longer leads to this file."""
-        return stat is None or (stat.st_dev, stat.st_ino) != self.identity or stat.st_size < self.done
-
-
-@dataclass
 class RolloutIndex:
     """All episodes below a folder of rollout files, or in one such file; `refresh` reads what is new."""
 
@@ -96,7 +83,8 @@ class RolloutIndex:
     """The episode of each group whose record has the rendered prompt."""
     damaged: int = 0
     """Lines that are no records."""
-    files: list[_File] = field(default_factory=list)
+    files: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
+    """Of each file device and inode, which change when it is replaced, and the bytes that were read."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refresh(self) -> None:
@@ -105,21 +93,21 @@ class RolloutIndex:
             candidates = [self.path] if self.path.is_file() else sorted(self.path.glob("*.jsonl"))
             # plain files only: a link could lead anywhere
             found = {path: path.stat() for path in candidates if path.is_file() and not path.is_symlink()}
-            if any(file.is_another(found.get(file.path)) for file in self.files):
-                self.entries, self.damaged, self.files = [], 0, []
-                self.prompts, self.held_out, self.rendered = {}, {}, {}
-            known = {file.path for file in self.files}
+            for path, (*identity, done) in self.files.items():
+                stat = found.get(path)
+                if stat is None or [stat.st_dev, stat.st_ino] != identity or stat.st_size < done:
+                    self.entries, self.damaged, self.files = [], 0, {}
+                    self.prompts, self.held_out, self.rendered = {}, {}, {}
+                    break
             for path, stat in found.items():
-                if path not in known:
-                    self.files.append(_File(path, (stat.st_dev, stat.st_ino)))
-            for number, file in enumerate(self.files):
-                self._read_on(number, file)
+                self._read_on(path, stat)
 
-    def _read_on(self, number: int, file: _File) -> None:
-        with open(file.path, "rb", opener=regular) as stream:
-            stream.seek(file.done)
+    def _read_on(self, path: Path, stat: os.stat_result) -> None:
+        *_, done = self.files.get(path, (0,))
+        with open(path, "rb", opener=regular) as stream:
+            stream.seek(done)
             for line, start, end in whole_lines(stream):
-                file.done = end
+                done = end
                 if not line.strip() and end - start < LONGEST_LINE:
                     continue
                 try:
@@ -127,13 +115,14 @@ class RolloutIndex:
                 except ValueError:
                     self.damaged += 1
                     continue
-                self.entries.append(entry := entry_of(record, number, start, end - start))
+                self.entries.append(entry := entry_of(record, path, start, end - start))
                 if record.rendered_prompt:
                     self.rendered[entry.group_key] = entry
                 if (key := (entry.is_held_out, entry.case)) not in self.prompts:
                     self.prompts[key] = prompt_excerpt(record)
                     if entry.is_held_out:
                         self.held_out[entry.case] = entry.environment, prompt_key(record.prompt)
+        self.files[path] = stat.st_dev, stat.st_ino, done
 
     def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults if the file was replaced."""
@@ -145,18 +134,18 @@ class RolloutIndex:
 
     def each_raw(self, entries: Iterable[IndexEntry]) -> Iterator[tuple[IndexEntry, bytes]]:
         """The bytes of many records, each file opened once."""
-        streams: dict[int, BinaryIO] = {}
+        streams: dict[Path, BinaryIO] = {}
         try:
             for entry in entries:
                 if entry.file not in streams:
-                    streams[entry.file] = self.files[entry.file].path.open("rb", buffering=0)
+                    streams[entry.file] = entry.file.open("rb", buffering=0)
                 yield entry, os.pread(streams[entry.file].fileno(), entry.length, entry.offset)
         finally:
             for stream in streams.values():
                 stream.close()
 
 
-def entry_of(record: RolloutRecord, file: int, offset: int, length: int) -> IndexEntry:
+def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> IndexEntry:
     """The index entry of a record; words that many episodes have in common are interned."""
     case_idx = "" if record.case_idx is None else str(record.case_idx)
     return IndexEntry(
