@@ -39,13 +39,6 @@ def time_to_target(until: float, scorings: Sequence[MetricsLine]) -> TimeToTarge
     return None
 
 
-def evaluations_without_better(before: float | None, scorings: Sequence[MetricsLine]) -> int:
-    """Number of evaluations since the highest score, which may be that of the initial policy."""
-    scores = [before, *(line.eval_score for line in scorings)]
-    known = [score for score in scores if score is not None]
-    return len(known) - 1 - known.index(max(known)) if known else 0
-
-
 def reason_to_stop(
     until: float | None, patience: int | None, before: float | None, scorings: Sequence[MetricsLine]
 ) -> str | None:
@@ -56,10 +49,12 @@ def reason_to_stop(
     if until is not None and time_to_target(until, [last]):
         score, low = last.eval_score, last.eval_low
         return f"the interval of the held-out score {score:.3f} begins at {low:.3f} (--until {until:g})"
-    since = evaluations_without_better(before, scorings)
+    scores = [score for score in (before, *(line.eval_score for line in scorings)) if score is not None]
+    since = len(scores) - 1 - scores.index(max(scores)) if scores else 0
     if patience is not None and since >= patience:
-        best = max(score for score in (before, *(line.eval_score for line in scorings)) if score is not None)
-        return f"{since} evaluations in a row have not beaten the held-out score {best:.3f} (--patience {patience})"
+        return (
+            f"{since} evaluations in a row have not beaten the held-out score {max(scores):.3f} (--patience {patience})"
+        )
     return None
 
 

@@ -398,10 +398,10 @@ def cases_of(mixture: Mixture) -> int:
 
 def bounds_of_mean(mixture: Mixture) -> Bounds | None:
     """The lowest and the highest weighted mean; None if an environment has no bounds."""
-    bounds = [(one.share, one.bounds) for one in mixture if one.bounds is not None]
-    if len(bounds) < len(mixture):
+    if any(one.bounds is None for one in mixture):
         return None
-    return sum(share * low for share, (low, _) in bounds), sum(share * high for share, (_, high) in bounds)
+    low, high = (sum(one.share * (one.bounds or UNIT)[end] for one in mixture) for end in (0, 1))
+    return low, high
 
 
 def combined(parts: Iterable[tuple[float, IntervalValues | None]]) -> IntervalValues | None:
