@@ -87,10 +87,11 @@ MOST_CASES = 1_000_000
 
 def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
     """The mean of the scores of cases, one value a case: the mean of its samples. None without a case."""
-    if not scores:
+    values = list(scores)
+    if not values:
         return None
-    limits = _limits(_shares(list(scores), bounds)) if bounds else _student(list(scores))
-    return _interval(list(scores), limits, bounds or UNIT, (bounds or UNIT)[0])
+    limits = _limits(_shares(values, bounds)) if bounds else _student(values)
+    return _interval(values, limits, bounds or UNIT, (bounds or UNIT)[0])
 
 
 def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
@@ -105,13 +106,11 @@ def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | 
 def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, start: float) -> IntervalValues:
     """The interval with limits that are shares of the range between the bounds, counted from the start."""
     mean, size = fmean(values), bounds[1] - bounds[0]
-    low, high = limits or (None, None)
-    return {
-        "mean": mean,
-        "low": None if low is None else min(mean, start + low * size),
-        "high": None if high is None else max(mean, start + high * size),
-        "count": len(values),
-    }
+    interval: IntervalValues = {"mean": mean, "low": None, "high": None, "count": len(values)}
+    if limits is not None:
+        low, high = (start + limit * size for limit in limits)
+        interval |= {"low": min(mean, low), "high": max(mean, high)}
+    return interval
 
 
 def _shares(scores: Sequence[float], bounds: Bounds) -> Array:
@@ -133,14 +132,13 @@ def _extent(values: Array) -> float:
 
 def _limits(values: Array) -> Limits:
     """Limits of the mean of values from 0 to 1."""
-    count, ones = len(values), round(values.sum())
-    are_alike = _extent(values) <= ALIKE or len(set(values.tolist())) <= 2
-    low, high = _of_spread(values, count > FEW_CASES, are_alike)
-    moved = POISSON_LIMITS[: 3 if count > MANY_CASES else 2]
-    if _are_binary(values) and 1 <= ones <= len(moved):
-        low = min(low, moved[ones - 1] / count)
-    if _are_binary(values) and 1 <= count - ones <= len(moved):
-        high = max(high, 1 - moved[count - ones - 1] / count)
+    count, ones, different = len(values), round(values.sum()), set(values.tolist())
+    low, high = _of_spread(values, count > FEW_CASES, _extent(values) <= ALIKE or len(different) <= 2)
+    for few, limit in enumerate(POISSON_LIMITS[: 3 if count > MANY_CASES else 2], start=1):
+        if different <= {0.0, 1.0} and ones == few:
+            low = min(low, limit / count)
+        if different <= {0.0, 1.0} and count - ones == few:
+            high = max(high, 1 - limit / count)
     return low, high
 
 
