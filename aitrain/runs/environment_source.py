@@ -60,17 +60,15 @@ def with_imported(files: Iterable[Path]) -> list[Path]:
 
 
 def _imported(file: Path) -> set[str]:
-    """First parts of the names of the modules that a file imports."""
+    """First parts of all names in the import statements of a file."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return set()
     names = set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level < 2:
-            names |= {node.module} if node.module else {one.name for one in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {one.name for one in node.names}
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {one.name for one in node.names} | {getattr(node, "module", None) or ""}
     return {name.partition(".")[0] for name in names}
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias
 
 from pydantic import ConfigDict, TypeAdapter
 
-from aitrain.runs.json_values import JsonObject, as_text
+from aitrain.runs.json_values import JsonObject, as_object, as_text
 from aitrain.runs.run_folder import parsed_lines, to_jsonable
 
 SCHEMA = 2
@@ -56,7 +56,9 @@ class TranscriptMessage:
     def of(cls, message: JsonObject) -> TranscriptMessage:
         """The transcript's message of a recorded chat message."""
         calls = message.get("tool_calls")
-        pairs = tuple(map(_tool_call, calls)) if isinstance(calls, list) else ()
+        made = [as_object(call) for call in calls] if isinstance(calls, list) else []
+        functions = [as_object(call.get("function", call)) for call in made]
+        pairs = tuple((str(one.get("name") or ""), as_text(one.get("arguments"))) for one in functions)
         role, name = str(message.get("role") or ""), str(message.get("name") or "")
         return cls(role, as_text(message.get("content")), name, pairs)
 
@@ -163,10 +165,3 @@ def _column(value: object) -> object:
     column = to_jsonable(value)
     length = len(json.dumps(column, ensure_ascii=False))
     return column if length <= LONGEST_COLUMN else f"(left out: {length:,} characters)"
-
-
-def _tool_call(call: object) -> tuple[str, str]:
-    function = call.get("function", call) if isinstance(call, dict) else call
-    if not isinstance(function, dict):
-        return "", as_text(function)
-    return str(function.get("name") or ""), as_text(function.get("arguments"))
