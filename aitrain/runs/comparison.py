@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
-from aitrain.runs.held_out import Bounds, IntervalValues, interval_text
+from aitrain.runs.held_out import IntervalValues, interval_text
 from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.recorded_scoring import (
@@ -45,6 +45,7 @@ from aitrain.runs.statistics import (
     of_changes,
     of_means,
     recorded_mixture,
+    rows_of,
     weighted_changes,
 )
 from aitrain.runs.verdict import Verdict, verdict_of, verdict_sentence
@@ -300,7 +301,7 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
 
 def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture) -> Iterator[ComparedRow]:
     for name in decodings:
-        for row, envs in ((name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))):
+        for row, envs in rows_of(name, mixture):
             yield from _row(row, _means(pairs, name, "score"), envs)
         scorings = _values(pairs, partial(RecordedCase.values, decoding=name))
         tries = min(max(map(len, scoring.values())) for scoring in scorings)
@@ -311,13 +312,9 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mix
     known = [tuple(any(one.part(side).values()) for side in lenient) for one in mixture]
     if any(map(all, known)) and all(first == second for first, second in known):
         yield from _row(LENIENT, _means(pairs, decodings[0], LENIENT), mixture)
-        distances = tuple(replace(one, bounds=_distances(one.bounds)) for one in mixture)
-        yield from _row(FORMAT, _means(pairs, decodings[0], FORMAT), distances)
-
-
-def _distances(bounds: Bounds | None) -> Bounds | None:
-    """The bounds of a difference of scores."""
-    return bounds and (bounds[0] - bounds[1], bounds[1] - bounds[0])
+        ends = [one.bounds and (one.bounds[0] - one.bounds[1], one.bounds[1] - one.bounds[0]) for one in mixture]
+        distances = (replace(one, bounds=bounds) for one, bounds in zip(mixture, ends, strict=True))
+        yield from _row(FORMAT, _means(pairs, decodings[0], FORMAT), tuple(distances))
 
 
 def _values(pairs: Sequence[Matched], value: Callable[[RecordedCase], T | None]) -> list[dict[str, T]]:

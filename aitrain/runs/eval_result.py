@@ -14,7 +14,7 @@ from aitrain.runs.held_out import DECODINGS, IntervalValues, by_case
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
-from aitrain.runs.statistics import Mixture, can_be_solved, chances, interval_of_mean, named, of_means
+from aitrain.runs.statistics import Mixture, can_be_solved, chances, interval_of_mean, named, of_means, rows_of
 
 JOB = "eval"
 """`job` in status.json and result.json of an eval; a training has none."""
@@ -143,7 +143,7 @@ def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: 
         if not played:
             continue
         scoring = by_case((str(record.row_number), record.score) for record in played if record.score is not None)
-        for row, envs in ((name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))):
+        for row, envs in rows_of(name, mixture):
             result.scores[row] = interval_of_mean(scoring, envs)
         if name == "sampled" and solvable and scoring:
             for tries in range(1, facts.samples + 1):

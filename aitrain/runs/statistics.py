@@ -389,6 +389,11 @@ def named(mixture: Mixture) -> Mixture:
     return tuple(one for one in mixture if one.name)
 
 
+def rows_of(name: str, mixture: Mixture) -> list[tuple[str, Mixture]]:
+    """The rows of a table for a quantity: that of all environments, and of several also that of each."""
+    return [(name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))]
+
+
 def cases_of(mixture: Mixture) -> int:
     """How many cases there are, those with an equal prompt counted as one."""
     return sum(len(one.by_prompt(dict.fromkeys(one.prompts, 0.0))) for one in mixture)
@@ -502,9 +507,9 @@ def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, tries: int) -
             rows[f"pass@{tries}"] = [chances(end, tries, mixture) for end in ends], solvable
     table: ScoreTable = {}
     for name, ((before, after), envs) in rows.items():
-        for row, part in ((name, envs), *((f"{name}, {one.name}", (one,)) for one in named(envs))):
-            ends_of_row = (of_means(before, part), of_means(after, part))
-            table[row] = {"before": ends_of_row[0], "after": ends_of_row[1], "change": of_changes(before, after, part)}
+        for row, part in rows_of(name, envs):
+            change = of_changes(before, after, part)
+            table[row] = {"before": of_means(before, part), "after": of_means(after, part), "change": change}
     return table
 
 
