@@ -256,12 +256,9 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     rows = list(_score_rows(both, decodings, mixture))
     if not any(row.name == decoding for row in rows):
         raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
-    metrics = list[ComparedRow]()
-    for name in sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]:
-        free = tuple(replace(one, bounds=None) for one in mixture)
-        for row in _row(name, _means(both, decoding, name), free):
-            del row.change["p_value"]
-            metrics.append(replace(row, p_value=None))
+    names = sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]
+    free = tuple(replace(one, bounds=None) for one in mixture)
+    metrics = [row for name in names for row in _row(name, _means(both, decoding, name), free, False)]
     first, second = _means(both, decoding, "score")
     power = Power.of(weighted_changes(first, second, mixture), bounds_of_mean(mixture))
     return Comparison(a, b, decoding, pairs, rows, metrics, list(_notes(a, b, both)), power)
@@ -329,7 +326,9 @@ def _means(pairs: Sequence[Matched], decoding: str, name: str) -> list[dict[str,
     return _values(pairs, lambda case: case.mean(decoding, name))
 
 
-def _row(name: str, values: Sequence[Mapping[str, float]], mixture: Mixture) -> Iterator[ComparedRow]:
+def _row(
+    name: str, values: Sequence[Mapping[str, float]], mixture: Mixture, is_tested: bool = True
+) -> Iterator[ComparedRow]:
     """The row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
     first, second = ({case: side[case] for case in values[0] if case in values[1]} for side in values)
 
@@ -339,9 +338,9 @@ def _row(name: str, values: Sequence[Mapping[str, float]], mixture: Mixture) -> 
         return one if is_within else replace(one, bounds=None)
 
     envs = tuple(map(with_right_bounds, mixture))
-    mean_a, mean_b, change = of_means(first, envs), of_means(second, envs), of_changes(first, second, envs)
+    mean_a, mean_b, change = of_means(first, envs), of_means(second, envs), of_changes(first, second, envs, is_tested)
     if mean_a and mean_b and change:
-        yield ComparedRow(name, mean_a, mean_b, change, change["p_value"])
+        yield ComparedRow(name, mean_a, mean_b, change, change.get("p_value"))
 
 
 # -- what makes a comparison less fair or less certain

@@ -73,7 +73,8 @@ PLACES, EQUAL = 12, 1e-12
 FEW_DIFFERENCES = 16
 """Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them, unless the
 differences have one size."""
-DRAWS, BLOCKS = 19_999, 7
+DRAWS, BLOCK = 19_999, 500
+"""Choices of signs, and those that are drawn at once, for less memory."""
 FEWEST_CASES = 6
 """With fewer, no p-value is as small as the one that a verdict needs."""
 SAME_STEP = 1e-6
@@ -243,8 +244,8 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
             sums = np.concatenate([sums + value, sums - value])
         return float((np.abs(sums) >= measured).mean())
     rng, extreme = np.random.default_rng(0), 0
-    for _ in range(BLOCKS):
-        signs = rng.choice((-1.0, 1.0), size=(DRAWS // BLOCKS, count))
+    for start in range(0, DRAWS, BLOCK):
+        signs = rng.choice((-1.0, 1.0), size=(min(BLOCK, DRAWS - start), count))
         extreme += int((np.abs(signs @ changed) >= measured).sum())
     return (1 + extreme) / (1 + DRAWS)
 
@@ -441,11 +442,16 @@ def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
     return None if found is None else found["mean"]
 
 
-def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> IntervalValues | None:
-    """The mean change of the cases that have both values, with its interval and its p-value; None without a case."""
+def of_changes(
+    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture, is_tested: bool = True
+) -> IntervalValues | None:
+    """The mean change of the cases that have both values, with its interval and, if it is tested, its p-value; None
+    without a case."""
     pairs = _pairs(before, after, mixture)
     change = combined((one.share, of_change(first, second, one.bounds)) for one, first, second in pairs)
-    return change and {**change, "p_value": sign_flip_p_value(weighted_changes(before, after, mixture))}
+    if change is not None and is_tested:
+        change = {**change, "p_value": sign_flip_p_value(weighted_changes(before, after, mixture))}
+    return change
 
 
 def weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> list[float]:
