@@ -20,7 +20,7 @@ from aitrain.launch import preflight
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.key_guard import KeyGuard
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, why_it_ended
 
@@ -161,7 +161,7 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_ho
     monkeypatch.setattr(managed_server_module, "server_plans", lambda *_: [plan("healthy"), plan("healthy")])
 
     def states() -> list[tuple[str, int]]:
-        return [(state["state"], state["restarts"]) for state in folder.read_server()["servers"].values()]  # type: ignore[union-attr]
+        return [(state["state"], state["restarts"]) for state in read_object(folder.server)["servers"].values()]
 
     with managed_server(run_plan(vllm_servers=2, vllm_max_restarts=1), folder, told.append) as variables:
         one, other = variables[SERVER_VARIABLE].split(",")
@@ -174,8 +174,8 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_ho
         assert httpx.get(f"{other}/health", trust_env=False).status_code == 200
         servers[1].plan = plan("dies:OSError: no/such is not a local folder and is not a valid model identifier")
         kill(servers[1])
-        wait_until(lambda: folder.read_server()["why"])
-    reasons = str(folder.read_server()["why"])
+        wait_until(lambda: read_object(folder.server)["why"])
+    reasons = str(read_object(folder.server)["why"])
     assert "(signal 9), and is not restarted again (--vllm-max-restarts)" in reasons
     assert "vLLM did not start: OSError: no/such" in reasons
     notes = [event.text for event in told if isinstance(event, Note)]

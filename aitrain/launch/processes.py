@@ -262,7 +262,7 @@ class Processes:
             hung = self.watchdog.waited_for(int(timed_out[1])) if timed_out and self.watchdog else None
             if timed_out and hung:  # only this process can see for which rank that one waited in vain
                 phase = hung.seen.name if hung.seen else "starting"
-                why = f"rank {hung.rank} made no progress for {hung.idle.seconds:.0f} seconds ({phase})"
+                why = f"rank {hung.rank} made no progress for {hung.idle:.0f} seconds ({phase})"
                 event = replace(event, message=f"{timed_out[0]}: {why}{event.message[timed_out.end() :]}")
         if isinstance(event, (Failed, Ended)):
             self._remember(event)

@@ -11,8 +11,8 @@ from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.json_values import read_whole
-from aitrain.runs.mixture import EnvResult
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
+from aitrain.runs.statistics import EnvResult
 from aitrain.runs.verdict import Verdict, verdict_sentence
 
 if TYPE_CHECKING:

@@ -159,7 +159,7 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
     return {
         "n": number,
         **{name: getattr(entry, name) for name in FACTS},
-        "prompt": prompt_excerpt(record.prompt, record.messages),
+        "prompt": prompt_excerpt(record),
         "answer": excerpt(record.completion),
         "same": _digest(record),
     }

@@ -9,14 +9,14 @@ from typing import TypedDict
 
 from aitrain.options.optimization import default_rate
 from aitrain.runs.checkpoint import checkpoints_of
+from aitrain.runs.diagnosis import RunTraits
 from aitrain.runs.early_stop import perfect_score
 from aitrain.runs.held_out import recorded_table
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
-from aitrain.runs.level_rules import RunTraits
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
-from aitrain.runs.mixture import Mixture, bounds_of_mean, recorded_mixture
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_options import read_options
+from aitrain.runs.statistics import Mixture, bounds_of_mean, recorded_mixture
 from aitrain.runs.verdict import Verdict, verdict_of_scores
 
 
@@ -153,7 +153,7 @@ def _mixture(folder: RunFolder) -> Mixture:
 def _higher_target(options: JsonObject, mixture: Mixture, cases: int) -> float | None:
     """A target between --until and what perfect scores reach; None if there is none."""
     until, perfect = as_float(options.get("until")), perfect_score(mixture, cases // len(mixture))
-    if until is None or perfect is None or perfect.low is None:
+    if until is None or perfect is None or perfect["low"] is None:
         return None
-    higher = math.floor((until + perfect.low) / 2 * 100) / 100
+    higher = math.floor((until + perfect["low"]) / 2 * 100) / 100
     return higher if higher > until else None

@@ -9,8 +9,8 @@ from typing import TypedDict
 
 from aitrain.redaction import redact
 from aitrain.runs.held_out import IntervalValues, recorded_table
-from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object, regular
-from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, regular
+from aitrain.runs.metrics_line import MetricsLine, lines_of
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
 from aitrain.runs.run_options import read_options
@@ -107,8 +107,8 @@ def _curve(metrics: Path) -> tuple[list[float], MetricsLine | None, bool]:
         return [], None, True
     scorings = [line for line in lines if b'"eval_score"' in line]
     steps = [line for line in lines if b'"reward"' in line]
-    rewards = [MetricsLine.from_json(parse_object(line) or {}).reward for line in evenly(steps, POINTS)]
-    newest = MetricsLine.from_json(parse_object(scorings[-1]) or {}) if scorings else None
+    rewards = [line.reward for line in lines_of(evenly(steps, POINTS))]
+    newest = next(lines_of(scorings[-1:]), None)
     unchanged = (b'"frac_reward_zero_std": 1.0', b'"learning_rate": 0.0,')
     learned = not steps or any(all(mark not in line for mark in unchanged) for line in steps)
     return [reward for reward in rewards if reward is not None], newest, learned

@@ -16,23 +16,29 @@ from aitrain.redaction import without_secrets
 from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.held_out import (
     DECODINGS,
+    Bounds,
     IntervalValues,
     ScoreRow,
     ScoreTable,
     Scoring,
-    as_values,
     by_case,
     interval_of,
     recorded_table,
 )
-from aitrain.runs.intervals import Bounds
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
-from aitrain.runs.mixture import Mixture, bounds_of_mean, interval_of_mean, named, recorded_mixture, score_table
 from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.run_options import read_options
+from aitrain.runs.statistics import (
+    Mixture,
+    bounds_of_mean,
+    interval_of_mean,
+    named,
+    recorded_mixture,
+    score_table,
+)
 from aitrain.runs.verdict import Verdict, verdict_of_scores
 from aitrain.ui.next_steps import NextStep, advice, learned_nothing, next_steps
 from aitrain.ui.run_state import RunState, run_state
@@ -361,7 +367,7 @@ def _interval(scorings: Phases, decoding: str, mixture: Mixture) -> IntervalValu
     names = sorted((name for name in scorings if name.endswith(decoding)), key=lambda name: name.startswith("after"))
     entries = scorings[names[-1]] if names else []
     scored = by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
-    return as_values(interval_of_mean(scored, mixture))
+    return interval_of_mean(scored, mixture)
 
 
 def _recorded_curve(lines: Iterable[MetricsLine], result: JsonObject) -> list[ScoredStep]:

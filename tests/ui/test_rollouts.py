@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.ui.episodes import Limit, Query, episode, find, page_of
 from aitrain.ui.page_sample import MOST_EPISODES, choose
 from tests.ui.conftest import record, said, write_run
@@ -62,13 +63,14 @@ def test_lines_that_are_no_record_or_too_long_are_counted_and_the_rest_is_read(
     assert episode(rollouts, 1)["said"][0]["text"] == "A\ufffd\ufffdB"
 
 
-@pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400, 1e999], ids=repr)
-def test_fields_of_a_wrong_type_are_taken_for_missing(wrong: Any, tmp_path: Path) -> None:
-    rollouts = read(write_run(tmp_path, [dict.fromkeys(set(record()) - {"schema"}, wrong) | {"case_idx": 4}]))
-    (entry,) = rollouts.entries
-    assert (entry.step, entry.score, entry.advantage, entry.case) == (0, None, None, "4")
-    json.dumps(episode(rollouts, 0), allow_nan=False)
-    json.dumps(page_of(rollouts, find(rollouts, Query()), 0), allow_nan=False)
+@pytest.mark.parametrize("wrong", ["word", [1], {"a": 1}, 10**400], ids=repr)
+def test_a_record_with_a_score_that_is_no_number_is_damaged_and_one_that_is_not_finite_is_null(
+    wrong: Any, tmp_path: Path
+) -> None:
+    records = [record(score=wrong), record(metrics={"tries": wrong}), record(score=math.nan)]
+    rollouts = read(write_run(tmp_path, records))
+    assert ([entry.score for entry in rollouts.entries], rollouts.damaged) == ([None], 2)
+    assert list(read_rollouts(tmp_path / "rollouts" / "rank0.jsonl")) == [rollouts.record(rollouts.entries[0])]
 
 
 def test_an_episode_has_its_row_its_tools_the_weight_versions_of_its_turns_and_the_prompt_of_its_group(
