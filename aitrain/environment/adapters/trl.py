@@ -11,10 +11,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aitrain.environment.adapters.reward import Rewards, check_functions
+from aitrain.environment.adapters.reward import check_functions, load_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import RandomStream, prompted, requires, weighted
 from aitrain.environment.contract import Prompt, Score
+from aitrain.environment.judges.judge_set import ANY_SOURCE, Judges
 from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
@@ -43,8 +44,9 @@ class TRLEnvironment:
     ) -> None:
         self.requirements = requires(score_range, "trl")
         self.factory, places = load_object(*parse_id(id)[0]), parse_id(rewards) if rewards else []
-        self.rewards = Rewards(places, weights)
-        made_of = [self.factory, *self.rewards.functions.values()]
+        functions = load_functions(places, weights)
+        self.judges = Judges({ANY_SOURCE: [function.judge() for function in functions]})
+        made_of = [self.factory, *(function.function for function in functions)]
         self.source_files = source_files([*parse_id(id), *places], made_of)
         if not rewards and not hasattr(self.factory, "get_reward"):
             raise ConfigError(f"rl_env_config: {id} has no get_reward: name reward functions with `rewards`")
@@ -65,14 +67,14 @@ class TRLEnvironment:
         with RandomStream(seed).active():
             made = self.factory()
             said = run_if_async(made.reset(**trl_row))
-        return _TRLEpisode(made, said, self.rewards, trl_row)
+        return _TRLEpisode(made, said, self.judges, trl_row)
 
 
 class _TRLEpisode:
     """One instance of the class."""
 
-    def __init__(self, made: Any, said: object, rewards: Rewards, row: Row) -> None:
-        self.made, self.said, self.rewards, self.row, self.reply = made, said, rewards, row, ""
+    def __init__(self, made: Any, said: object, judges: Judges, row: Row) -> None:
+        self.made, self.said, self.judges, self.row, self.reply = made, said, judges, row, ""
         self.prompt = _continued(row.get("prompt", []), said)
 
     def opening(self) -> object:
@@ -91,7 +93,9 @@ class _TRLEpisode:
     def score(self) -> Score:
         """The weighted sum of the reward functions' rewards, and of the class's own with the weight 1."""
         completion = [{"role": "assistant", "content": self.reply}]
-        score = self.rewards.of_one(self.row, prompts=self.prompt, completions=completion, environments=self.made)
+        score = self.judges(
+            completion=completion, text=self.reply, case={**self.row, "prompt": self.prompt}, environment=self.made
+        )
         if not hasattr(self.made, "get_reward"):
             return score
         own = run_if_async(self.made.get_reward())

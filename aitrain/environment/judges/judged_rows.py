@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.contract import Score
-from aitrain.environment.judges.judge_set import JudgeDescription, JudgeSpecs
+from aitrain.environment.judges.judge_set import JudgeDescription, Judges
+from aitrain.environment.judges.rules import EXAMPLES
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.errors import EnvironmentFailed
 
 
 class JudgedRows:
@@ -33,16 +36,14 @@ class JudgedRows:
         system: str | None = None,
         few_shot: int = 0,
     ) -> None:
-        specs = JudgeSpecs.read(judges)
-        self.judges = specs.load()
-        self.source_files = specs.source_files
+        self.source = RowSource(_files(id), split, columns or {}, size, seed, system, few_shot)
+        self.judges, self.eval_data = Judges.described(judges).load(), eval_data
+        self.source_files = self.judges.source_files
         low, high = self.judges.score_range
         self.requirements = EnvRequirements(
-            "process" if any(spec.may_hang for spec in specs) else None,
+            "process" if any(judge.may_hang for judge in self.judges) else None,
             score_range=(low, high) if math.isfinite(high - low) else "any",
         )
-        self.source = RowSource(_files(id), split, columns or {}, size, seed, system, few_shot)
-        self.eval_source = RowSource(eval_data or _files(id), split, columns or {}, system=system, few_shot=few_shot)
         if eval_data is None:
             self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
         if not self.judges.compares:
@@ -50,11 +51,12 @@ class JudgedRows:
 
     def build_dataset(self) -> list[Row]:
         """The rows of the file."""
-        return self._checked(self.source)
+        return self._checked(self.source.cases())
 
     def build_eval_dataset(self) -> list[Row]:
         """The rows of `eval_data`."""
-        return self._checked(self.eval_source)
+        assert self.eval_data is not None
+        return self._checked(replace(self.source, data=self.eval_data, size=None, seed=None).cases())
 
     def score_episode(self, **episode: Any) -> Score:
         """The weighted sum of the judges that look at one answer."""
@@ -66,16 +68,18 @@ class JudgedRows:
 
     def reference(self, case: Row) -> str | None:
         """The right answer of a row, if it has one."""
-        examples = (judge.example for judge in self.judges.judges_of(case) if judge.example)
-        for example in examples if "ground_truth" in case else ():
-            return example.format(case["ground_truth"])
+        for judge in self.judges.judges_of(case) if "ground_truth" in case else ():
+            if judge.place in EXAMPLES:
+                return EXAMPLES[judge.place].format(case["ground_truth"])
         found = case.get("answer", case.get("ground_truth"))
         return None if found is None else str(found)
 
-    def _checked(self, source: RowSource) -> list[Row]:
-        rows = source.cases()
+    def _checked(self, rows: list[Row]) -> list[Row]:
         for number, row in enumerate(rows):
-            self.judges.check_row(row, f"row {number}")
+            try:
+                self.judges.check_row(row)
+            except EnvironmentFailed as error:
+                raise EnvironmentFailed(f"row {number}: {error}") from None
         return rows
 
 
@@ -91,4 +95,5 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
     """
     check_data(_files(id))
     check_data(settings.get("eval_data"))
-    JudgeSpecs.read(settings.get("judges")).check()
+    for judge in Judges.described(settings.get("judges")):
+        judge.check()
