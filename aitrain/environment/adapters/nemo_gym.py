@@ -17,7 +17,7 @@ from aitrain.environment.adapters.env_server import (
     starting,
     tool_schema,
 )
-from aitrain.environment.adapters.rows import check_data, read_file
+from aitrain.environment.adapters.rows import ratios_of, read_rows
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
@@ -43,11 +43,11 @@ class NeMoGym:
         self.url, self.data, self.done_flag = server_url(url, "nemo-gym"), data, done_flag
         self.size, self.seed, self.system = size, seed, system
         self.requirements = requires(score_range, "nemo-gym", None)
-        check_data([data])
+        ratios_of(data)
 
     async def build_dataset(self) -> list[JsonObject]:
         """The file's rows, which hold prompt, tools, and what the server needs for the score."""
-        rows = [self._case(place, task) for place, task in read_file(self.data)]
+        rows = [self._case(place, task) for place, task in read_rows(self.data)]
         async with starting("NeMo Gym", self.url), EnvServer(self.url) as server:
             with suppress(RuntimeError):  # any answer will do
                 await server.get("/")

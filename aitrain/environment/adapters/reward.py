@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
+from aitrain.environment.adapters.rows import Data, JudgedRows, Row, RowSource, ratios_of
 from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, arguments_for
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
-from aitrain.environment.judges.judged_rows import JudgedRows
 from aitrain.environment.judges.rules import boxed, gsm8k
 from aitrain.environment.user_modules import Place, check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError, did_you_mean
@@ -224,4 +223,5 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
     """
     check_functions(parse_id(id))
     for name in ("data", "eval_data"):
-        check_data(settings.get(name))
+        if settings.get(name) is not None:
+            ratios_of(settings[name])

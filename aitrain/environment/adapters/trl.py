@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aitrain.environment.adapters.reward import check_functions, load_functions
-from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
-from aitrain.environment.adapters.settings import RandomStream, prompted, requires, weighted
+from aitrain.environment.adapters.rows import Data, Row, RowSource, ratios_of
+from aitrain.environment.adapters.settings import RandomStream, prompted, requires
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.judges.judge_set import ANY_SOURCE, Judges
+from aitrain.environment.judges.judge_set import ANY_SOURCE, Judges, weighted
 from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
@@ -137,4 +137,5 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
     check_objects(parse_id(id), "class")
     if settings.get("rewards"):
         check_functions(parse_id(str(settings["rewards"])))
-    check_data(settings.get("data"))
+    if settings.get("data") is not None:
+        ratios_of(settings["data"])

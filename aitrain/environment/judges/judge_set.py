@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.adapters.settings import bounds_in, weighted
 from aitrain.environment.contract import ZERO_TO_ONE, Bounds, Score, ScoreResult, arguments_for, parse_score, shown
 from aitrain.environment.judges.ranking import Ranking
 from aitrain.environment.judges.remote_judge import RemoteJudge
@@ -20,6 +19,7 @@ from aitrain.environment.user_modules import Place, check_objects, load_object, 
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import is_on_shared_loop, run_async
 from aitrain.execution.failure import CallFailed, Failure
+from aitrain.options.value_types import score_bounds
 
 ANY_SOURCE = "*"
 """Name of the judges of rows whose `data_source` has none of its own."""
@@ -281,6 +281,16 @@ def _called(judges: Sequence[Judge], arguments: Mapping[str, Any]) -> list[Any]:
     return [next(arrived) if inspect.isawaitable(result) else result for result in results]
 
 
+def weighted(components: Mapping[str, tuple[float | None, float]]) -> Score:
+    """The sum of components, each with its weight, and each as a metric of its own.
+
+    A component that is None is left out; if all are, the episode is unscored.
+    """
+    known = {name: (float(value), weight) for name, (value, weight) in components.items() if value is not None}
+    metrics = {name: value for name, (value, _) in known.items()}
+    return Score(sum(value * weight for value, weight in known.values()) if known else None, metrics)
+
+
 def _total(results: Sequence[tuple[Judge, ScoreResult]]) -> Score:
     """The weighted sum, with the score of each judge and what it measures as metrics."""
     total = weighted({judge.name: (result.score, judge.weight) for judge, result in results})
@@ -310,7 +320,7 @@ def _described(description: Any) -> list[Judge]:
             )
         name = str(settings.pop("name", "remote" if place.startswith(REMOTE) else place.rpartition(":")[2]))
         given, weight = settings.pop("range", ZERO_TO_ONE), settings.pop("weight", 1.0)
-        bounds = bounds_in(given)
+        bounds = score_bounds(",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given))
         if bounds is None:
             raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
