@@ -264,7 +264,10 @@ def named(tool: Any, name: str = "tool") -> Any:
     ("tool", "message"),
     [
         (named(lambda a, /: None), "tool: it takes a by position only"),
-        (tool_with(NotDescribable).get_tools()[0], "tool: its arguments cannot be described: Unable to generate pydantic-core schema for <class"),
+        (
+            tool_with(NotDescribable).get_tools()[0],
+            "tool: its arguments cannot be described: Unable to generate pydantic-core schema for <class",
+        ),
         (lambda it: it, "no name to call it by"),
         ("search_hotels", "'search_hotels': neither a function"),
     ],

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,8 @@ class ClientEpisode:
     """One episode of a client, and its last call."""
 
     client: str
+    case: Case
     session: SessionLike | None = None
-    case: Case | None = None
     number: int = -1
     call: asyncio.Task[EnvAnswer] | None = None
     hangs: bool = False
@@ -77,7 +77,8 @@ class ClientEpisode:
 
 @dataclass(eq=False)
 class EnvService:
-    """Plays the episodes of all clients; `runner` has the environment, its threads and its processes."""
+    """Serves one environment, and plays the episodes of all clients; `runner` has the environment, its threads and its
+    processes."""
 
     runner: EnvRunner
     cases: Sequence[Case]
@@ -86,12 +87,69 @@ class EnvService:
     source: Sequence[Mapping[str, object]] = ()
     """The environment's files, each with `name` and `text`."""
     notify: Callable[[str], object] = lambda _: None
+    host: str = "127.0.0.1"
+    port: int = 0
 
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends the server."""
+    token: str = ""
     _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)
     _failures: FailureCount = field(default_factory=FailureCount)
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
     _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def serve(self, on_ready: Callable[[str], object]) -> None:
+        """Serve until `stop` is set; `on_ready` is called with the URL.
+
+        Raises:
+            OSError: the port is taken, or the address is none of this machine.
+            ConfigError: the token cannot be written.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
+        port = listener.getsockname()[1]
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        self.token, file = env_token() or secrets.token_urlsafe(32), None if env_token() else token_file(port)
+        if file is not None:
+            _write_token(file, self.token)
+        server = http_server(self._answer)
+        serving = asyncio.ensure_future(server.serve([listener]))
+        try:
+            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            while not self.stop.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.stop.wait(), END_SECONDS)
+                await self.end_lost()
+        finally:
+            if file is not None:
+                file.unlink(missing_ok=True)
+            episodes, self._episodes = list(self._episodes.values()), {}
+            for episode in episodes:
+                if episode.call is not None:
+                    episode.call.cancel()
+            await self._end(episodes)
+            server.should_exit = True
+            await serving
+
+    async def _answer(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        status, path = 200, request.url.path
+        try:
+            if not has_token(request, self.token):  # before the body is read
+                raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
+            if request.method == "GET":
+                answer = encode(self.read(path, request.query_params))
+            else:
+                body, client = await json_body(request, MAX_BODY), request.headers.get(CLIENT_HEADER, "")
+                self.hear(client)
+                answer = await self.answer(client, path, body)
+        except RefusedRequestError as error:
+            status, answer = error.status, encode({"error": str(error)})
+        except Exception as error:
+            status, answer = 500, encode({"error": describe_error(error)})
+        return Response(answer, status, media_type="application/json")
 
     # -- what clients read
 
@@ -130,7 +188,6 @@ class EnvService:
         Raises:
             RefusedRequestError: the request is wrong.
         """
-        self.hear(client)
         if path == "/v1/alive":
             return b"{}"
         if path == "/v1/close":
@@ -163,7 +220,7 @@ class EnvService:
             if self.runner.pool.abandoned >= ABANDONED_LIMIT:
                 what = f"{self.runner.pool.abandoned} calls hang at {self.runner.pool.last_hang}"
                 raise RefusedRequestError(503, f"{what}: restart with --rl-env-isolation process, which ends them")
-            episode = self._episodes[call.session] = ClientEpisode(client)
+            episode = self._episodes[call.session] = ClientEpisode(client, self.cases[call.case])
         if call.number > episode.number:
             episode.number, episode.last_call = call.number, time.monotonic()
             episode.call = asyncio.ensure_future(self._made(path, episode, call))
@@ -173,8 +230,9 @@ class EnvService:
         return episode.call.result() if done else EnvAnswer(is_running=True)
 
     async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        case = episode.case = episode.case or self.cases[call.case]
-        runner, value = self.runner, None
+        runner, case = self.runner, episode.case
+        order: AbstractAsyncContextManager[object] = nullcontext()
+        job: Callable[[], Any]
         if path == "/v1/open":
             if runner.plays_alone:
                 try:
@@ -184,27 +242,26 @@ class EnvService:
                 episode.is_alone = True
                 if not runner.plays_alone:  # any more
                     self._leave(episode)
-            opened = await self._run(episode, partial(runner.open_session, case, call.seed, call.score_bounds), call)
-            episode.session, value = opened.value or (None, None)
-            return _answered(opened, value)
-        if path == "/v1/respond":
+            job = partial(runner.open_session, case, call.seed, call.score_bounds)
+        elif path == "/v1/respond":
             if episode.session is None or call.turn is None:
                 raise RefusedRequestError(400, "respond needs an open session and a turn")
-            responded = await self._run(episode, partial(episode.session.respond, call.turn), call)
-            return _answered(responded, responded.value)
-        job: Callable[[], Any]
-        if path == "/v1/score":
+            job = partial(episode.session.respond, call.turn)
+        elif path == "/v1/score":
             transcript = Transcript(case, call.completion)
             job = partial(runner.score_session, episode.session, transcript, call.score_bounds)
-            is_ordered = runner.policy.is_serial and episode.session is None
+            order = self._in_order if runner.policy.is_serial and episode.session is None else order
         elif path == "/v1/score_group":
             job = group_job(runner, Group(case, call.members), call.score_bounds)
-            is_ordered = True  # groups may be compared with what earlier ones left on the environment
+            order = self._in_order  # groups may be compared with what earlier ones left on the environment
         else:
             raise RefusedRequestError(404, f"there is no {path}")
-        async with self._in_order if is_ordered else nullcontext():
-            scored = await self._run(episode, job, call)
-        return _answered(scored, scored.value)
+        async with order:
+            outcome = await self._run(episode, job, call)
+        value: Any = outcome.value
+        if path == "/v1/open" and value is not None:
+            episode.session, value = value
+        return EnvAnswer(value, outcome.failure, outcome.seconds)
 
     async def _reference(self, case_idx: object, row: object) -> object:
         named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
@@ -251,14 +308,6 @@ class EnvService:
             self.notify(f"Ended {len(lost)} episodes of clients that are gone.")
         await self._end(lost)
 
-    async def end_all(self) -> None:
-        """End all sessions; their calls are cancelled."""
-        episodes, self._episodes = list(self._episodes.values()), {}
-        for episode in episodes:
-            if episode.call is not None:
-                episode.call.cancel()
-        await self._end(episodes)
-
     async def _end(self, episodes: Sequence[ClientEpisode]) -> None:
         """Close sessions, except those that hang (a process that hung was ended)."""
         left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
@@ -273,66 +322,6 @@ class EnvService:
         if episode.is_alone:
             episode.is_alone = False
             self._alone.release()
-
-
-def _answered(outcome: Outcome[Any], value: object) -> EnvAnswer:
-    return EnvAnswer(None if outcome.failure else value, outcome.failure, outcome.seconds)
-
-
-class EnvHttpServer:
-    """Serves one environment until it is stopped."""
-
-    def __init__(self, service: EnvService, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.service, self.host, self.port = service, host, port
-        self.stop = asyncio.Event()
-        self._has_file = not env_token()
-        self._token = env_token() or secrets.token_urlsafe(32)
-
-    async def serve(self, on_ready: Callable[[str], object]) -> None:
-        """Serve until `stop` is set; `on_ready` is called with the URL.
-
-        Raises:
-            OSError: the port is taken, or the address is none of this machine.
-            ConfigError: the token cannot be written.
-        """
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
-        port = listener.getsockname()[1]
-        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
-        if self._has_file:
-            _write_token(token_file(port), self._token)
-        server = http_server(self._answer)
-        serving = asyncio.ensure_future(server.serve([listener]))
-        try:
-            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            while not self.stop.is_set():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.stop.wait(), END_SECONDS)
-                await self.service.end_lost()
-        finally:
-            if self._has_file:
-                token_file(port).unlink(missing_ok=True)
-            await self.service.end_all()
-            server.should_exit = True
-            await serving
-
-    async def _answer(self, request: Request) -> Response:
-        from starlette.responses import Response
-
-        status = 200
-        try:
-            if not has_token(request, self._token):  # before the body is read
-                raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
-            if request.method == "GET":
-                answer = encode(self.service.read(request.url.path, request.query_params))
-            else:
-                body, client = await json_body(request, MAX_BODY), request.headers.get(CLIENT_HEADER, "")
-                answer = await self.service.answer(client, request.url.path, body)
-        except RefusedRequestError as error:
-            status, answer = error.status, encode({"error": str(error)})
-        except Exception as error:
-            status, answer = 500, encode({"error": describe_error(error)})
-        return Response(answer, status, media_type="application/json")
 
 
 def _write_token(file: Path, token: str) -> None:
