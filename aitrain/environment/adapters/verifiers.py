@@ -306,9 +306,10 @@ class VerifiersV1(VerifiersEnvironment):
         solved, rows = [(one.prompt_text, getattr(one, "answer", None)) for one in known], []
         for data in (self.tasks[number].data for number in asked):
             own = data.prompt or []
-            asks = [{"role": "user", "content": own}] if isinstance(own, str) else list(map(message_to_wire, own))
-            head = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-            prompt = self.prompt_with([*head, *asks], solved)
+            asks: list[Message] = [{"role": "user", "content": own}]
+            asks = asks if isinstance(own, str) else list(map(message_to_wire, own))
+            head: Message = {"role": "system", "content": data.system_prompt}
+            prompt = self.prompt_with([head, *asks] if data.system_prompt else asks, solved)
             changed: Message = {} if self.system is None else {"system_prompt": self.system}
             if self.few_shot:
                 changed["prompt"] = [message for message in prompt if message["role"] != "system"]
