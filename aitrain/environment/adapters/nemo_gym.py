@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
@@ -24,26 +25,24 @@ from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import EnvironmentFailed
 
 
+@dataclass(eq=False)
 class NeMoGym:
     """The rows of a JSONL file, played with a resources server: tools are its routes, and `/verify` scores an episode.
     The policy takes the place of the agent's and the model's server."""
 
-    def __init__(
-        self,
-        url: str,
-        /,
-        *,
-        data: str,
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        score_range: object = None,
-        done_flag: bool = False,
-    ) -> None:
-        self.url, self.data, self.done_flag = server_url(url, "nemo-gym"), data, done_flag
-        self.size, self.seed, self.system = size, seed, system
-        self.requirements = requires(score_range, "nemo-gym", None)
-        ratios_of(data)
+    url: str
+    _: KW_ONLY
+    data: str
+    size: int | None = None
+    seed: int | None = None
+    system: str | None = None
+    score_range: object = None
+    done_flag: bool = False
+
+    def __post_init__(self) -> None:
+        self.url = server_url(self.url, "nemo-gym")
+        self.requirements = requires(self.score_range, "nemo-gym", None)
+        ratios_of(self.data)
 
     async def build_dataset(self) -> list[JsonObject]:
         """The file's rows, which hold prompt, tools, and what the server needs for the score."""

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
@@ -86,34 +86,30 @@ class OpenEnvText:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+@dataclass(eq=False)
 class OpenEnv:
     """Episodes on an OpenEnv server, one session each; case number n is reset with the seed `seed` + n. The tools of an
     MCP environment are offered as tools; for any other, the policy's answer is the action, see OpenEnvText."""
 
-    text: OpenEnvText
+    url: str
+    _: KW_ONLY
+    size: int = 256
+    seed: int = 0
+    system: str | None = None
+    score_range: object = None
+    sessions: int = 64
+    split: str | None = None
+    reset: JsonMapping | None = None
+    field: str | None = None
+    shown: Sequence[str] | None = None
+    rewards: str = "sum"
+    unrewarded: float | None = 0.0
 
-    def __init__(
-        self,
-        url: str,
-        /,
-        *,
-        size: int = 256,
-        seed: int = 0,
-        system: str | None = None,
-        score_range: object = None,
-        sessions: int = 64,
-        split: str | None = None,
-        reset: JsonMapping | None = None,
-        field: str | None = None,
-        shown: Sequence[str] | None = None,
-        rewards: str = "sum",
-        unrewarded: float | None = 0.0,
-    ) -> None:
-        self.url, self.size, self.seed, self.system = server_url(url, "openenv"), size, seed, system
-        self.sessions, self.split, self.reset, self.field, self.shown = sessions, split, dict(reset or {}), field, shown
-        self.rewards = StepRewards(rewards, unrewarded)
-        self.requirements = requires(score_range, "openenv", None, episodes_at_once=sessions)
+    def __post_init__(self) -> None:
+        self.url = server_url(self.url, "openenv")
+        self.requirements = requires(self.score_range, "openenv", None, episodes_at_once=self.sessions)
         self.tools: list[ToolJson] = []
+        StepRewards(self.rewards)
 
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each case, with what its session is reset with. The server is asked for as many sessions as will be
@@ -130,12 +126,13 @@ class OpenEnv:
         return [{"prompt": prompted([], system), "reset": reset} for reset in resets]
 
     async def _resets(self, server: EnvServer) -> list[JsonObject]:
+        own = dict(self.reset or {})
         if self.split is None:
-            return [{**self.reset, "seed": self.seed + number} for number in range(self.size)]
+            return [{**own, "seed": self.seed + number} for number in range(self.size)]
         name = (await server.json("GET", "/list_environments"))[0]
         count = (await server.json("POST", f"/{name}/num_tasks", {"split": self.split}))["num_tasks"]
         tasks = choose(range(count), self.size, self.seed or None)
-        return [{**self.reset, "seed": self.seed + n, "split": self.split, "index": n} for n in tasks]
+        return [{**own, "seed": self.seed + n, "split": self.split, "index": n} for n in tasks]
 
     async def _check_sessions(self, needed: int) -> None:
         """Open as many sessions as episodes of all processes need at once, and close them.
@@ -192,7 +189,7 @@ class OpenEnvSession:
 
     def __init__(self, owner: OpenEnv) -> None:
         self.owner, self.server = owner, f"The OpenEnv server at {owner.url}"
-        self.rewards = StepRewards(owner.rewards.use, owner.rewards.unrewarded)
+        self.rewards = StepRewards(owner.rewards, owner.unrewarded)
 
     async def open(self) -> None:
         """Connect.

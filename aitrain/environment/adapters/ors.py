@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
@@ -27,28 +28,26 @@ PING_SECONDS = 60.0
 """A server ends sessions that it has not heard of for a quarter of an hour."""
 
 
+@dataclass(eq=False)
 class OpenRewardServer:
     """The tasks of one environment of an ORS server. Each episode is a session of the server, which gives prompt and
     tools when it begins. It ends with a tool that says so, or with an answer without a call."""
 
-    def __init__(
-        self,
-        url: str,
-        /,
-        *,
-        env: str | None = None,
-        split: str = "train",
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        score_range: object = None,
-        rewards: str = "last",
-        unrewarded: float | None = 0.0,
-    ) -> None:
-        self.url, self.env, self.split = server_url(url, "ors"), env, split
-        self.size, self.seed, self.system = size, seed, system
-        self.rewards = StepRewards(rewards, unrewarded)
-        self.requirements = requires(score_range, "ors", None)
+    url: str
+    _: KW_ONLY
+    env: str | None = None
+    split: str = "train"
+    size: int | None = None
+    seed: int | None = None
+    system: str | None = None
+    score_range: object = None
+    rewards: str = "last"
+    unrewarded: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        self.url = server_url(self.url, "ors")
+        self.requirements = requires(self.score_range, "ors", None)
+        StepRewards(self.rewards)
 
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each task, by its index: nothing else of a task is asked for before its episode begins."""
@@ -84,7 +83,7 @@ class OpenRewardSession:
 
     def __init__(self, owner: OpenRewardServer) -> None:
         self.server, self.env = EnvServer(owner.url), owner.env
-        self.rewards = StepRewards(owner.rewards.use, owner.rewards.unrewarded)
+        self.rewards = StepRewards(owner.rewards, owner.unrewarded)
 
     async def open(self, split: str, index: int) -> None:
         """Begin the session of a task."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.adapters.rows import Data, JudgedRows, Row, RowSource, ratios_of
+from aitrain.environment.adapters.rows import Row, ScoredRows, ratios_of
 from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, arguments_for
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
@@ -121,40 +121,28 @@ LONGEST_VALUE = 200
 """Characters of a row's value up to which it may be an answer."""
 
 
-class RewardFunctions(JudgedRows):
+@dataclass(eq=False)
+class RewardFunctions(ScoredRows):
     """Asks the rows' prompts; the score of an answer is the weighted sum of the functions' rewards."""
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        data: Data,
-        split: str = "train",
-        eval_data: Data | None = None,
-        columns: Mapping[str, str] | None = None,
-        weights: Sequence[float] | None = None,
-        group: Sequence[str] | None = None,
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        few_shot: int = 0,
-        score_range: object = None,
-    ) -> None:
-        places = parse_id(id)
-        self.functions = load_functions(places, weights)
-        is_rule = [module for module, _ in places] == [""] and weights is None  # it gives 0 or 1
-        self.requirements = requires("0,1" if is_rule and score_range is None else score_range, "reward")
+    id: str
+    weights: Sequence[float] | None = field(default=None, kw_only=True)
+    group: Sequence[str] | None = field(default=None, kw_only=True)
+    score_range: object = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        places = parse_id(self.id)
+        self.functions = load_functions(places, self.weights)
+        is_rule = [module for module, _ in places] == [""] and self.weights is None  # it gives 0 or 1
+        known = "0,1" if is_rule and self.score_range is None else self.score_range
+        self.requirements = requires(known, "reward")
         self.source_files = source_files(places)
-        self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
-        self.group, self.eval_data = group, eval_data
-        if eval_data is None:
-            self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
 
     def build_dataset(self, tokenizer: Any) -> list[Row]:  # type: ignore[override]
         """The rows of `data`."""
         self.tokenizer = tokenizer
-        rows = self.source.cases()
+        rows = self.cases()
         names = {function.name for function in self.functions}
         for name in self.group or ():
             if name not in names:
@@ -168,18 +156,16 @@ class RewardFunctions(JudgedRows):
                 ' ("group" in --rl-env-config names them).'
             )
         judges = [function.judge(function.name in self.comparing) for function in self.functions]
-        self.judges = Judges({ANY_SOURCE: judges})
-        if not self.comparing:
-            self.score_group = None  # type: ignore[method-assign, assignment]
+        self.use(Judges({ANY_SOURCE: judges}))
         return self._checked(rows)
 
     def score_episode(self, **episode: Any) -> Score:
         """The weighted sum of the functions that reward one answer."""
-        return self.judges(**{**episode, "tokenizer": self.tokenizer})
+        return self.judge_set(**{**episode, "tokenizer": self.tokenizer})
 
     def score_group(self, **group: Any) -> list[Score]:
         """The scores of a group, with the functions that compare its answers."""
-        return self.judges.compare(**group, tokenizer=self.tokenizer)
+        return self.judge_set.compare(**group, tokenizer=self.tokenizer)
 
     def _trial(self, row: Row) -> tuple[list[str], list[str]]:
         """Names of the functions that reward answers otherwise together than one by one, or only together; and of

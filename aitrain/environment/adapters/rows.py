@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,14 @@ def ratios_of(data: object) -> dict[str, float]:
     return ratios
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True, eq=False)
 class RowSource:
     """Where rows come from, and how they become cases."""
 
-    data: Data
+    data: Data | None
     split: str = "train"
     """Split of a data set of the Hub."""
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] | None = None
     """New columns by the names of those they are copied from, as in {"solution": "reward_model.ground_truth"}."""
     size: int | None = None
     seed: int | None = None
@@ -99,7 +99,7 @@ class RowSource:
         if not isinstance(row, Mapping):
             raise EnvironmentFailed(f"{place}: a row must be an object with columns, not {str(row)[:40]!r}")
         case = dict(row)
-        for name, path in self.columns.items():
+        for name, path in (self.columns or {}).items():
             case[name] = row
             for key in path.split("."):
                 if not (isinstance(case[name], Mapping) and key in case[name]):
@@ -190,56 +190,47 @@ def question_of(row: Row) -> str:
     return str(asked[-1]) if asked else ""
 
 
-class JudgedRows:
+@dataclass(kw_only=True, eq=False)
+class ScoredRows(RowSource):
     """Asks the rows' prompts; the judges of a row's `data_source` score the answers."""
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        judges: JudgeDescription | None = None,
-        split: str = "train",
-        eval_data: Data | None = None,
-        columns: Mapping[str, str] | None = None,
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        few_shot: int = 0,
-    ) -> None:
-        self.source = RowSource(id.split(","), split, columns or {}, size, seed, system, few_shot)
-        self.judges, self.eval_data = Judges.described(judges).load(), eval_data
-        self.source_files = self.judges.source_files
-        low, high = self.judges.score_range
-        self.requirements = EnvRequirements(
-            "process" if any(judge.may_hang for judge in self.judges) else None,
-            score_range=(low, high) if math.isfinite(high - low) else "any",
-        )
-        if eval_data is None:
+    eval_data: Data | None = None
+    """Rows that are not trained on; None: some of the others are held out."""
+    judge_set: Judges = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.eval_data is None:
             self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
-        if not self.judges.compares:
+
+    def use(self, judges: Judges) -> None:
+        """Score by these judges."""
+        self.judge_set = judges
+        if not judges.compares:
             self.score_group = None  # type: ignore[method-assign, assignment]
 
     def build_dataset(self) -> list[Row]:
-        """The rows of the file."""
-        return self._checked(self.source.cases())
+        """The rows of `data`."""
+        return self._checked(self.cases())
 
     def build_eval_dataset(self) -> list[Row]:
         """The rows of `eval_data`."""
         assert self.eval_data is not None
-        return self._checked(replace(self.source, data=self.eval_data, size=None, seed=None).cases())
+        held_out = RowSource(
+            data=self.eval_data, split=self.split, columns=self.columns, system=self.system, few_shot=self.few_shot
+        )
+        return self._checked(held_out.cases())
 
     def score_episode(self, **episode: Any) -> Score:
         """The weighted sum of the judges that look at one answer."""
-        return self.judges(**episode)
+        return self.judge_set(**episode)
 
     def score_group(self, **group: Any) -> list[Score]:
         """The scores of a group, with the judges that compare its answers."""
-        return self.judges.compare(**group)
+        return self.judge_set.compare(**group)
 
     def reference(self, case: Row) -> str | None:
         """The right answer of a row, if it has one."""
-        for judge in self.judges.judges_of(case) if "ground_truth" in case else ():
+        for judge in self.judge_set.judges_of(case) if "ground_truth" in case else ():
             if judge.place in EXAMPLES:
                 return EXAMPLES[judge.place].format(case["ground_truth"])
         found = case.get("answer", case.get("ground_truth"))
@@ -248,10 +239,30 @@ class JudgedRows:
     def _checked(self, rows: list[Row]) -> list[Row]:
         for number, row in enumerate(rows):
             try:
-                self.judges.check_row(row)
+                self.judge_set.check_row(row)
             except EnvironmentFailed as error:
                 raise EnvironmentFailed(f"row {number}: {error}") from None
         return rows
+
+
+@dataclass(eq=False)
+class JudgedRows(ScoredRows):
+    """The rows of the files that the id names."""
+
+    id: str
+    judges: JudgeDescription | None = field(default=None, kw_only=True)
+    data: Data | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.data = self.id.split(",")
+        self.use(Judges.described(self.judges).load())
+        self.source_files = self.judge_set.source_files
+        low, high = self.judge_set.score_range
+        self.requirements = EnvRequirements(
+            "process" if any(judge.may_hang for judge in self.judge_set) else None,
+            score_range=(low, high) if math.isfinite(high - low) else "any",
+        )
 
 
 def check_id(id: str, settings: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.adapters.reward import check_functions, load_functions
@@ -21,43 +22,33 @@ from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 
 
-class TRLEnvironment:
+@dataclass(eq=False)
+class TRLEnvironment(RowSource):
     """A new instance of the class for each episode: its public methods are the tools, `reset` gets the row.
 
     An episode ends with the first answer without a tool call.
     """
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        data: Data | None = None,
-        split: str = "train",
-        columns: Mapping[str, str] | None = None,
-        rewards: str | None = None,
-        weights: Sequence[float] | None = None,
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        score_range: object = None,
-    ) -> None:
-        self.requirements = requires(score_range, "trl")
-        self.factory, places = load_object(*parse_id(id)[0]), parse_id(rewards) if rewards else []
-        functions = load_functions(places, weights)
+    id: str
+    data: Data | None = field(default=None, kw_only=True)
+    rewards: str | None = field(default=None, kw_only=True)
+    weights: Sequence[float] | None = field(default=None, kw_only=True)
+    score_range: object = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.requirements = requires(self.score_range, "trl")
+        own, places = parse_id(self.id), parse_id(self.rewards) if self.rewards else []
+        self.factory, functions = load_object(*own[0]), load_functions(places, self.weights)
         self.judges = Judges({ANY_SOURCE: [function.judge() for function in functions]})
-        made_of = [self.factory, *(function.function for function in functions)]
-        self.source_files = source_files([*parse_id(id), *places], made_of)
-        if not rewards and not hasattr(self.factory, "get_reward"):
-            raise ConfigError(f"rl_env_config: {id} has no get_reward: name reward functions with `rewards`")
-        self.source = None if data is None else RowSource(data, split, columns or {}, size, seed, system)
-        self.size, self.prompt = size or 200, prompted([], system)
+        self.source_files = source_files([*own, *places], [self.factory, *(one.function for one in functions)])
+        if not self.rewards and not hasattr(self.factory, "get_reward"):
+            raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 
     def build_dataset(self) -> list[Row]:
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""
-        if self.source is None:
-            return [{"prompt": self.prompt, "trl_row": {}} for _ in range(self.size)]
-        rows = self.source.cases()  # without the message that `reset` continues
+        if self.data is None:
+            return [{"prompt": prompted([], self.system), "trl_row": {}} for _ in range(self.size or 200)]
+        rows = self.cases()  # without the message that `reset` continues
         prompts = [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][:-1] for row in rows]
         return [{**row, "prompt": prompt, "trl_row": row} for row, prompt in zip(rows, prompts, strict=True)]
 
