@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import re
+import textwrap
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -292,32 +293,19 @@ def _text_of_hint(hint: object) -> str | None:
     return next(texts, None)
 
 
-_SECTION = re.compile(
-    r"(Args|Arguments|Parameters|Params):\s*$|(Returns?|Raises|Yields):|:(param|type|returns?|raises)\b"
-)
-_ITEM = re.compile(r"(?::param\s(?:[^:]*\s)?|\s+)(\w+)\s*(?:\((?:[^()]|\([^()]*\))*\))?\s*:(.*)")
+_SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Params|Returns?|Raises|Yields):|^:\w", re.MULTILINE)
+_ARGS = re.compile(r"^(?:Args|Arguments|Parameters|Params):[ \t]*\n((?:[ \t].*\n?|\n)*)", re.MULTILINE)
+_TEXT = r":(.*(?:\n[ \t]+.*)*)"  # with the lines that are indented further
+_ITEM = re.compile(r"^(\w+)[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?[ \t]*" + _TEXT, re.MULTILINE)
+_PARAM = re.compile(r"^:param\s(?:[^:]*\s)?(\w+)" + _TEXT, re.MULTILINE)
 
 
 def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
     """The description, and the text of each argument, from Google's `Args:` or `:param name: text`."""
-    lines = doc.splitlines()
-    end = next((number for number, line in enumerate(lines) if _SECTION.match(line)), len(lines))
-    paragraphs = re.split(r"\n\s*\n", "\n".join(lines[:end]))
-    about = "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
-    texts: dict[str, list[str]] = {}
-    current: list[str] = []
-    indent, is_args = 0, False
-    for line in lines[end:]:
-        depth = len(line) - len(line.lstrip())
-        if line.strip() and not depth:  # another section, or another :param:
-            current, indent, is_args = [], 0, line.startswith(("Arg", "Param"))
-        indent = indent or depth
-        item = _ITEM.match(line)
-        if item and (line.startswith(":") or (is_args and depth == indent)):
-            current = texts.setdefault(item[1], [])
-            line = item[2]
-        current.append(line)
-    return about, {name: " ".join(" ".join(text).split()) for name, text in texts.items()}
+    about = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", _SECTION.split(doc)[0])]
+    section = _ARGS.search(doc)
+    items = _ITEM.findall(textwrap.dedent(section[1]) if section else "") + _PARAM.findall(doc)
+    return "\n".join(about).strip(), {name: " ".join(text.split()) for name, text in items}
 
 
 _DROPPED = {"title", "discriminator", "$defs"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +41,23 @@ class InspectTask:
         task: JsonMapping | None = None,
         **arguments: Any,
     ) -> None:
-        from aitrain.environment.adapters.inspect_sample import parts_of, tasks_named
+        from inspect_ai._eval.loader import load_tasks
+        from inspect_ai._util.registry import registry_lookup
 
         self.requirements = requires(score_range, "inspect")
         self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
         name = task_name(id)
-        found = tasks_named(name, {**arguments, **(task or {})})
+        found = load_tasks([name], {**arguments, **(task or {})})
         if len(found) != 1:
             raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
         self.task = found[0]
-        file = (name.partition("@")[0], "")
-        self.source_files = source_files([file] if file[0].endswith(".py") else (), parts_of(self.task), "inspect_ai")
+        file, solver = (name.partition("@")[0], ""), self.task.solver
+        parts = [  # the function that made the task, if it is registered, its solvers and scorers
+            registry_lookup("task", self.task.registry_name or ""),
+            *(solver if isinstance(solver, Sequence) else [solver]),
+            *(self.task.scorer or []),
+        ]
+        self.source_files = source_files([file] if file[0].endswith(".py") else (), parts, "inspect_ai")
         if not self.task.scorer:
             raise ConfigError(f"rl_env: the task {self.task.name} has no scorer, so its samples have no score")
         if self.task.sandbox is not None or any(sample.sandbox for sample in self.task.dataset):
