@@ -46,7 +46,12 @@ class Gymnasium:
             env = self.make()
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
             self.config.setdefault("render_mode", "ansi")
-        self.first, self.count = self._numbers(getattr(env, "action_space", None))
+        space: Any = getattr(env, "action_space", None)
+        self.first, self.count = 0, 0
+        if hasattr(space, "n"):
+            self.first, self.count = int(getattr(space, "start", 0)), int(space.n)
+        elif space is not None and type(space).__name__ != "Text":
+            raise ConfigError(f"rl_env: {id} has actions of the kind {space}, which no text names")
         if self.actions and len(self.actions) != self.count:
             raise ConfigError(f"rl_env_config: {id} has {self.count} actions, and `actions` names {len(self.actions)}")
         self.source_files = source_files([(one, "") for one in imports], [getattr(env, "unwrapped", env)], self.package)
@@ -96,14 +101,6 @@ class Gymnasium:
         if self.actions:
             return f"Answer with one of: {', '.join(self.actions)}."
         return f"Answer with a number from {self.first} to {self.first + self.count - 1}." if self.count else ""
-
-    def _numbers(self, space: Any) -> tuple[int, int]:
-        """The first action and the number of actions; no actions if the environment reads text."""
-        if hasattr(space, "n"):
-            return int(getattr(space, "start", 0)), int(space.n)
-        if space is not None and type(space).__name__ != "Text":
-            raise ConfigError(f"rl_env: {self.id} has actions of the kind {space}, which no text names")
-        return 0, 0
 
     def _action(self, reply: str) -> str | int | None:
         """The last action that the answer names; None without one."""
