@@ -25,6 +25,7 @@ from aitrain.environment.contract import ENV_KINDS, Bounds, Case, ScoreResult
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import ToolOffer, Tools
+from aitrain.environment.urls import check_url, is_local
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import current_task, is_abandoned, paused
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 PROTOCOL = 2
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
 CLIENT_HEADER = "X-Aitrain-Client"
 """Header with the name of the client, whose sessions are ended when the server has not heard of it for a while."""
 CLIENT_SECONDS = 60.0
@@ -127,10 +127,10 @@ def env_token(url: str = "") -> str:
     Raises:
         ConfigError: it cannot be sent in a header.
     """
-    token, server = os.environ.get(TOKEN_VARIABLE, ""), urlsplit(url)
-    if not token and server.hostname in LOCAL:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token and is_local(url):
         with suppress(OSError):
-            return token_file(server.port or 80).read_text(encoding="ascii")
+            return token_file(urlsplit(url).port or 80).read_text(encoding="ascii")
     if not all("!" <= character <= "~" for character in token):
         raise ConfigError(f"{TOKEN_VARIABLE}: a token has only ASCII letters, digits and signs, without spaces")
     return token
@@ -209,20 +209,10 @@ def checked_urls(given: str) -> list[str]:
         ConfigError: one is not a URL, or holds credentials; or the token cannot be sent.
     """
     env_token()
-    urls = [url.strip().rstrip("/") for url in given.split(",")]
-    for url in urls:
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL:
-            parsed = httpx.URL("")
-        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-            raise ConfigError(f"rl_env: {url or given} is not a URL\nGive one such as http://10.0.0.5:8000.")
-        if parsed.userinfo:
-            raise ConfigError(
-                f"rl_env: the URL of {parsed.host} holds credentials\n"
-                f"Put the server's token into the environment variable {TOKEN_VARIABLE}."
-            )
-    return urls
+    try:
+        return [check_url(url.strip(), TOKEN_VARIABLE) for url in given.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"rl_env: {error}") from None
 
 
 @cache

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
+from aitrain.environment.urls import check_url, is_local
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 ChatMessages = list[dict[str, object]]
@@ -146,19 +146,12 @@ def server_url(given: str, adapter: str) -> str:
     """The URL without a slash at its end.
 
     Raises:
-        ConfigError: it is not a URL.
+        ConfigError: it is not a URL, or holds credentials.
     """
-    parts = urlsplit(given)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(
-            f"rl_env: {adapter}:{given} does not name a server: give its URL, such as {adapter}:http://127.0.0.1:8000"
-        )
-    return given.rstrip("/")
-
-
-def is_local(url: str) -> bool:
-    """Whether a URL leads to this machine, so that no proxy is asked."""
-    return (urlsplit(url).hostname or "") in ("127.0.0.1", "::1", "localhost")
+    try:
+        return check_url(given, "servers that want a key are not supported")
+    except ValueError as error:
+        raise ConfigError(f"rl_env: {adapter}: {error}") from None
 
 
 @asynccontextmanager

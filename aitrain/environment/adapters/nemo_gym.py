@@ -58,15 +58,9 @@ class NeMoGym:
                 await server.ask("GET", "/")
         return choose(rows, self.size, self.seed)
 
-    async def start(self, task: JsonObject) -> NeMoGymSession:
+    def start(self, task: JsonObject) -> NeMoGymSession:
         """A session of the server; its cookie is what the server knows it by."""
-        session = NeMoGymSession(EnvServer(self.url), task, self.done_flag)
-        try:
-            await session.server.ask("POST", "/seed_session", task)
-        except BaseException:
-            await session.close()
-            raise
-        return session
+        return NeMoGymSession(EnvServer(self.url), task, self.done_flag)
 
 
 class NeMoGymSession:
@@ -76,6 +70,10 @@ class NeMoGymSession:
         self.server, self.task, self.done_flag = server, task, done_flag
         self.tools = task["responses_create_params"].get("tools") or []
         self.output: list[JsonObject] = []
+
+    async def opening(self) -> None:
+        """Begin the session; the row's prompt is all that is said."""
+        await self.server.ask("POST", "/seed_session", self.task)
 
     def get_tools(self) -> list[ToolJson]:
         """The row's tools."""

@@ -15,7 +15,6 @@ from aitrain.environment.adapters.env_server import (
     EnvServer,
     StepResponse,
     StepRewards,
-    is_local,
     run_calls,
     server_url,
     starting,
@@ -24,6 +23,7 @@ from aitrain.environment.adapters.env_server import (
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
+from aitrain.environment.urls import is_local
 from aitrain.errors import AitrainError, EnvironmentFailed
 
 NOT_SHOWN = ("done", "reward", "metadata")
@@ -163,16 +163,9 @@ class OpenEnv:
         finally:
             await session.close()
 
-    async def start(self, case: JsonObject) -> OpenEnvSession:
-        """A session of the server, and its first observation."""
-        session = OpenEnvSession(self)
-        try:
-            await session.open()
-            session.first, _ = await session.play("reset", case["reset"])
-        except BaseException:
-            await session.close()
-            raise
-        return session
+    def start(self, case: JsonObject) -> OpenEnvSession:
+        """A session of the server."""
+        return OpenEnvSession(self, case["reset"])
 
     def get_tools(self) -> list[ToolJson]:
         """The tools of an MCP environment."""
@@ -183,12 +176,10 @@ class OpenEnvSession:
     """One session, which is one episode. It lasts as long as its connection: an episode whose connection is lost
     fails."""
 
-    first = ""
-    """The first observation."""
     _socket: Any = None
 
-    def __init__(self, owner: OpenEnv) -> None:
-        self.owner, self.server = owner, f"The OpenEnv server at {owner.url}"
+    def __init__(self, owner: OpenEnv, reset: JsonObject | None = None) -> None:
+        self.owner, self.reset, self.server = owner, reset or {}, f"The OpenEnv server at {owner.url}"
         self.rewards = StepRewards(owner.rewards, owner.unrewarded)
 
     async def open(self) -> None:
@@ -245,9 +236,10 @@ class OpenEnvSession:
         self.rewards.add(answer)
         return self.owner.text.text_of(answer["observation"]), bool(answer.get("done"))
 
-    def opening(self) -> str:
-        """The first observation."""
-        return self.first
+    async def opening(self) -> str:
+        """Begin the episode; returns the first observation."""
+        await self.open()
+        return (await self.play("reset", self.reset))[0]
 
     async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
         """Run the tool calls; without tools the answer is the action."""

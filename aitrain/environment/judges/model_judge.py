@@ -15,11 +15,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from aitrain.environment.urls import check_url
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.redaction import redact
@@ -110,15 +110,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000/v1.")
-        if "@" in parts.netloc or redact(url) != url:
-            raise ValueError(
-                f"the URL of {parts.hostname} holds credentials\nPut the key into an environment variable, which"
-                " key_name names."
-            )
-        return url
+        return check_url(url, "that of key_name")
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server answers, as JSON.
@@ -130,7 +122,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         if not (key.isascii() and key.isprintable()):
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url, pause, judge = self.url.rstrip("/") + path, FIRST_PAUSE, f"the judge at {self.url}"
+        url, pause, judge = self.url + path, FIRST_PAUSE, f"the judge at {self.url}"
         connections = _Connections.of_running_loop()
         slots = connections.slots.setdefault((url, self.concurrency), asyncio.Semaphore(self.concurrency))
         for attempt in range(self.retries + 1):
