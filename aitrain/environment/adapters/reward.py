@@ -148,7 +148,7 @@ class RewardFunctions(ScoredRows):
             if name not in names:
                 raise ConfigError(f"rl_env_config: group: there is no function {name}.{did_you_mean(name, names)}")
         self.comparing = list(self.group or ())
-        if self.group is None:
+        if self.group is None and not all(function.is_rule for function in self.functions):
             self.comparing, failed = self._trial(rows[0])
             others = f"; not known, as the trial failed: {', '.join(failed)}" if failed else ""
             self.dataset_note = (

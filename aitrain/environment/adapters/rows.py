@@ -233,8 +233,7 @@ class ScoredRows(RowSource):
         for judge in self.judge_set.judges_of(case) if "ground_truth" in case else ():
             if judge.place in EXAMPLES:
                 return EXAMPLES[judge.place].format(case["ground_truth"])
-        found = case.get("answer", case.get("ground_truth"))
-        return None if found is None else str(found)
+        return None if case.get("answer") is None else str(case["answer"])
 
     def _checked(self, rows: list[Row]) -> list[Row]:
         for number, row in enumerate(rows):
@@ -263,6 +262,11 @@ class JudgedRows(ScoredRows):
             "process" if any(judge.may_hang for judge in self.judge_set) else None,
             score_range=(low, high) if math.isfinite(high - low) else "any",
         )
+
+    def reference(self, case: Row) -> str | None:
+        """The right answer of a row, if it has one; without another, its ground truth."""
+        found = super().reference(case)
+        return str(case["ground_truth"]) if found is None and "ground_truth" in case else found
 
 
 def check_id(id: str, settings: Mapping[str, Any]) -> None:
