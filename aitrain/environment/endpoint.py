@@ -444,20 +444,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_server)
 
 
-class _Address:
-    """The part that both kinds of endpoints share: an address for clients of OpenAI's API."""
+class Endpoint:
+    """The policy in a `rollout`, and its address for clients of OpenAI's API."""
 
     model = MODELS[0]
     """Name of the policy, whose answers are trained."""
     untrained_model = MODELS[1]
     """Name of the policy for other conversations, which are not trained."""
 
-    def __init__(self, requests: RequestQueue) -> None:
-        self._requests, self._path = requests, secrets.token_hex(8)
+    def __init__(self, requests: RequestQueue, is_async: bool) -> None:
+        self._requests, self._is_async, self._path = requests, is_async, secrets.token_hex(8)
 
     @cached_property
     def base_url(self) -> str:
-        """Address of this episode for clients of OpenAI's API: http://127.0.0.1:PORT/EPISODE/v1."""
+        """Address of this episode: http://127.0.0.1:PORT/EPISODE/v1."""
         server = endpoint_server()
         server.episodes[self._path] = self._requests
         return f"{server.url}/{self._path}/v1"
@@ -472,17 +472,9 @@ class _Address:
         if "base_url" in vars(self):
             endpoint_server().episodes.pop(self._path, None)
 
-    def _ask(self, messages: Iterable[object], tools: Iterable[object] | None, trained: bool) -> Future[ChatAnswer]:
-        return self._requests.ask(read_request(messages, tools, trained))
-
-
-class Endpoint(_Address):
-    """The policy in an `async def rollout`."""
-
-    async def chat(
-        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
-    ) -> Message:
-        """The policy's answer to the messages, as an OpenAI-style dict with `role`, `content` and perhaps `tool_calls`.
+    def chat(self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True) -> Any:
+        """The policy's answer to the messages, as an OpenAI-style dict with `role`, `content` and perhaps `tool_calls`;
+        in an `async def rollout` it is awaited.
 
         The trained conversation only grows: each request begins with the messages of the one before and the policy's
         answer. With `trained=False` it is another conversation, which is not trained.
@@ -490,27 +482,21 @@ class Endpoint(_Address):
         Raises:
             EpisodeTruncated: a limit has ended the episode.
             ValueError: messages or tools are not in OpenAI's format.
-        """
-        return (await self.answer(messages, tools, trained)).message
-
-    async def answer(
-        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
-    ) -> ChatAnswer:
-        """The same with the number of tokens and the reason for the end."""
-        return await asyncio.wrap_future(self._ask(messages, tools, trained))
-
-
-class BlockingEndpoint(_Address):
-    """The policy in a `def rollout`, which runs in a thread of its own."""
-
-    def chat(self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True) -> Message:
-        """The same as `Endpoint.chat`, without await.
-
-        Raises:
             RuntimeError: it is called on the event loop that all episodes share, and would block it.
         """
+        if self._is_async:
+            return self._message(messages, tools, trained)
         if is_on_shared_loop():
             raise RuntimeError(
                 "endpoint.chat blocks every episode here: write `async def rollout`, where it is awaited"
             )
-        return self._ask(messages, tools, trained).result().message
+        return self._requests.ask(read_request(messages, tools, trained)).result().message
+
+    async def _message(self, *request: Any) -> Message:
+        return (await self.answer(*request)).message
+
+    async def answer(
+        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
+    ) -> ChatAnswer:
+        """The same, always awaited, with the number of tokens and the reason for the end."""
+        return await asyncio.wrap_future(self._requests.ask(read_request(messages, tools, trained)))
