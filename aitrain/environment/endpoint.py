@@ -304,7 +304,7 @@ BLOCKED = 2.0
 """Seconds without progress after which a rollout is taken to block the event loop."""
 
 _USED = {"model", "messages", "tools", "stream", "stream_options", "n"}
-_HARMLESS = {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}
+_USED |= {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}  # which change no answer
 _BLOCKS_LOOP = (
     "the rollout is `async def` and waits for the policy with a client that is not async, which blocks every other"
     " episode: use AsyncOpenAI or httpx.AsyncClient, or write `def rollout`"
@@ -325,17 +325,25 @@ class EndpointServer:
         threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
 
     async def _answer(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse, Response
+        from starlette.responses import JSONResponse
 
         try:
-            answer = await self._answered(request)
+            return await self._answered(request)
         except Exception as error:  # a client that is not answered asks again
-            status, problem = _problem(error)
-            return JSONResponse({"error": problem}, status)
-        return JSONResponse(answer) if isinstance(answer, dict) else Response(answer, media_type="text/event-stream")
+            status, code, param, what = 400, None, None, str(error)
+            if isinstance(error, RefusedRequestError):
+                status, code, param = error.status, error.code, error.param
+            elif isinstance(error, EpisodeTruncated):
+                code, param = "context_length_exceeded", "messages"
+            elif not isinstance(error, AitrainError):
+                what = f"the request cannot be read: {describe_error(error)}"
+            kind = "authentication_error" if status == 401 else "invalid_request_error"
+            return JSONResponse({"error": {"message": what, "type": kind, "param": param, "code": code}}, status)
 
-    async def _answered(self, request: Request) -> Message | bytes:
-        """The body of an answer: JSON, or server-sent events."""
+    async def _answered(self, request: Request) -> Response:
+        """JSON, or server-sent events."""
+        from starlette.responses import JSONResponse, Response
+
         if not has_token(request, self.key):
             raise RefusedRequestError(401, "wrong API key: use endpoint.api_key", "invalid_api_key")
         name, _, path = request.path_params["path"].partition("/")
@@ -344,74 +352,48 @@ class EndpointServer:
             raise RefusedRequestError(404, "no such episode, or it is over: use endpoint.base_url", "episode_over")
         if request.method == "GET" and path == "v1/models":
             models = [{"id": name, "object": "model", "created": 0, "owned_by": "aitrain"} for name in MODELS]
-            return {"object": "list", "data": models}
+            return JSONResponse({"object": "list", "data": models})
         if request.method == "GET" or path != "v1/chat/completions":
             what = f"there is no {request.method} /{path}: only /v1/chat/completions and /v1/models"
             raise RefusedRequestError(404, what)
         body = await json_body(request, MAX_BODY)
-        future = asyncio.wrap_future(episode.ask(_chat_request(body)))
+        model = body.get("model")
+        if model not in MODELS:
+            what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
+            raise RefusedRequestError(404, what, "model_not_found", "model")
+        if body.get("n") not in (None, 1):
+            raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request", None, "n")
+        rest = {name: body[name] for name in sorted(body.keys() - _USED)}
+        ignored = [name for name, value in rest.items() if value not in (None, "auto") and value is not False]
+        asked = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
+        future = asyncio.wrap_future(episode.ask(replace(asked, ignored=tuple(ignored))))
         # other episodes may have to wait for the event loop, which must be free
         if not (await asyncio.wait([future], timeout=BLOCKED))[0]:
             blocks = await asyncio.to_thread(episode.blocks_loop, BLOCKED)
             if blocks and not future.done():
                 raise RefusedRequestError(400, _BLOCKS_LOOP, "blocks_event_loop")
         answer = await future
-        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": int(time.time()), "model": body["model"]}
-        if body.get("stream"):
-            return _streamed({**head, "object": "chat.completion.chunk"}, answer, body.get("stream_options") or {})
-        choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
-        return {**head, "object": "chat.completion", "choices": [choice], **_usage(answer)}
-
-
-def _problem(error: Exception) -> tuple[int, Message]:
-    """The status of a request that is refused, and the error in OpenAI's format."""
-    status, code, param, what = 400, None, None, str(error)
-    if isinstance(error, RefusedRequestError):
-        status, code, param = error.status, error.code, error.param
-    elif isinstance(error, EpisodeTruncated):
-        code, param = "context_length_exceeded", "messages"
-    elif not isinstance(error, AitrainError):
-        what = f"the request cannot be read: {describe_error(error)}"
-    kind = "authentication_error" if status == 401 else "invalid_request_error"
-    return status, {"message": what, "type": kind, "param": param, "code": code}
-
-
-def _chat_request(body: Message) -> ChatRequest:
-    """The request in a body.
-
-    Raises:
-        RefusedRequestError: it is not in OpenAI's format, or asks for what cannot be had.
-    """
-    model = body.get("model")
-    if model not in MODELS:
-        what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
-        raise RefusedRequestError(404, what, "model_not_found", "model")
-    if body.get("n") not in (None, 1):
-        raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request", None, "n")
-    request = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
-    rest = {name: value for name, value in body.items() if name not in _USED | _HARMLESS}
-    asks = (name for name, value in rest.items() if value is not None and value != "auto" and value is not False)
-    return replace(request, ignored=tuple(sorted(asks)))
-
-
-def _usage(answer: ChatAnswer) -> Message:
-    if answer.usage is None:
-        return {}
-    prompt, completion = answer.usage.prompt, answer.usage.completion
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {"usage": usage}
-
-
-def _streamed(head: Message, answer: ChatAnswer, options: Message) -> bytes:
-    """The answer as server-sent events: it is complete before the first one, so there are few."""
-    message = dict(answer.message)
-    if message.get("tool_calls"):
-        message["tool_calls"] = [{**call, "index": place} for place, call in enumerate(message["tool_calls"])]
-    parts: list[tuple[Message, str | None]] = [(message, None), ({}, answer.finish_reason)]
-    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in parts]
-    if options.get("include_usage"):
-        chunks.append({**head, "choices": [], **_usage(answer)})
-    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+        message, end, used = answer.message, answer.finish_reason, answer.usage
+        usage: Message | None = None
+        if used is not None:
+            total = used.prompt + used.completion
+            usage = {"prompt_tokens": used.prompt, "completion_tokens": used.completion, "total_tokens": total}
+        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": int(time.time()), "model": model}
+        if not body.get("stream"):
+            choice = {"index": 0, "message": message, "finish_reason": end, "logprobs": None}
+            return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+        # it is complete before the first event, so there are few
+        calls = [{**call, "index": place} for place, call in enumerate(message.get("tool_calls", ()))]
+        delta = {**message, "tool_calls": calls} if calls else message
+        chunks: list[Message] = [
+            {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": end}]},
+        ]
+        if (body.get("stream_options") or {}).get("include_usage"):
+            chunks.append({"choices": [], "usage": usage})
+        head["object"] = "chat.completion.chunk"
+        events = [f"data: {json.dumps({**head, **chunk})}\n\n" for chunk in chunks]
+        return Response("".join([*events, "data: [DONE]\n\n"]), media_type="text/event-stream")
 
 
 _lock = threading.Lock()
