@@ -183,7 +183,8 @@ class EnvService:
         self._heard[client] = time.monotonic()
 
     async def answer(self, client: str, path: str, body: JsonObject) -> bytes:
-        """The answer to a POST request, as JSON.
+        """The answer to a POST request, as JSON. A call of an episode is made once: one that is sent again gets the
+        same answer.
 
         Raises:
             RefusedRequestError: the request is wrong.
@@ -200,14 +201,6 @@ class EnvService:
             call = decode(EnvCall, body)
         except ValueError as error:
             raise RefusedRequestError(400, f"the call cannot be read: {error}"[:500]) from error
-        answer = await self._call(client, path, call)
-        try:
-            return encode(answer)
-        except (TypeError, ValueError, RecursionError) as error:
-            return encode(EnvAnswer(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
-
-    async def _call(self, client: str, path: str, call: EnvCall) -> EnvAnswer:
-        """Make a call of an episode, once: one that is sent again gets the same answer."""
         if call.environment != self.description.id:
             what = f"({self.description.name}, {self.description.train} rows)"
             raise RefusedRequestError(409, f"this server now serves another environment {what}")
@@ -227,7 +220,11 @@ class EnvService:
         elif call.number < episode.number or episode.call is None:
             raise RefusedRequestError(409, f"call {call.number} of this episode was answered before")
         done, _ = await asyncio.wait([episode.call], timeout=ANSWER_SECONDS)
-        return episode.call.result() if done else EnvAnswer(is_running=True)
+        answer = episode.call.result() if done else EnvAnswer(is_running=True)
+        try:
+            return encode(answer)
+        except (TypeError, ValueError, RecursionError) as error:
+            return encode(EnvAnswer(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
 
     async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         runner, case = self.runner, episode.case

@@ -68,14 +68,8 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         self.first = self.first or messages[0]
         is_trained = self.trained and messages[0] == self.first
         self.others += not is_trained
-        schemas = [
-            {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters.model_dump(exclude_none=True),
-            }
-            for tool in tools
-        ]
+        fields = {"name", "description", "parameters"}
+        schemas = [tool.model_dump(include=fields, exclude_none=True) for tool in tools]
         answer = await self.endpoint.chat(messages, tools=schemas, trained=is_trained)
         calls = [_as_call(call) for call in answer.get("tool_calls") or ()]
         message = ChatMessageAssistant(

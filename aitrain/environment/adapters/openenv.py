@@ -12,7 +12,6 @@ from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     CONNECT_SECONDS,
-    EnvServer,
     StepResponse,
     StepRewards,
     run_calls,
@@ -114,39 +113,25 @@ class OpenEnv:
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each case, with what its session is reset with. The server is asked for as many sessions as will be
         open at once: one that allows fewer would fail every batch."""
+        own = dict(self.reset or {})
         async with starting("OpenEnv", self.url) as server:
             self.text = OpenEnvText((await server.json("GET", "/schema"))["action"], self.field, self.shown)
-            resets = await self._resets(server)
-            await self._check_sessions(self.sessions * int(os.environ.get("WORLD_SIZE", "1")))
-            if self.text.has_tools:
-                self.tools = await self._list_tools()
-        system = self.system
-        if system is None and not self.tools and self.text.text_field is None:
-            system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
-        return [{"prompt": prompted([], system), "reset": reset} for reset in resets]
-
-    async def _resets(self, server: EnvServer) -> list[JsonObject]:
-        own = dict(self.reset or {})
-        if self.split is None:
-            return [{**own, "seed": self.seed + number} for number in range(self.size)]
-        name = (await server.json("GET", "/list_environments"))[0]
-        count = (await server.json("POST", f"/{name}/num_tasks", {"split": self.split}))["num_tasks"]
-        tasks = choose(range(count), self.size, self.seed or None)
-        return [{**own, "seed": self.seed + n, "split": self.split, "index": n} for n in tasks]
-
-    async def _check_sessions(self, needed: int) -> None:
-        """Open as many sessions as episodes of all processes need at once, and close them.
-
-        Raises:
-            EnvironmentFailed: the server allows fewer.
-        """
-        sessions = [OpenEnvSession(self) for _ in range(needed)]
-        try:
-            refusals = [why for why in await asyncio.gather(*(one.refusal() for one in sessions)) if why]
-        finally:
-            await asyncio.gather(*(one.close() for one in sessions))
+            resets = [{**own, "seed": self.seed + number} for number in range(self.size)]
+            if self.split is not None:
+                name = (await server.json("GET", "/list_environments"))[0]
+                count = (await server.json("POST", f"/{name}/num_tasks", {"split": self.split}))["num_tasks"]
+                tasks = choose(range(count), self.size, self.seed or None)
+                resets = [{**own, "seed": self.seed + n, "split": self.split, "index": n} for n in tasks]
+            sessions = [OpenEnvSession(self) for _ in range(self.sessions * int(os.environ.get("WORLD_SIZE", "1")))]
+            try:
+                refusals = [why for why in await asyncio.gather(*(one.refusal() for one in sessions)) if why]
+                if not refusals and self.text.has_tools:
+                    listed = await sessions[0].ask("step", {"type": "list_tools"})
+                    self.tools = tool_schemas(listed["observation"]["tools"])
+            finally:
+                await asyncio.gather(*(one.close() for one in sessions))
         if refusals:
-            allowed = needed - len(refusals)
+            needed, allowed = len(sessions), len(sessions) - len(refusals)
             raise EnvironmentFailed(
                 f"The OpenEnv server at {self.url} allows {allowed} of {needed} sessions at once: {refusals[0]}\n"
                 f"Start it with create_app(..., max_concurrent_envs={needed}), which needs"
@@ -154,14 +139,10 @@ class OpenEnv:
                 f"To play fewer episodes at once: --rl-env-config '{{\"sessions\": {max(1, allowed)}}}'"
                 " (in each process)."
             )
-
-    async def _list_tools(self) -> list[ToolJson]:
-        session = OpenEnvSession(self)
-        await session.open()
-        try:
-            return tool_schemas((await session.ask("step", {"type": "list_tools"}))["observation"]["tools"])
-        finally:
-            await session.close()
+        system = self.system
+        if system is None and not self.tools and self.text.text_field is None:
+            system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
+        return [{"prompt": prompted([], system), "reset": reset} for reset in resets]
 
     def start(self, case: JsonObject) -> OpenEnvSession:
         """A session of the server."""
