@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
@@ -53,8 +53,6 @@ END_SECONDS = 5.0
 """Seconds between two looks for clients that are gone."""
 MAX_BODY = 64 << 20
 """Maximum bytes of a request."""
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -196,7 +194,15 @@ class EnvService:
             await self._end([episode] if episode else [])
             return b"{}"
         if path == "/v1/reference":
-            return encode({"value": await self._reference(body.get("case_idx"), body.get("case"))})
+            case_idx, row = body.get("case_idx"), body.get("case")
+            named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
+            known = next((case for case in named if row in (None, to_wire(case.row))), None)
+            if known is None or not self.description.has_reference:
+                raise RefusedRequestError(404, f"there is no reference for case {case_idx}")
+            outcome = await self.runner.pool.call(partial(call_reference, self.runner.environment, known))
+            if outcome.failure is not None:
+                raise RefusedRequestError(400, f"reference {outcome.failure.message}")
+            return encode({"value": to_wire(outcome.value)})
         try:
             call = decode(EnvCall, body)
         except ValueError as error:
@@ -253,39 +259,23 @@ class EnvService:
             order = self._in_order  # groups may be compared with what earlier ones left on the environment
         else:
             raise RefusedRequestError(404, f"there is no {path}")
-        async with order:
-            outcome = await self._run(episode, job, call)
-        value: Any = outcome.value
-        if path == "/v1/open" and value is not None:
-            episode.session, value = value
-        return EnvAnswer(value, outcome.failure, outcome.seconds)
-
-    async def _reference(self, case_idx: object, row: object) -> object:
-        named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
-        known = next((case for case in named if row in (None, to_wire(case.row))), None)
-        if known is None or not self.description.has_reference:
-            raise RefusedRequestError(404, f"there is no reference for case {case_idx}")
-        outcome = await self.runner.pool.call(partial(call_reference, self.runner.environment, known))
-        if outcome.failure is not None:
-            raise RefusedRequestError(400, f"reference {outcome.failure.message}")
-        return to_wire(outcome.value)
-
-    async def _run(self, episode: ClientEpisode, job: Callable[[], T], call: EnvCall) -> Outcome[T]:
-        """Make a call within its deadline; the first failure of each kind is shown."""
-        outcome = await self.runner.call(job, call.timeout)
-        if self.runner.may_play_alone:
-            failure = self.runner.policy.end_batch()  # of an episode that has changed something that others see
-            self.runner.policy.begin_batch()
+        async with order:  # within its deadline
+            outcome: Outcome[Any] = await runner.call(job, call.timeout)
+        if runner.may_play_alone:
+            failure = runner.policy.end_batch()  # of an episode that has changed something that others see
+            runner.policy.begin_batch()
             for other in self._episodes.values():
                 other.spoiled = failure or other.spoiled
         if episode.spoiled is not None:
             outcome = replace(outcome, value=None, failure=episode.spoiled)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
-        failure = outcome.failure or getattr(outcome.value, "failure", None)
-        if failure is not None:
+        value, failure = outcome.value, outcome.failure or getattr(outcome.value, "failure", None)
+        if failure is not None:  # the first of each kind is shown
             for message in self._failures.first_of_each([(failure.kind, failure.message)]):
                 self.notify(f"A call of case {call.case} failed, it {message}")
-        return outcome
+        if path == "/v1/open" and value is not None:
+            episode.session, value = value
+        return EnvAnswer(value, outcome.failure, outcome.seconds)
 
     # -- ends
 
