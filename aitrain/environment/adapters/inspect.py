@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range, requires
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import parse, source_files, top_level
 from aitrain.errors import ConfigError, did_you_mean
@@ -124,7 +124,7 @@ def check_id(id: str, settings: JsonMapping) -> None:
     Raises:
         ConfigError: there is no such file or task, or a setting is wrong.
     """
-    read_score_range(settings.get("score_range", "0,1"), "inspect")
+    requires(settings.get("score_range", "0,1"), "inspect")
     task_name(id)
 
 

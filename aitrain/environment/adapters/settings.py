@@ -58,24 +58,6 @@ Row = TypeVar("Row")
 ChatMessage = dict[str, object]
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
-ScoreRange = tuple[float, float] | Literal["any"]
-
-
-def read_score_range(given: object, adapter: str) -> ScoreRange:
-    """The setting score_range, in the form in which an environment declares it.
-
-    Raises:
-        ConfigError: it is missing, or is not a range.
-    """
-    if given is None:
-        raise ConfigError(
-            f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
-            ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
-        )
-    bounds = score_bounds(",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given))
-    if bounds is None:
-        raise ConfigError(f"rl_env_config: score_range must be LOW,HIGH with the lower one first, or any; not {given}")
-    return "any" if given == "any" else bounds
 
 
 def requires(
@@ -84,9 +66,18 @@ def requires(
     """What an adapter's environment requires, with the setting score_range.
 
     Raises:
-        ConfigError: see read_score_range.
+        ConfigError: it is missing, or is not a range.
     """
-    return EnvRequirements(isolation, score_range=read_score_range(score_range, adapter), **more)
+    if score_range is None:
+        raise ConfigError(
+            f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
+            ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
+        )
+    bounds = score_bounds(score_range)
+    if bounds is None:
+        what = f"LOW,HIGH with the lower one first, or any; not {score_range}"
+        raise ConfigError(f"rl_env_config: score_range must be {what}")
+    return EnvRequirements(isolation, score_range="any" if score_range == "any" else bounds, **more)
 
 
 def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:

@@ -320,7 +320,7 @@ def _described(description: Any) -> list[Judge]:
             )
         name = str(settings.pop("name", "remote" if place.startswith(REMOTE) else place.rpartition(":")[2]))
         given, weight = settings.pop("range", ZERO_TO_ONE), settings.pop("weight", 1.0)
-        bounds = score_bounds(",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given))
+        bounds = score_bounds(given)
         if bounds is None:
             raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
