@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from aitrain.environment.adapters.settings import (
@@ -35,7 +34,6 @@ from aitrain.environment.adapters.settings import (
 )
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import Message
 from aitrain.environment.user_modules import module_specs, package_files, source_files
 from aitrain.errors import ConfigError, EpisodeTruncated
@@ -44,17 +42,17 @@ Foreign: TypeAlias = Any
 """An object of verifiers, which has no types here."""
 
 
+@dataclass(eq=False)
 class VerifiersEnvironment:
     """What the adapters of both versions share: the settings."""
 
-    requirements: EnvRequirements
-    source_files: list[Path]
-
-    def __init__(
-        self, id: str, size: int | None, seed: int | None, system: str | None, few_shot: int, score_range: object
-    ) -> None:
-        self.id, self.size, self.seed, self.system, self.few_shot = id, size, seed, system, few_shot
-        self.score_range = score_range
+    id: str
+    size: int | None
+    seed: int | None
+    system: str | None
+    few_shot: int
+    score_range: object
+    arguments: Mapping[str, object]
 
     def declare(self, weights: Sequence[float], parts: Iterable[object], max_turns: int | None = None) -> None:
         """Declare what the environment requires, and the files of its module and of these parts of it.
@@ -208,19 +206,19 @@ def _watched(function: Foreign, weight: float) -> Foreign:
     return watched
 
 
+@dataclass(eq=False)
 class LegacyVerifiers(VerifiersEnvironment):
     """One environment of verifiers 0.3, of any kind, with its rubric."""
 
-    def __init__(self, arguments: Mapping[str, object], *settings: Foreign) -> None:
-        super().__init__(*settings)
+    def __post_init__(self) -> None:
         import verifiers
 
         module, _, function = self.id.partition(":")
         kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         if function:
-            self.env = getattr(import_module(module.replace("-", "_")), function)(**arguments)
+            self.env = getattr(import_module(module.replace("-", "_")), function)(**self.arguments)
         else:
-            self.env = verifiers.load_environment(self.id, **arguments)
+            self.env = verifiers.load_environment(self.id, **self.arguments)
         if threading.current_thread() is threading.main_thread():  # it has replaced the handlers of Ctrl-C and SIGTERM
             for number, handler in kept.items():
                 signal.signal(number, handler)
@@ -279,12 +277,12 @@ LOCAL = {"type": "subprocess"}
 KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which its client reads the key of the address
 
 
+@dataclass(eq=False)
 class VerifiersV1(VerifiersEnvironment):
     """One taskset of verifiers 0.4, with its own environment or a named one (`best-of-n+my-taskset`)."""
 
-    def __init__(self, arguments: Mapping[str, object], *settings: Foreign) -> None:
-        super().__init__(*settings)
-        self.env = _load_v1(self.id, arguments)
+    def __post_init__(self) -> None:
+        self.env = _load_v1(self.id, self.arguments)
         count = None if self.size is None else self.size + self.few_shot
         if count is None and self.env.taskset.INFINITE:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
@@ -382,7 +380,7 @@ def Verifiers(
 ) -> object:
     """The environment, by the adapter of the installed version."""
     kind = LegacyVerifiers if _is_legacy() else VerifiersV1
-    return kind({**others, **(arguments or {})}, id, size, seed, system, few_shot, score_range)
+    return kind(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
 
 
 def check_id(id: str, settings: Mapping[str, object]) -> None:
