@@ -498,7 +498,18 @@ def connect(urls: str, /, **keywords: object) -> ServedEnvironment:
                 f"The servers at {connections[0].url} and {connection.url} serve different environments:\n"
                 f"{_named(first)}\n{_named(other)}\nStart both with the same files, configuration and seed."
             )
-    return _class_of(first)(connections, first)
+    methods: dict[str, Any] = {first.kind: _played_elsewhere(first.parameters)}
+    if first.held_out is not None:
+        methods["build_eval_dataset"] = ServedEnvironment.held_out_rows
+    if first.scores_groups:
+        methods["score_group"] = _played_elsewhere(None)
+    if first.has_reference:
+        methods["reference"] = ServedEnvironment.reference_of
+    if first.tools is not None:
+        methods["get_tools"] = lambda self: []  # see offered_tools
+    # a class with the name of the environment's, which no file here is the source of
+    kind: type[ServedEnvironment] = type(first.name, (ServedEnvironment,), {"__module__": "aitrain.served", **methods})
+    return kind(connections, first)
 
 
 def check_id(urls: str, keywords: Mapping[str, object]) -> None:
@@ -524,6 +535,9 @@ def _described(connection: EnvConnection) -> EnvDescription:
                 f" aitrain {PROTOCOL}\nInstall the same version of aitrain on both machines."
             )
         description = decode(EnvDescription, given)
+        is_named = description.name.isprintable() and all(map(str.isidentifier, description.parameters or ()))
+        if description.kind not in ENV_KINDS or not is_named:
+            raise ValueError(f"it describes no environment: kind {description.kind}")
     except ConnectionError as error:
         raise EnvironmentFailed(
             f"{str(error)[0].upper()}{str(error)[1:]}\nStart it first: aitrain env serve ENV --port PORT"
@@ -533,31 +547,11 @@ def _described(connection: EnvConnection) -> EnvDescription:
         raise EnvironmentFailed(f"The environment's server refused {error}{advice}") from error
     except ValueError as error:
         raise EnvironmentFailed(f"The server at {connection.url} is not one of aitrain env serve: {error}") from error
-    is_named = description.name.isprintable() and all(map(str.isidentifier, description.parameters or ()))
-    if description.kind not in ENV_KINDS or not is_named:
-        raise EnvironmentFailed(f"The server at {connection.url} describes no environment: kind {description.kind}")
     return description
 
 
 def _named(description: EnvDescription) -> str:
     return f"{description.name}, {description.train} rows, source {str(description.facts.get('sha256'))[:12]}"
-
-
-def _class_of(description: EnvDescription) -> type[ServedEnvironment]:
-    """A class with the name of the environment's, and those methods by which others tell what it can do."""
-    members: dict[str, Any] = {
-        "__module__": "aitrain.served",  # no file here is its source
-        description.kind: _played_elsewhere(description.parameters),
-    }
-    if description.held_out is not None:
-        members["build_eval_dataset"] = ServedEnvironment.held_out_rows
-    if description.scores_groups:
-        members["score_group"] = _played_elsewhere(None)
-    if description.has_reference:
-        members["reference"] = ServedEnvironment.reference_of
-    if description.tools is not None:
-        members["get_tools"] = lambda self: []  # see offered_tools
-    return type(description.name, (ServedEnvironment,), members)
 
 
 def _played_elsewhere(parameters: Sequence[str] | None) -> Any:
