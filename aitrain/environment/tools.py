@@ -56,41 +56,37 @@ class ToolOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolOffer:
-    """The tools of an environment that runs elsewhere: schemas of those that it runs, and of the others."""
+    """The tools of an environment that runs elsewhere."""
 
-    run: tuple[ToolJson, ...] = ()
-    shown: tuple[ToolJson, ...] = ()
-    of_schemas: bool = True
+    schemas: tuple[ToolJson, ...]
+    are_only_shown: bool
+    of_schemas: bool
 
 
 class Tools:
     """The tools of an environment or of one episode; `schemas` are passed to the chat template.
 
-    If no schema names a method, the schemas are only shown to the model, and the environment parses the calls itself:
-    `len` is then 0.
+    If no schema names a method, they `are_only_shown` to the model, and the environment parses and runs the calls
+    itself: `len` is then 0.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), shown: Iterable[Tool] = (), of_schemas: bool = True) -> None:
-        self._tools, self._shown = {tool.name: tool for tool in tools}, [tool.schema for tool in shown]
-        self.schemas: list[ToolJson] = [*(tool.schema for tool in self._tools.values()), *self._shown]
+    def __init__(self, tools: Iterable[Tool] = (), are_only_shown: bool = False, of_schemas: bool = True) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self.schemas: list[ToolJson] = [tool.schema for tool in self._tools.values()]
+        self.are_only_shown = are_only_shown and bool(self._tools)
         self.of_schemas = of_schemas
         """Whether get_tools returned only JSON schemas, which string prompts ignore."""
 
     @property
     def offer(self) -> ToolOffer:
         """The tools for a process that does not have the environment."""
-        return ToolOffer(tuple(tool.schema for tool in self._tools.values()), tuple(self._shown), self.of_schemas)
+        return ToolOffer(tuple(self.schemas), self.are_only_shown, self.of_schemas)
 
     @classmethod
     def offered(cls, offer: ToolOffer) -> Tools:
         """The tools of an environment that runs elsewhere; they cannot be run here."""
-        run, shown = ([Tool(function_part(each)["name"], each) for each in part] for part in (offer.run, offer.shown))
-        return cls(run, shown, offer.of_schemas)
-
-    @property
-    def are_only_shown(self) -> bool:
-        """Whether the environment parses and runs the calls itself."""
-        return bool(self.schemas) and not self._tools
+        tools = (Tool(function_part(schema)["name"], schema) for schema in offer.schemas)
+        return cls(tools, offer.are_only_shown, offer.of_schemas)
 
     @classmethod
     def of(cls, owner: object, runs_calls: bool = True) -> Tools:
@@ -119,11 +115,10 @@ class Tools:
                 label = short(named if isinstance(named, str) and named else repr(item))
                 raise EnvironmentFailed(f"{place}: {label}: {error}") from None
             found[tool.name] = tool
-        of_schemas = all(isinstance(item, dict) for item in items)
-        return cls((), found.values(), of_schemas) if only_shown else cls(found.values(), (), of_schemas)
+        return cls(found.values(), only_shown, all(isinstance(item, dict) for item in items))
 
     def __len__(self) -> int:
-        return len(self._tools)
+        return 0 if self.are_only_shown else len(self._tools)
 
     def run(self, call: ToolCall) -> ToolOutcome:
         """Run a call, or find out what is wrong with it.
