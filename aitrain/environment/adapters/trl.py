@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from aitrain.environment.adapters.reward import check_functions, load_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, ratios_of
 from aitrain.environment.adapters.settings import RandomStream, prompted, requires
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.judges.judge_set import ANY_SOURCE, Judges, weighted
+from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
 from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
@@ -39,9 +40,12 @@ class TRLEnvironment(RowSource):
         self.requirements = requires(self.score_range, "trl")
         own, places = parse_id(self.id), parse_id(self.rewards) if self.rewards else []
         self.factory, functions = load_object(*own[0]), load_functions(places, self.weights)
-        self.judges = Judges({ANY_SOURCE: [function.judge() for function in functions]})
+        judges = [function.judge() for function in functions]
+        if hasattr(self.factory, "get_reward"):
+            judges.append(Judge(own[0][1], bounds=(-math.inf, math.inf), function=_own_reward))
+        self.judges = Judges({ANY_SOURCE: judges})
         self.source_files = source_files([*own, *places], [self.factory, *(one.function for one in functions)])
-        if not self.rewards and not hasattr(self.factory, "get_reward"):
+        if not judges:
             raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 
     def build_dataset(self) -> list[Row]:
@@ -84,14 +88,12 @@ class _TRLEpisode:
     def score(self) -> Score:
         """The weighted sum of the reward functions' rewards, and of the class's own with the weight 1."""
         completion = [{"role": "assistant", "content": self.reply}]
-        score = self.judges(
-            completion=completion, text=self.reply, case={**self.row, "prompt": self.prompt}, environment=self.made
-        )
-        if not hasattr(self.made, "get_reward"):
-            return score
-        own = run_if_async(self.made.get_reward())
-        total = weighted({type(self.made).__name__: (own, 1.0), "rewards": (score.score, 1.0)})
-        return Score(total.score, {**total.metrics, **score.metrics})
+        case = {**self.row, "prompt": self.prompt}
+        return self.judges(completion=completion, text=self.reply, case=case, environment=self.made)
+
+
+def _own_reward(environment: Any) -> object:
+    return run_if_async(environment.get_reward())
 
 
 def _continued(prompt: Prompt, said: Any) -> Prompt:

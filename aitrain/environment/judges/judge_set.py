@@ -281,21 +281,13 @@ def _called(judges: Sequence[Judge], arguments: Mapping[str, Any]) -> list[Any]:
     return [next(arrived) if inspect.isawaitable(result) else result for result in results]
 
 
-def weighted(components: Mapping[str, tuple[float | None, float]]) -> Score:
-    """The sum of components, each with its weight, and each as a metric of its own.
-
-    A component that is None is left out; if all are, the episode is unscored.
-    """
-    known = {name: (float(value), weight) for name, (value, weight) in components.items() if value is not None}
-    metrics = {name: value for name, (value, _) in known.items()}
-    return Score(sum(value * weight for value, weight in known.values()) if known else None, metrics)
-
-
 def _total(results: Sequence[tuple[Judge, ScoreResult]]) -> Score:
-    """The weighted sum, with the score of each judge and what it measures as metrics."""
-    total = weighted({judge.name: (result.score, judge.weight) for judge, result in results})
+    """The weighted sum of the scores that there are, each of which is a metric, as is what the judge measures; None
+    without any."""
+    known = {judge.name: (result.score, judge.weight) for judge, result in results if result.score is not None}
     parts = {f"{judge.name}/{name}": value for judge, result in results for name, value in result.metrics.items()}
-    return Score(total.score, {**parts, **total.metrics})
+    total = sum(score * weight for score, weight in known.values()) if known else None
+    return Score(total, {**parts, **{name: score for name, (score, _) in known.items()}})
 
 
 def load(description: JudgeDescription | None = None) -> Judges:
