@@ -233,10 +233,14 @@ def _tool_of_function(function: Any) -> Tool:
     return Tool(name, {"type": "function", "function": schema}, function, arguments.read)
 
 
-class _QuietSchema(GenerateJsonSchema):
-    """Leaves out defaults that JSON cannot hold, without a warning."""
+class _ToolSchema(GenerateJsonSchema):
+    """Leaves out titles, and defaults that JSON cannot hold, without a warning."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as pydantic has it
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        """Whether a field has a title."""
+        return False
 
 
 _NOT_NAMED = {
@@ -262,7 +266,7 @@ def _described(function: Any, is_bound: bool) -> tuple[str, ToolJson, _Arguments
         core = generate_arguments_schema(
             function, "arguments", lambda place, *_: "skip" if is_bound and place == 0 else None, strict
         )
-        schema, validator = _QuietSchema().generate(core), SchemaValidator(core, {"allow_inf_nan": False})
+        schema, validator = _ToolSchema().generate(core), SchemaValidator(core, {"allow_inf_nan": False})
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
         why = short(re.split(r"\n|\. ", str(error))[0], 200)
@@ -303,12 +307,8 @@ def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
     return "\n".join(about).strip(), {name: " ".join(text.split()) for name, text in items}
 
 
-_DROPPED = {"title", "discriminator", "$defs"}
-_VERBATIM = {"default", "enum", "const", "examples", "required"}
-
-
 def _flat(node: Any, defs: Mapping[str, ToolJson], inside: tuple[str, ...] = ()) -> Any:
-    """The schema as models read it best: without titles, and with each `$ref` replaced by its definition. Inside of
+    """The schema as models read it best: with each `$ref` replaced by its definition, without its title. Inside of
     itself a recursive definition is any object."""
     if isinstance(node, list):
         return [_flat(each, defs, inside) for each in node]
@@ -316,18 +316,10 @@ def _flat(node: Any, defs: Mapping[str, ToolJson], inside: tuple[str, ...] = ())
         return node
     name = str(node.get("$ref", "")).removeprefix("#/$defs/")
     if name in defs:
-        beside = {key: value for key, value in node.items() if key != "$ref"}
         definition: ToolJson = {"type": "object"} if name in inside else defs[name]
-        return _flat({**definition, **beside}, defs, (*inside, name))
-    flat: ToolJson = {}
-    for key, value in node.items():
-        if key in ("properties", "patternProperties"):
-            flat[key] = {name: _flat(each, defs, inside) for name, each in value.items()}
-        elif key in _VERBATIM:
-            flat |= {key: value} if _is_json(value) else {}
-        elif key not in _DROPPED:
-            flat[key] = _flat(value, defs, inside)
-    return flat
+        beside = {**definition, **node}
+        return _flat({key: beside[key] for key in beside if key not in ("$ref", "title")}, defs, (*inside, name))
+    return {key: _flat(value, defs, inside) for key, value in node.items()}
 
 
 # -- tools that are JSON schemas
