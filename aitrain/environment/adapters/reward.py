@@ -8,42 +8,51 @@ Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aitrain.environment.adapters.rows import Row, ScoredRows, ratios_of
 from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import Score, arguments_for
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
-from aitrain.environment.judges.rules import boxed, gsm8k
-from aitrain.environment.user_modules import Place, check_objects, load_object, parse_id, source_files
+from aitrain.environment.user_modules import parse_id
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.async_calls import run_if_async
 
-RULES = {"gsm8k": gsm8k, "boxed": boxed}
-"""The rules that `--rl-env reward:NAME` knows, for rows with `ground_truth`."""
 NOT_PASSED = {"prompt", "completion", "completion_ids"}
 """Columns that TRL does not pass to reward functions."""
 Completion = str | list[dict[str, object]]
 """An answer: text for a prompt that is text, else messages."""
 
 
-@dataclass(frozen=True)
-class RewardFunction:
-    """A reward function of TRL, or a rule by name, as a judge."""
+def reward_judges(id: str, weights: Sequence[float] | None = None) -> list[Judge]:
+    """The functions that an id names, or a rule, with their weights; not loaded, see RewardFunction.
 
-    name: str
-    weight: float
-    function: Callable[..., Any]
-    is_rule: bool = False
+    Raises:
+        ConfigError: there are more or fewer weights.
+    """
+    places = [":".join(filter(None, place)) for place in parse_id(id)]
+    if weights is not None and len(weights) != len(places):
+        raise ConfigError(f"rl_env_config: {len(weights)} weights for {len(places)} reward functions")
+    given = zip(places, weights or [1.0] * len(places), strict=True)
+    return list(Judges.described([{"judge": place, "weight": weight, "range": "any"} for place, weight in given]))
+
+
+class RewardFunction:
+    """A reward function of TRL, or a rule by name, as a judge.
+
+    Raises:
+        ConfigError: there is no such function, or no such rule.
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        self.loaded, self.name, self.is_rule = judge.load(), judge.name, judge.users_place is None
+        self.function = self.loaded.function
 
     def judge(self, compares: bool = False) -> Judge:
         """The judge of one answer, or of the answers of a group."""
-        called = self.function if self.is_rule else self.together if compares else self.alone
-        place = self.name if self.is_rule else ""
-        return Judge(self.name, place, self.weight, (-math.inf, math.inf), function=called)
+        return self.loaded if self.is_rule else replace(self.loaded, function=self.together if compares else self.alone)
 
     def alone(
         self, completion: Completion, text: str, case: Row,
@@ -63,11 +72,9 @@ class RewardFunction:
         """
         count, logged = len(texts), dict[str, float]()
         arguments: Row = {name: [value] * count for name, value in case.items() if name not in NOT_PASSED}
-        arguments |= {
-            "prompts": [case["prompt"]] * count,
-            "completions": completions,
-            "environments": [environment] * count,
-        }
+        arguments |= {"prompts": [case["prompt"]] * count, "completions": completions}
+        if environment is not None:
+            arguments["environments"] = [environment] * count
         arguments |= {"log_extra": lambda column, values: None, "log_metric": logged.__setitem__, "trainer_state": None}
         if "completion_ids" in inspect.signature(self.function).parameters:
             arguments["completion_ids"] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -75,37 +82,6 @@ class RewardFunction:
         if len(rewards) != count:
             raise ValueError(f"{self.name} returned {len(rewards)} rewards for {count} completions")
         return [{**logged, "score": reward} for reward in rewards]
-
-
-def load_functions(places: Sequence[Place], weights: Sequence[float] | None) -> list[RewardFunction]:
-    """Functions with their weights.
-
-    Raises:
-        ConfigError: there are more or fewer weights, or a function does not exist.
-    """
-    if weights is not None and len(weights) != len(places):
-        raise ConfigError(f"rl_env_config: {len(weights)} weights for {len(places)} reward functions")
-    loaded: list[RewardFunction] = []
-    for (module, name), weight in zip(places, weights or [1.0] * len(places), strict=True):
-        own = name if name not in [one.name for one in loaded] else f"{name}_{len(loaded)}"
-        function = load_object(module, name) if module else RULES[name]
-        loaded.append(RewardFunction(own, float(weight), function, not module))
-    return loaded
-
-
-def check_functions(places: Sequence[Place]) -> None:
-    """Check functions and rules without running anything.
-
-    Raises:
-        ConfigError: a file, or a function in it, does not exist, or there is no such rule.
-    """
-    for module, name in places:
-        if not module and name not in RULES:
-            raise ConfigError(
-                f"rl_env: there is no reward function {name}.{did_you_mean(name, RULES)}\nName functions of a file, as"
-                f" in reward:my_rewards.py:exact,short, or a rule: {', '.join(RULES)}"
-            )
-    check_objects([place for place in places if place[0]], "function")
 
 
 TRIED_ANSWERS = (
@@ -132,12 +108,13 @@ class RewardFunctions(ScoredRows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        places = parse_id(self.id)
-        self.functions = load_functions(places, self.weights)
-        is_rule = [module for module, _ in places] == [""] and self.weights is None  # it gives 0 or 1
+        self.functions = [RewardFunction(judge) for judge in reward_judges(self.id, self.weights)]
+        is_rule = [function.is_rule for function in self.functions] == [
+            True
+        ] and self.weights is None  # it gives 0 or 1
         known = "0,1" if is_rule and self.score_range is None else self.score_range
         self.requirements = requires(known, "reward")
-        self.source_files = source_files(places)
+        self.source_files = Judges({ANY_SOURCE: [function.loaded for function in self.functions]}).source_files
 
     def build_dataset(self, tokenizer: Any) -> list[Row]:  # type: ignore[override]
         """The rows of `data`."""
@@ -207,7 +184,8 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
     Raises:
         ConfigError: a file, or a function in it, does not exist.
     """
-    check_functions(parse_id(id))
+    for judge in reward_judges(id):
+        judge.check()
     for name in ("data", "eval_data"):
         if settings.get(name) is not None:
             ratios_of(settings[name])

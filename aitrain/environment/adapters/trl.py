@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.adapters.reward import check_functions, load_functions
+from aitrain.environment.adapters.reward import RewardFunction, reward_judges
 from aitrain.environment.adapters.rows import Data, Row, RowSource, ratios_of
 from aitrain.environment.adapters.settings import RandomStream, prompted, requires
 from aitrain.environment.contract import Prompt, Score
@@ -38,13 +38,14 @@ class TRLEnvironment(RowSource):
 
     def __post_init__(self) -> None:
         self.requirements = requires(self.score_range, "trl")
-        own, places = parse_id(self.id), parse_id(self.rewards) if self.rewards else []
-        self.factory, functions = load_object(*own[0]), load_functions(places, self.weights)
+        own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
+        named = reward_judges(self.rewards, self.weights) if self.rewards else []
+        functions = list(map(RewardFunction, named))
         judges = [function.judge() for function in functions]
         if hasattr(self.factory, "get_reward"):
             judges.append(Judge(own[0][1], bounds=(-math.inf, math.inf), function=_own_reward))
         self.judges = Judges({ANY_SOURCE: judges})
-        self.source_files = source_files([*own, *places], [self.factory, *(one.function for one in functions)])
+        self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
         if not judges:
             raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 
@@ -128,7 +129,7 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
         ConfigError: one of them does not exist.
     """
     check_objects(parse_id(id), "class")
-    if settings.get("rewards"):
-        check_functions(parse_id(str(settings["rewards"])))
+    for judge in reward_judges(str(settings["rewards"])) if settings.get("rewards") else ():
+        judge.check()
     if settings.get("data") is not None:
         ratios_of(settings["data"])
