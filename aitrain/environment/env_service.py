@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
@@ -109,7 +108,16 @@ class EnvService:
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
         self.token, file = env_token() or secrets.token_urlsafe(32), None if env_token() else token_file(port)
         if file is not None:
-            _write_token(file, self.token)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.unlink(missing_ok=True)  # of a server that was killed
+                with open(file, "x", encoding="ascii", opener=partial(os.open, mode=0o600)) as new:
+                    new.write(self.token)
+            except OSError as error:
+                raise ConfigError(
+                    f"The server's token cannot be written to {file}: {error.strerror}\n"
+                    f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
+                ) from None
         server = http_server(self._answer)
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
@@ -305,21 +313,3 @@ class EnvService:
         if episode.is_alone:
             episode.is_alone = False
             self._alone.release()
-
-
-def _write_token(file: Path, token: str) -> None:
-    """Write a file that only this user can read.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)  # of a server that was killed
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as new:
-            new.write(token)
-    except OSError as error:
-        raise ConfigError(
-            f"The server's token cannot be written to {file}: {error.strerror}\n"
-            f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
-        ) from None

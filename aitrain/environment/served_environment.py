@@ -15,10 +15,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import TypeAdapter
 
 from aitrain import activity
 from aitrain.environment.contract import ENV_KINDS, Bounds, Case, ScoreResult
@@ -29,9 +30,6 @@ from aitrain.environment.urls import check_url, is_local
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import current_task, is_abandoned, paused
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 PROTOCOL = 2
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
@@ -157,15 +155,11 @@ def decode(kind: type[T], value: object) -> T:
     Raises:
         ValueError: the value has another form.
     """
-    found: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # classes are hashable
+    found: T = _adapter(kind).validate_python(value)
     return found
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # here, because most commands have no served environment
-
-    return TypeAdapter(kind)
+_adapter: Any = cache(TypeAdapter)
 
 
 def to_wire(value: object) -> Any:
