@@ -126,7 +126,7 @@ class OpenEnv:
             try:
                 refusals = [why for why in await asyncio.gather(*(one.refusal() for one in sessions)) if why]
                 if not refusals and self.text.has_tools:
-                    listed = await sessions[0].ask("step", {"type": "list_tools"})
+                    listed = await sessions[0].ask("step", data={"type": "list_tools"})
                     self.tools = tool_schemas(listed["observation"]["tools"])
             finally:
                 await asyncio.gather(*(one.close() for one in sessions))
@@ -186,10 +186,13 @@ class OpenEnvSession:
     async def refusal(self) -> str:
         """Open the session; returns why the server refuses it, empty if it does not."""
         await self.open()
-        code, content = await self._exchange({"type": "state"})  # a full server says so in its first answer
-        return str(content.get("message")) if code == "CAPACITY_REACHED" else ""
+        try:
+            await self.ask("state")  # a full server says so in its first answer
+        except ConnectionError as error:
+            return str(error)
+        return ""
 
-    async def ask(self, kind: str, data: JsonObject) -> JsonObject:
+    async def ask(self, kind: str, **data: JsonObject) -> JsonObject:
         """The data of the answer to a message.
 
         Raises:
@@ -197,15 +200,24 @@ class OpenEnvSession:
             ConnectionError: the connection is lost, or the server has no session left.
             RuntimeError: the environment raised.
         """
-        code, content = await self._exchange({"type": kind, "data": data})
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            with suppress(ConnectionClosed):  # what the server said before it closed can still be read
+                await self._socket.send(json.dumps({"type": kind, **data}))
+            answer = json.loads(await self._socket.recv())
+        except ConnectionClosed as error:
+            raise ConnectionError(f"{self.server} closed the session: {error}") from error
+        content: JsonObject = answer["data"]
+        if answer["type"] != "error":
+            return content
+        code, message = content.get("code"), content.get("message")
         if code == "VALIDATION_ERROR":
             problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in content.get("errors", [])]
-            raise ActionRefusedError("; ".join(problems) or str(content.get("message")))
+            raise ActionRefusedError("; ".join(problems) or str(message))
         if code == "CAPACITY_REACHED":
-            raise ConnectionError(f"{self.server} has no session left: {content.get('message')}")
-        if code:
-            raise RuntimeError(f"{kind} failed on the OpenEnv server: {code}: {content.get('message')}")
-        return content
+            raise ConnectionError(f"{self.server} has no session left: {message}")
+        raise RuntimeError(f"{kind} failed on the OpenEnv server: {code or 'ERROR'}: {message}")
 
     async def play(self, kind: str, data: JsonObject) -> tuple[str, bool]:
         """What the policy sees after a reset or a step, and whether the episode is over.
@@ -213,7 +225,7 @@ class OpenEnvSession:
         Raises:
             Exception: see `ask`.
         """
-        answer = await self.ask(kind, data)
+        answer = await self.ask(kind, data=data)
         self.rewards.add(answer)
         return self.owner.text.text_of(answer["observation"]), bool(answer.get("done"))
 
@@ -243,16 +255,3 @@ class OpenEnvSession:
         """End the session."""
         if self._socket is not None:
             await self._socket.close()
-
-    async def _exchange(self, message: JsonObject) -> tuple[str, JsonObject]:
-        """The code of the answer to a message, empty if it is no error, and its data."""
-        from websockets.exceptions import ConnectionClosed
-
-        try:
-            with suppress(ConnectionClosed):  # what the server said before it closed can still be read
-                await self._socket.send(json.dumps(message))
-            answer = json.loads(await self._socket.recv())
-        except ConnectionClosed as error:
-            raise ConnectionError(f"{self.server} closed the session: {error}") from error
-        data = answer["data"]
-        return str(data.get("code") or "ERROR") if answer["type"] == "error" else "", data
