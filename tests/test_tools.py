@@ -231,13 +231,6 @@ def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docst
     assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 
 
-def test_a_parameter_may_be_called_like_anything_of_pydantics() -> None:
-    def tool(copy: int, json: str, model_config: float, _it: int = 1) -> str:
-        return f"{copy} {json} {model_config} {_it}"
-
-    assert answer_of(Owner(tool), "tool", copy="1", json="a", model_config=2, _it=3) == ("1 a 2.0 3", False)
-
-
 @pytest.mark.parametrize(
     ("docstring", "description", "told"),
     [
