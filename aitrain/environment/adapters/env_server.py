@@ -20,7 +20,6 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 ChatMessages = list[dict[str, object]]
 StepResponse = ChatMessages | ToolResult | str | None
 """What a `step` returns."""
-USES = ("sum", "last")
 
 
 @dataclass
@@ -35,7 +34,7 @@ class StepRewards:
     """Numbers that came with rewards, such as their components; the last of each name."""
 
     def __post_init__(self) -> None:
-        if self.use not in USES:
+        if self.use not in ("sum", "last"):
             raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.use}")
 
     def add(self, answer: Mapping[str, Any]) -> None:

@@ -109,9 +109,8 @@ class RewardFunctions(ScoredRows):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.functions = [RewardFunction(judge) for judge in reward_judges(self.id, self.weights)]
-        is_rule = [function.is_rule for function in self.functions] == [
-            True
-        ] and self.weights is None  # it gives 0 or 1
+        # a rule gives 0 or 1
+        is_rule = self.weights is None and len(self.functions) == 1 and self.functions[0].is_rule
         known = "0,1" if is_rule and self.score_range is None else self.score_range
         self.requirements = requires(known, "reward")
         self.source_files = Judges({ANY_SOURCE: [function.loaded for function in self.functions]}).source_files
