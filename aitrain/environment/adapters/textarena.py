@@ -14,7 +14,7 @@ from typing import Any
 
 from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, requires
 from aitrain.environment.contract import Score
-from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
+from aitrain.environment.user_modules import load_object, parse_id, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 Opponent = Callable[[str, random.Random], str]
@@ -66,6 +66,9 @@ class TextArena:
         self.id = id if is_named else f"{id}-raw"  # by default each observation is the whole game
         self.config = {**config, **(game or {})}
         self.size, self.seed, self.system, self.seat = size, seed, system, seat
+        if opponent not in OPPONENTS and ":" not in opponent:
+            what = f"there is no opponent {opponent}: name {', '.join(OPPONENTS)}, or a function: file.py:name"
+            raise ConfigError(f"rl_env_config: {what}")
         self.opponent: Opponent = OPPONENTS.get(opponent) or load_object(*parse_id(opponent)[0])
         self.source_files = source_files((), [self.opponent], "textarena")
         with naming_unknown("textarena", self.id):
@@ -125,17 +128,3 @@ class TextArena:
             else:
                 return players
         raise ConfigError(f"rl_env: {self.id} cannot be started with 1 to {MOST_PLAYERS} players")
-
-
-def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check the opponent without running anything.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    name = str(settings.get("opponent", "any_legal"))
-    if name not in OPPONENTS:
-        if ":" not in name:
-            known = ", ".join(OPPONENTS)
-            raise ConfigError(f"rl_env_config: there is no opponent {name}: name {known}, or a function: file.py:name")
-        check_objects(parse_id(name), "function")
