@@ -14,7 +14,6 @@ import textwrap
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, ValidationError
@@ -148,11 +147,10 @@ def _wrong(problem: str) -> ToolOutcome:
 
 def _as_text(result: object) -> str:
     """What a tool returned, as the model reads it."""
-    plain = result.value if isinstance(result, Enum) else result
     try:
-        plain = to_jsonable_python(plain, fallback=str)
+        plain = to_jsonable_python(result, fallback=str)
     except ValueError:  # a list that holds itself, bytes that are no text
-        plain = str(plain)
+        plain = str(result)
     return clean(plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False))
 
 
