@@ -82,13 +82,7 @@ class RowSource:
         rows = choose(rows, None if self.size is None else self.size + self.few_shot, self.seed)
         if not rows:
             raise EnvironmentFailed(f"There are no rows in {', '.join(ratios_of(self.data))}")
-        shots, rows = rows[: self.few_shot], rows[self.few_shot :]
-        if any(shot.get("answer") is None for shot in shots):
-            raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
-        if not shots and self.system is None:
-            return rows
-        solved = [(question_of(shot), str(shot["answer"])) for shot in shots]
-        return [{**row, "prompt": prompted(as_messages(row["prompt"]), self.system, solved)} for row in rows]
+        return with_solved(rows, self.few_shot, self.system)
 
     def _case(self, row: Any, place: str) -> Row:
         """A row with `prompt` and the new columns, in whichever of the forms it is.
@@ -184,10 +178,21 @@ def as_messages(prompt: str | list[Any]) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def question_of(row: Row) -> str:
-    """What a case asks: its text, or the last message of the user."""
-    asked = [message["content"] for message in as_messages(row["prompt"]) if message["role"] == "user"]
-    return str(asked[-1]) if asked else ""
+def with_solved(rows: list[Row], few_shot: int, system: str | None) -> list[Row]:
+    """The rows after the first few, which are solved cases in their prompts, with this system prompt.
+
+    Raises:
+        EnvironmentFailed: one of the first few has no answer.
+    """
+    solved = []
+    for row in rows[:few_shot]:
+        asked = [message["content"] for message in as_messages(row["prompt"]) if message["role"] == "user"]
+        if not asked or not isinstance(row.get("answer"), (str, int, float)):
+            raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
+        solved.append((str(asked[-1]), str(row["answer"])))
+    if not solved and system is None:
+        return rows
+    return [{**row, "prompt": prompted(as_messages(row["prompt"]), system, solved)} for row in rows[few_shot:]]
 
 
 @dataclass(kw_only=True, eq=False)

@@ -26,12 +26,8 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.settings import (
-    ChatMessage,
-    choose,
-    prompted,
-    requires,
-)
+from aitrain.environment.adapters.rows import with_solved
+from aitrain.environment.adapters.settings import choose, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
@@ -72,22 +68,10 @@ class VerifiersEnvironment:
         own = package_files(module) if module_specs(module) else []
         self.source_files = list(dict.fromkeys([*own, *source_files((), parts, "verifiers")]))
 
-    def choose_rows(self, count: int) -> tuple[list[int], list[int]]:
-        """Numbers of the rows that are solved cases of the prompts, and of those that are asked."""
-        size = None if self.size is None else self.size + self.few_shot
-        chosen = choose(range(count), size, self.seed)
-        return chosen[: self.few_shot], chosen[self.few_shot :]
-
-    def prompt_with(self, prompt: Sequence[ChatMessage], shots: Sequence[tuple[str, object]]) -> list[ChatMessage]:
-        """A prompt with the system prompt and the solved cases of the settings.
-
-        Raises:
-            ConfigError: a solved case has no answer.
-        """
-        for question, answer in shots:
-            if not isinstance(answer, (str, int, float)) or not question or answer == "":
-                raise ConfigError("rl_env_config: few_shot: the cases of this environment have no `answer` to show")
-        return prompted(prompt, self.system, ((question, str(answer)) for question, answer in shots))
+    @property
+    def count(self) -> int | None:
+        """Number of rows that are asked or shown; None: all."""
+        return None if self.size is None else self.size + self.few_shot
 
 
 def module_of(id: str) -> str:
@@ -244,13 +228,11 @@ class LegacyVerifiers(VerifiersEnvironment):
             prompt = row["prompt"]
             return list(map(as_openai, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt))
 
-        shots, asked = self.choose_rows(len(dataset))
-        solved = [(prompt_of(dataset[number])[-1]["content"], dataset[number].get("answer")) for number in shots]
         rows = []
-        for row in (dict(dataset[number]) for number in asked):
-            prompt = self.prompt_with(prompt_of(row), solved)
-            rows.append({"prompt": prompt, "vf_input": {key: row[key] for key in row if key != "prompt"}})
-        return rows
+        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.count, self.seed)):
+            vf_input = {key: row[key] for key in row if key != "prompt"}
+            rows.append({"prompt": prompt_of(row), "answer": row.get("answer"), "vf_input": vf_input})
+        return with_solved(rows, self.few_shot, self.system)
 
     async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
         """The environment's rollout; then the score of its rubric, each function of which is a metric."""
@@ -283,10 +265,9 @@ class VerifiersV1(VerifiersEnvironment):
 
     def __post_init__(self) -> None:
         self.env = _load_v1(self.id, self.arguments)
-        count = None if self.size is None else self.size + self.few_shot
-        if count is None and self.env.taskset.INFINITE:
+        if self.count is None and self.env.taskset.INFINITE:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
-        self.tasks = list(islice(iter(self.env.taskset), count if self.seed is None else None))
+        self.tasks = list(islice(iter(self.env.taskset), self.count if self.seed is None else None))
         self.template = self.tasks[0]
         rewards = self.template.hooks("reward")
         weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
@@ -299,20 +280,22 @@ class VerifiersV1(VerifiersEnvironment):
         """One row for each task, with the task's data in it."""
         from verifiers.v1.dialects.chat import message_to_wire
 
-        shots, asked = self.choose_rows(len(self.tasks))
-        known = (self.tasks[number].data for number in shots)
-        solved, rows = [(one.prompt_text, getattr(one, "answer", None)) for one in known], []
-        for data in (self.tasks[number].data for number in asked):
+        rows: list[Message] = []
+        for data in (task.data for task in choose(self.tasks, self.count, self.seed)):
             own = data.prompt or []
             asks: list[Message] = [{"role": "user", "content": own}]
             asks = asks if isinstance(own, str) else list(map(message_to_wire, own))
             head: Message = {"role": "system", "content": data.system_prompt}
-            prompt = self.prompt_with([head, *asks] if data.system_prompt else asks, solved)
+            prompt = [head, *asks] if data.system_prompt else asks
+            rows.append({"prompt": prompt, "answer": getattr(data, "answer", None), "vf_data": data})
+        rows = with_solved(rows, self.few_shot, self.system)
+        for row in rows:
             changed: Message = {} if self.system is None else {"system_prompt": self.system}
             if self.few_shot:
-                changed["prompt"] = [message for message in prompt if message["role"] != "system"]
+                changed["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
+            data = row["vf_data"]
             data = type(data).model_validate({**data.model_dump(), **changed}) if changed else data
-            rows.append({"prompt": prompt, "vf_data": data.model_dump(mode="json")})
+            row["vf_data"] = data.model_dump(mode="json")
         return rows
 
     async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:
