@@ -216,10 +216,10 @@ def _judges(plan: RunPlan) -> dict[str, str]:
     judged = []
     for name, source in plan.sources.items():
         if source.adapter is not None and source.adapter.name == "rows":
-            from aitrain.environment.judges.judge_set import JudgeSpecs  # here, because no other plan needs it
+            from aitrain.environment.judges.judge_set import Judges  # here, because no other plan needs it
 
             settings: Mapping[str, Any] = plan.config.environments[name].rl_env_config or {}
-            judged.append(f"{name and name + ': '}{JudgeSpecs.read(settings.get('judges'))}")
+            judged.append(f"{name and name + ': '}{Judges.described(settings.get('judges'))}")
     return {"judges": f"\n{'':13}".join(judged)} if judged else {}
 
 
