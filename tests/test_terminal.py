@@ -18,6 +18,7 @@ from aitrain.runs.result import Result
 from aitrain.ui import terminal
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
+from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import Screen, last_line, show_result
 from tests.conftest import write
 from tests.screens import Terminal
@@ -37,7 +38,7 @@ def _at_a_desk(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(events: list[Event], width: int = 80, height: int = 24) -> Terminal:
     """A terminal in which these events were shown, by a screen that is still open."""
     shown = Terminal(width, height)
-    screen = Screen(shown.console())
+    screen = Screen(shown.console()).__enter__()
     for event in events:
         screen(event)
     return shown
@@ -147,7 +148,7 @@ def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_
     )  # fmt: skip
     made.write()
     shown = Terminal(300, 60)
-    show_result(made, scores, shown.console())
+    show_result(made, Overview(tmp_path), shown.console())
 
     text = "\n".join(shown.shown)
     for part in (

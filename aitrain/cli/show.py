@@ -84,10 +84,10 @@ def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
 
 def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
     """Print JSON in ASCII, so that it contains no control characters."""
-    from aitrain.ui.summary import summary
+    from aitrain.ui.overview import Overview
 
     if numbers is None:
-        typer.echo(json.dumps(summary(folder, rollouts), indent=2))
+        typer.echo(json.dumps(Overview(folder, rollouts).to_json(), indent=2))
         return
     separator = "[\n"
     for number in numbers:
@@ -99,11 +99,12 @@ def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None)
 def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
     from rich.console import Console
 
-    from aitrain.ui.transcript import episodes, overview
+    from aitrain.ui.overview import Overview
+    from aitrain.ui.transcript import episodes, overview_texts
 
     console = Console(highlight=False)
     if numbers is None:
-        shown = overview(folder, rollouts, console)
+        shown = overview_texts(Overview(folder, rollouts), rollouts, console)
     elif numbers:
         shown = episodes(rollouts, numbers)
     else:

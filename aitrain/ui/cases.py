@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, pvariance
-from typing import Literal, TypedDict
 
 from aitrain.runs.held_out import NEARLY
+from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 
@@ -32,6 +32,13 @@ class CaseRow:
     environment: str = ""
     """Name of its environment, in a run with several."""
 
+    @property
+    def direction(self) -> str:
+        """How its score changed: `better`, `same` or `worse`; `once` if it was played at one time only."""
+        if self.change is None:
+            return "once"
+        return "same" if abs(self.change) < NEARLY else "better" if self.change > 0 else "worse"
+
 
 def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
     """A row for each case, in the order of their first episodes; without greedy scorings, which are no samples of the
@@ -44,14 +51,14 @@ def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
 
 
 def _row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseRow:
-    first, last = min(map(_visit, entries)), max(map(_visit, entries))
-    first_score = mean_score(entry for entry in entries if _visit(entry) == first)
-    last_score = mean_score(entry for entry in entries if _visit(entry) == last)
-    change = None
-    if first != last and first_score is not None and last_score is not None:
-        change = last_score - first_score
-    last_ones = [entry.score for entry in entries if _visit(entry) == last and entry.score is not None]
-    scores = [entry.score for entry in entries if entry.score is not None]
+    visits = [(entry.step, entry.eval_phase.startswith("after"), entry.group) for entry in entries]
+
+    def scores_at(*times: tuple[int, bool, int]) -> list[float]:
+        at = [entry.score for entry, visit in zip(entries, visits, strict=True) if visit in times]
+        return [score for score in at if score is not None]
+
+    every, first, last = scores_at(*visits), scores_at(min(visits)), scores_at(max(visits))
+    is_twice = len(set(visits)) > 1 and bool(first and last)
     return CaseRow(
         case=key[1],
         case_idx=entries[0].case_idx,
@@ -59,56 +66,28 @@ def _row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseR
         prompt=prompt,
         episodes=len(entries),
         failed=sum(bool(entry.failure) for entry in entries),
-        first=first_score,
-        last=last_score,
-        change=change,
-        best=max(last_ones, default=None),
-        variance=pvariance(scores) if scores else None,
+        first=fmean(first) if first else None,
+        last=fmean(last) if last else None,
+        change=fmean(last) - fmean(first) if is_twice else None,
+        best=max(last, default=None),
+        variance=pvariance(every) if every else None,
         environment=entries[0].environment,
     )
 
 
-def _visit(entry: IndexEntry) -> tuple[int, bool, int]:
-    """Sort key of a case's groups and scorings: the one before training is at step 0, the one after training last."""
-    return entry.step, entry.eval_phase.startswith("after"), entry.group
-
-
-def mean_score(entries: Iterable[IndexEntry]) -> float | None:
-    """Mean score of the scored entries; None if there are none."""
-    scores = [entry.score for entry in entries if entry.score is not None]
-    return fmean(scores) if scores else None
-
-
-class CaseChanges(TypedDict):
-    """Numbers of cases whose mean score rose, stayed, and fell; `once` were played at one time only."""
-
-    better: int
-    same: int
-    worse: int
-    once: int
-
-
-def case_changes(rows: Iterable[CaseRow]) -> dict[str, CaseChanges]:
-    """The changes of the held-out cases, and of those of the training."""
-    counts: dict[str, CaseChanges] = {
-        name: {"better": 0, "same": 0, "worse": 0, "once": 0} for name in ("held_out", "training")
-    }
+def case_changes(rows: Iterable[CaseRow]) -> dict[str, dict[str, int]]:
+    """Numbers of held-out and of training cases whose mean score rose, stayed and fell, and of those played once."""
+    counts = {name: {"better": 0, "same": 0, "worse": 0, "once": 0} for name in ("held_out", "training")}
     for row in rows:
-        counts["held_out" if row.is_held_out else "training"][_direction(row.change)] += 1
+        counts["held_out" if row.is_held_out else "training"][row.direction] += 1
     return counts
 
 
-def _direction(change: float | None) -> Literal["better", "same", "worse", "once"]:
-    if change is None:
-        return "once"
-    return "same" if abs(change) < NEARLY else "better" if change > 0 else "worse"
-
-
-def most_changed(rows: list[CaseRow], most: int) -> list[CaseRow]:
-    """At most `most` cases, those whose score changed most; up to half of them are held-out cases."""
-    if len(rows) <= most:
-        return rows
-    ranked = sorted(rows, key=lambda row: -abs(row.change or 0.0))
-    held_out = [row for row in ranked if row.is_held_out][: most // 2]
-    training = [row for row in ranked if not row.is_held_out][: most - len(held_out)]
-    return [*held_out, *training]
+def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
+    """The cases for a page: at most `most`, those whose score changed most; up to half of them are held out."""
+    rows = shown = case_rows(rollouts)
+    if len(rows) > most:
+        ranked = sorted(rows, key=lambda row: -abs(row.change or 0.0))
+        held_out = [row for row in ranked if row.is_held_out][: most // 2]
+        shown = [*held_out, *[row for row in ranked if not row.is_held_out][: most - len(held_out)]]
+    return {"rows": list(map(asdict, shown)), "count": len(rows), "changes": case_changes(rows)}

@@ -1,4 +1,4 @@
-"""The page of a comparison: one file with everything in it, as report.html."""
+"""The page of a comparison: one HTML file that needs a script for its filters only."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from pathlib import Path
 
 from aitrain.redaction import redact
 from aitrain.runs.comparison import CasePair, Comparison, Outcome, compare_all, telling_samples
+from aitrain.runs.held_out import interval_text
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.recorded_scoring import RecordedCase, RecordedScoring, read_scorings
+from aitrain.runs.recorded_scoring import read_scorings
+from aitrain.runs.verdict import VERDICT_WORDS
+from aitrain.ui.comparison_text import p_text
 from aitrain.ui.episodes import Limit, episode
-from aitrain.ui.page import self_contained
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.overview import short_name
+from aitrain.ui.page import asset, rendered
 
 STYLES = ("page.css", "comparison.css")
-SCRIPTS = ("dom.js", "theme.js", "transcript.js", "comparison.js")
+SCRIPTS = ("dom.js", "theme.js", "comparison.js")
 MOST_CASES: dict[Outcome, int] = {"lost": 60, "won": 60, "equal": 20, "unscored": 20}
 """Maximum number of cases with transcripts, of each outcome."""
 MOST_ROWS = 5_000
 """Maximum number of cases that are listed."""
 MOST_SAMPLES = 4
 IN_THE_PAGE = Limit(text=6_000, first=40, last=10)
-ABOUT_THE_CASE = ("asked", "row", "columns", "tools")
-"""Fields of an episode that a case's episodes have in common."""
 
 
 def comparison_page(a: Path, b: Path) -> str:
@@ -36,52 +39,45 @@ def comparison_page(a: Path, b: Path) -> str:
 
 def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
     """The page of some models that are compared with the same one."""
-    data = {"comparisons": [_view(comparison) for comparison in comparisons], "written": time.time()}
-    return self_contained(data, STYLES, SCRIPTS)
+    return rendered(
+        "comparison.html",
+        list(map(asset, STYLES)),
+        list(map(asset, SCRIPTS)),
+        title=f"{comparisons[0].b.label} compared with {comparisons[0].a.label}",
+        views=list(map(_view, comparisons)),
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        words=VERDICT_WORDS,
+        outcomes=MOST_CASES,
+        interval=interval_text,
+        p_text=p_text,
+        shown=escape_controls,
+        short_name=short_name,
+    )
 
 
 def _view(comparison: Comparison) -> JsonObject:
-    with_transcripts = {
-        id(pair)
-        for outcome, most in MOST_CASES.items()
-        for pair in comparison.cases(outcome)[:most]
-        if pair.a.samples[comparison.decoding] and pair.b.samples[comparison.decoding]  # else an eval was interrupted
-    }
     ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
+    changes = [row.change for row in comparison.rows]
+    limits = [abs(limit) for change in changes for limit in (change["low"], change["high"], change["mean"]) if limit]
+    told = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
     return {
-        **comparison.to_json(),
-        "format": comparison.format_sentence(),
-        "power": comparison.power_sentence(),
+        "c": comparison,
         "notes": [redact(note) for note in comparison.notes],
-        "bounds": comparison.a.bounds,
-        "folders": [str(comparison.a.folder), str(comparison.b.folder)],
-        "cases": [_case(comparison, pair, id(pair) in with_transcripts) for pair in ranked],
+        "counts": {outcome: len(comparison.cases(outcome)) for outcome in MOST_CASES},
+        "reach": max(limits, default=1.0),
+        "cases": [(pair, _sides(comparison, pair) if id(pair) in told else []) for pair in ranked],
     }
 
 
-def _case(comparison: Comparison, pair: CasePair, has_transcripts: bool) -> JsonObject:
-    shown: JsonObject = {
-        "prompt": pair.a.prompt,
-        "outcome": pair.outcome,
-        "names": [pair.a.case, pair.b.case],
-        "scores": [pair.score_a, pair.score_b],
-    }
-    if has_transcripts:
-        telling = [sample.number for sample in telling_samples(comparison, pair)]
-        sides = zip((comparison.a, comparison.b), (pair.a, pair.b), telling, strict=True)
-        episodes = [_episodes(scoring, case, comparison.decoding, first) for scoring, case, first in sides]
-        shown["case"] = {name: episodes[0][0][name] for name in ABOUT_THE_CASE}
-        is_same = episodes[0][0]["asked"] == episodes[1][0]["asked"]
-        shown["sides"] = [
-            [{**one, "asked": [] if is_same else one["asked"], "row": [], "tools": []} for one in side]
-            for side in episodes
-        ]
-        shown["samples"] = [len(case.samples[comparison.decoding]) for case in (pair.a, pair.b)]
-    return shown
-
-
-def _episodes(scoring: RecordedScoring, case: RecordedCase, decoding: str, first: int) -> list[JsonObject]:
-    """Some episodes of a case, beginning with the one that shows the difference best."""
-    numbers = [sample.number for sample in case.samples[decoding].values()]
-    numbers.sort(key=lambda number: number != first)
-    return [episode(scoring.rollouts, number, IN_THE_PAGE) for number in numbers[:MOST_SAMPLES]]
+def _sides(comparison: Comparison, pair: CasePair) -> list[list[JsonObject]]:
+    """Some episodes of a case by each model, beginning with the one that shows the difference best; nothing of a case
+    that an interrupted eval lacks."""
+    cases = [(comparison.a, pair.a), (comparison.b, pair.b)]
+    if not all(case.samples[comparison.decoding] for _, case in cases):
+        return []
+    sides = []
+    for (scoring, case), first in zip(cases, telling_samples(comparison, pair), strict=True):
+        numbers = [sample.number for sample in case.samples[comparison.decoding].values()]
+        numbers.sort(key=lambda number: number != first.number)
+        sides.append([episode(scoring.rollouts, number, IN_THE_PAGE) for number in numbers[:MOST_SAMPLES]])
+    return sides

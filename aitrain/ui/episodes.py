@@ -1,39 +1,49 @@
-"""Episodes for the page: filtered, searched, in groups, and one with its whole conversation."""
+"""Episodes for the page: filtered, searched, in groups, a sample of them, and one with its whole conversation."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import TypeVar
+from dataclasses import asdict
+from itertools import chain, islice
+from statistics import fmean, pvariance
+from typing import NamedTuple, TypeVar
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
 from aitrain.runs.rollout_index import GroupKey, IndexEntry, RolloutIndex, excerpt, prompt_excerpt
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord, TranscriptMessage
 
 Item = TypeVar("Item")
+Group = list[int]
+"""Numbers of episodes."""
 
 FACTS = (
     "step", "eval_phase", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens",
     "discarded", "environment",
 )  # fmt: skip
 """Fields of the index that a page shows of each episode."""
-
-ORDERS = ("training", "lowest", "highest", "mixed", "longest")
-"""Orders of groups: by step, by lowest or highest mean score, by spread of scores, by tokens."""
 SEARCH_SECONDS = 15.0
 MOST_HITS = 2_000
+MOST_EPISODES = 2_000
+MOST_BYTES = 8_000_000
+"""Maximum bytes of the records in the files of which a sample is made; the page holds less of each."""
+LARGEST = 400_000
+"""Maximum bytes that one episode counts for, as a page shows only a part of a larger one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(str_max_length=1000, allow_inf_nan=False))
 class Query:
     """A filter of episodes; fields that are None or empty match all.
 
     `eval_phase` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is a row number, or if no
-    row has that number, a `case_idx`; `failure` is a kind, or `any`.
+    row has that number, a `case_idx`; `failure` is a kind, or `any`; `order` one of groups: `training` (by step),
+    `lowest` or `highest` mean score, `mixed` (by spread of scores), or `longest`.
     """
 
     eval_phase: str = ""
@@ -59,17 +69,16 @@ class Query:
         )
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Sorted numbers of the matching episodes; incomplete if a search ended at its limits."""
 
     numbers: list[int]
     is_complete: bool = True
 
 
-def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[list[int]]:
+def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
     """Numbers of episodes, group by group."""
-    groups: dict[GroupKey, list[int]] = {}
+    groups: dict[GroupKey, Group] = {}
     for number in numbers:
         groups.setdefault(entries[number].group_key, []).append(number)
     return list(groups.values())
@@ -85,7 +94,8 @@ def find(rollouts: RolloutIndex, query: Query) -> Found:
         hits = list(_searched(rollouts, numbers, query.text))
         is_complete = None not in hits
         numbers = [number for number in hits if number is not None]
-    return Found(_sorted(entries, numbers, query.order), is_complete)
+    ranked = sorted(grouped(entries, numbers), key=lambda group: _rank([entries[n] for n in group], query.order))
+    return Found(list(chain(*ranked)), is_complete)
 
 
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int | None]:
@@ -105,9 +115,8 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
         lowered = raw.lower()
         if any(needle in lowered for needle in needles):
             record = RolloutRecord.from_json(parse_object(raw) or {})
-            prompt, messages = record.transcript()
-            parts = [text for message in (*prompt, *messages) for text in (message.text, *sum(message.calls, ()))]
-            if wanted in _folded("\n".join([*parts, record.error.message if record.error else ""])):
+            texts = [text for message in chain(*record.transcript()) for text in (message.text, *chain(*message.calls))]
+            if wanted in _folded("\n".join([*texts, record.error.message if record.error else ""])):
                 hits += 1
                 yield number
 
@@ -116,24 +125,66 @@ def _folded(text: str) -> bytes:
     return text.encode(errors="replace").lower()
 
 
-def _sorted(entries: Sequence[IndexEntry], numbers: list[int], order: str) -> list[int]:
-    if order not in ORDERS[1:]:
-        return sorted(
-            numbers, key=lambda number: (entries[number].step, entries[number].eval_phase, entries[number].group)
-        )
-    groups = grouped(entries, numbers)
-    ranked = sorted(groups, key=lambda group: _rank([entries[number] for number in group], order))
-    return [number for group in ranked for number in group]
-
-
-def _rank(group: list[IndexEntry], order: str) -> tuple[bool, float]:
+def _rank(group: list[IndexEntry], order: str) -> tuple[float, str, int]:
+    """Sort key of a group; unscored groups come last."""
+    first, scores = group[0], [entry.score for entry in group if entry.score is not None]
+    if order == "training":
+        return first.step, first.eval_phase, first.group
     if order == "longest":
-        return False, -max(entry.tokens for entry in group)
-    scores = [entry.score for entry in group if entry.score is not None]
+        return -max(entry.tokens for entry in group), "", 0
     if not scores:
-        return True, 0.0  # unscored groups last
-    mean = sum(scores) / len(scores)
-    return False, {"lowest": mean, "highest": -mean, "mixed": -sum((score - mean) ** 2 for score in scores)}[order]
+        return math.inf, "", 0
+    ranks = {"lowest": fmean(scores), "highest": -fmean(scores), "mixed": -pvariance(scores) * len(scores)}
+    return ranks.get(order, 0.0), "", 0
+
+
+# -- a sample for report.html
+
+
+def choose(entries: Sequence[IndexEntry]) -> list[int]:
+    """Numbers of the episodes of a large run that its report holds, in the order in which they were made.
+
+    Until the page is full: held-out cases before and after, the first and the last steps, failures, the groups with
+    the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups are not split, as
+    an advantage has no meaning without the group.
+    """
+    chosen: set[int] = set()
+    room = MOST_BYTES
+    for group in chain.from_iterable(_wishes(grouped(entries, range(len(entries))), entries)):
+        new = [number for number in group if number not in chosen]
+        size = sum(min(entries[number].length, LARGEST) for number in new)
+        if size <= room and len(chosen) + len(new) <= MOST_EPISODES:
+            chosen.update(new)
+            room -= size
+    return sorted(chosen)
+
+
+def _wishes(groups: list[Group], entries: Sequence[IndexEntry]) -> Iterator[Iterable[Group]]:
+    training = [group for group in groups if not entries[group[0]].eval_phase]
+    scores = {id(group): [score for n in group if (score := entries[n].score) is not None] for group in groups}
+    scored = [group for group in training if scores[id(group)]]
+    by_mean = sorted(scored, key=lambda group: fmean(scores[id(group)]))
+    by_spread = sorted(scored, key=lambda group: pvariance(scores[id(group)]))
+    cases: dict[tuple[bool, str], Group] = {}
+    for number, entry in enumerate(entries):
+        if entry.eval_phase.startswith(("before", "after")):
+            cases.setdefault((entry.eval_phase.endswith("greedy"), entry.case), []).append(number)
+    for is_greedy, most in ((False, 60), (True, 30)):
+        yield spread([both for (of_greedy, _), both in cases.items() if of_greedy == is_greedy], most)
+    steps = sorted({entries[group[0]].step for group in training})
+    for step in dict.fromkeys([*steps[:1], *steps[-1:], *steps[1:3], *steps[-3:-1]]):
+        yield spread([group for group in training if entries[group[0]].step == step], 4)
+    yield spread([group for group in groups if any(entries[number].failure for number in group)], 40)
+    yield from (by_mean[-12:], by_mean[:12], by_spread[-12:])
+    yield spread(training, 60)
+    yield spread(groups, MOST_EPISODES)
+
+
+def spread(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """At most `most` items, evenly spread, including the first and the last."""
+    if len(items) <= most:
+        return items
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 
 # -- one page of a list
@@ -155,27 +206,22 @@ def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) ->
 
 
 def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
-    """An episode in a list: its number in the run, its fields, and excerpts of its prompt and its answer."""
+    """An episode in a list: its number in the run, its fields, and excerpts of its prompt and its answer. `same` is
+    equal for episodes in which the same was said and that had the same score and end."""
+    what = [record.messages, record.score, record.stop, record.error.kind if record.error else ""]
     return {
         "n": number,
         **{name: getattr(entry, name) for name in FACTS},
         "prompt": prompt_excerpt(record.prompt, record.messages),
         "answer": excerpt(record.completion),
-        "same": _digest(record),
+        "same": hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest(),
     }
-
-
-def _digest(record: RolloutRecord) -> str:
-    """Equal for episodes in which the same was said and that had the same score and end."""
-    what = [record.messages, record.score, record.stop, record.error.kind if record.error else ""]
-    return hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
 
 
 # -- one episode
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """Limits of an episode in a page: characters of a text, number of first and of last messages."""
 
     text: int
@@ -196,6 +242,8 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     """
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
+    other = rollouts.rendered.get(entry.group_key)  # another episode of the group may have the rendered prompt
+    rendered = record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
     prompt, messages = record.transcript()
     answers = _views(messages, record.turns, limit.text)
     left_out = max(0, len(messages) - limit.first - limit.last)
@@ -203,7 +251,7 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
         **_row(number, entry, record),
         "row": [{"name": name[:200], **_cut(_as_shown(value), limit.text)} for name, value in _first(record.row)],
         "columns": len(record.row),
-        "rendered": _cut(_rendered_prompt(rollouts, entry, record), limit.text),
+        "rendered": _cut(rendered, limit.text),
         "tools": [{"name": tool_name(tool)[:200], **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
         "asked": _views(prompt[: limit.first], (), limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
@@ -214,12 +262,6 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
         "seconds": record.seconds,
         "seed": "" if record.seed is None else str(record.seed),
     }
-
-
-def _rendered_prompt(rollouts: RolloutIndex, entry: IndexEntry, record: RolloutRecord) -> str:
-    """The rendered prompt, which the record of another episode of the group may have."""
-    other = rollouts.rendered.get(entry.group_key)
-    return record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
 
 
 def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn], most: int) -> list[JsonObject]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from aitrain.events import Announce, Evaluating, Event, Note, Step
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
-from aitrain.ui.cases import case_changes, case_rows, most_changed
-from aitrain.ui.episodes import Limit, episode
+from aitrain.ui.cases import cases_json
+from aitrain.ui.episodes import Limit, choose, episode
+from aitrain.ui.overview import Overview
 from aitrain.ui.page import self_contained
-from aitrain.ui.page_sample import choose
 from aitrain.ui.reward_plot import draw_curve
-from aitrain.ui.summary import summary
 
 EVERY = 180.0
 """Seconds between two reports during a run."""
@@ -32,7 +31,9 @@ class ReportWriter:
     """Writes the report of one run, repeatedly; rollouts are read once."""
 
     folder: RunFolder
-    rollouts: RolloutIndex = field(init=False)
+    last: float = field(default_factory=time.monotonic)
+    """Time of the latest report that `during` began."""
+    thread: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -52,43 +53,33 @@ class ReportWriter:
         """Write report.html and reward.png after the end of a run."""
         self.write(announce)
         try:
-            draw_curve(self.folder, self.rollouts)
+            draw_curve(Overview(self.folder.path, self.rollouts))
         except Exception as error:
             announce(Note(f"reward.png could not be drawn: {type(error).__name__}: {error}"))
 
     def during(self, announce: Announce) -> Announce:
         """An announce that forwards events, and writes the report every few minutes in a thread."""
-        return _Periodic(self, announce)
 
+        def forward(event: Event) -> None:
+            announce(event)
+            is_busy = self.thread is not None and self.thread.is_alive()
+            if isinstance(event, (Step, Evaluating)) and time.monotonic() - self.last >= EVERY and not is_busy:
+                self.last = time.monotonic()
+                self.thread = threading.Thread(target=self.write, args=[announce], daemon=True)
+                self.thread.start()
 
-@dataclass
-class _Periodic:
-    report: ReportWriter
-    announce: Announce
-    last: float = field(default_factory=time.monotonic)
-    thread: threading.Thread | None = None
-
-    def __call__(self, event: Event) -> None:
-        self.announce(event)
-        is_busy = self.thread is not None and self.thread.is_alive()
-        if isinstance(event, (Step, Evaluating)) and time.monotonic() - self.last >= EVERY and not is_busy:
-            self.last = time.monotonic()
-            self.thread = threading.Thread(target=self.report.write, args=[self.announce], daemon=True)
-            self.thread.start()
+        return forward
 
 
 def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
     """The data of report.html. `shared` holds the values that all episodes of a group have in common."""
-    rows = case_rows(rollouts)
     shared: dict[str, int] = {}
     episodes = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]
     for one in episodes:
         one |= {name: shared.setdefault(json.dumps(one[name]), len(shared)) for name in SHARED}
     return {
-        "summary": summary(folder.path, rollouts),
-        "cases": [asdict(row) for row in most_changed(rows, MOST_CASES)],
-        "case_count": len(rows),
-        "case_changes": case_changes(rows),
+        "summary": Overview(folder.path, rollouts).to_json(),
+        "cases": cases_json(rollouts, MOST_CASES),
         "source": read_source(folder.environment_source),
         "episodes": episodes,
         "shared": [json.loads(text) for text in shared],

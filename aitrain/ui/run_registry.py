@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path
@@ -15,10 +16,10 @@ from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
-from aitrain.ui.cases import case_changes, case_rows, most_changed
+from aitrain.runs.run_list import state_of
+from aitrain.ui.cases import cases_json
 from aitrain.ui.episodes import Found, Query, episode, find, page_of
-from aitrain.ui.run_rows import RunRow, run_row, stamp
-from aitrain.ui.summary import RunSummary, summary
+from aitrain.ui.overview import Overview
 
 PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""
@@ -34,13 +35,8 @@ class OpenRun:
 
     id: str
     path: Path
-    rollouts: RolloutIndex = field(init=False)
     is_ready: bool = False
     _reader: threading.Thread | None = None
-    _seen: tuple[object, ...] = ()
-    _summary: RunSummary | None = None
-    _row: RunRow | None = None
-    _row_seen: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         self.rollouts = RolloutIndex(self.path if self.path.is_file() else self.path / "rollouts")
@@ -54,30 +50,20 @@ class OpenRun:
             self._reader.join(PATIENCE)
 
     def _read(self) -> None:
-        try:
+        with suppress(OSError):  # the run is being removed or replaced: the next request reads it again
             self.rollouts.refresh()
-        except OSError:
-            return  # the run is being removed or replaced: the next request reads it again
-        self.is_ready = True
+            self.is_ready = True
 
-    def summary(self) -> JsonObject:
-        """The summary of the run; `version` changes with any of its values."""
+    def overview(self) -> JsonObject:
+        """The run's page above its cases; `version` changes with any of its values."""
         self.look()
         seen = (self.is_ready, len(self.rollouts.entries), *stamp(self.path))
-        if self._summary is None or seen != self._seen:
-            self._summary = summary(self.path, self.rollouts if self.is_ready else None)
-            self._seen = seen
-        heartbeat = as_float(read_object(RunFolder(self.path).status).get("heartbeat"))
-        ours = {"id": self.id, "is_ready": self.is_ready, "version": str(hash(seen)), "heartbeat": heartbeat}
-        return {**self._summary, **ours}
+        known = {"is_ready": self.is_ready, "version": str(hash(seen))}
+        return {**_overview(self, seen), **known, "id": self.id} | _heartbeat(self.path)
 
     def row(self) -> JsonObject:
         """The run in the table of runs."""
-        seen = stamp(self.path)
-        if self._row is None or seen != self._row_seen:
-            self._row, self._row_seen = run_row(self.path), seen
-        heartbeat = as_float(read_object(RunFolder(self.path).status).get("heartbeat")) or self._row["heartbeat"]
-        return {**self._row, "id": self.id, "heartbeat": heartbeat}
+        return {**_row(self.path, stamp(self.path)), "id": self.id} | _heartbeat(self.path)
 
     def source(self) -> list[SourceFile]:
         """The environment's source that the run has kept."""
@@ -85,9 +71,7 @@ class OpenRun:
 
     def cases(self) -> JsonObject:
         """A row for each case; at most MOST_CASES, those whose score changed most."""
-        rows = case_rows(self.rollouts)
-        shown = [asdict(row) for row in most_changed(rows, MOST_CASES)]
-        return {"rows": shown, "count": len(rows), "changes": case_changes(rows)}
+        return cases_json(self.rollouts, MOST_CASES)
 
     def episodes(self, query: Query, start: int) -> JsonObject:
         """One page of the episodes that match a query."""
@@ -104,6 +88,35 @@ def _found(run: OpenRun, count: int, query: Query) -> Found:
     return find(run.rollouts, query)
 
 
+@lru_cache(maxsize=32)
+def _overview(run: OpenRun, seen: tuple[object, ...]) -> JsonObject:
+    return Overview(run.path, run.rollouts if run.is_ready else None).to_json()
+
+
+@lru_cache(maxsize=2 * MOST_RUNS)
+def _row(folder: Path, seen: tuple[object, ...]) -> JsonObject:
+    return Overview(folder).row()
+
+
+def _heartbeat(folder: Path) -> JsonObject:
+    """The last sign of life, which changes every two seconds."""
+    heartbeat = as_float(read_object(RunFolder(folder).status).get("heartbeat"))
+    return {"heartbeat": heartbeat} if heartbeat else {}
+
+
+def stamp(folder: Path) -> tuple[object, ...]:
+    """Changes whenever the row of a run changes, and not with the heartbeat alone."""
+    run = RunFolder(folder)
+    status = read_object(run.status)
+    known = {name: value for name, value in status.items() if name not in ("heartbeat", "stalls_at")}
+    stamps: list[object] = [str(known), state_of(status)]
+    for path in (run.metrics, run.result, run.config, run.system):
+        with suppress(OSError):
+            stat = path.stat()
+            stamps += [stat.st_size, stat.st_mtime_ns]
+    return tuple(stamps)
+
+
 class RunRegistry:
     """The runs of some places: run folders, sweeps, folders of both, and single rollout files."""
 
@@ -118,14 +131,15 @@ class RunRegistry:
         with self._lock:
             found = list(dict.fromkeys(path for place in self.places for path in _found_in(place)))
             self._sweeps = _with_ids({path: path.name for path in found if is_sweep(path)})
-            trials = {path: f"{id}/{path.name}" for id, sweep in self._sweeps.items() for path in _runs_in(sweep)}
             runs = {path: path.name for path in found if not is_sweep(path)}
-            paths = list({**runs, **trials})[:MOST_RUNS]
-            new = {path: {**runs, **trials}[path] for path in paths if path not in self.opened}
+            for id, sweep in self._sweeps.items():
+                trials = sorted(path for path in sweep.iterdir() if _may_enter(path) and is_run(path))
+                runs |= {path: f"{id}/{path.name}" for path in trials}
+            shown = dict(list(runs.items())[:MOST_RUNS])
             taken = [run.id for run in self.opened.values()]
-            for id, path in _with_ids(new, taken).items():
+            for id, path in _with_ids({p: n for p, n in shown.items() if p not in self.opened}, taken).items():
                 self.opened[path] = OpenRun(id, path)
-            return {self.opened[path].id: self.opened[path] for path in paths}
+            return {self.opened[path].id: self.opened[path] for path in shown}
 
     def sweeps(self) -> dict[str, Path]:
         """The folders of all sweeps by id."""
@@ -136,13 +150,12 @@ class RunRegistry:
         """The table of runs, sweeps first; `is_given` is set for a run that was named itself, and not by its folder."""
         runs, sweeps = self.runs(), self._sweeps
         ids = {folder: id for id, folder in sweeps.items()}
-        return [
-            *({**run_row(folder), "id": id, "is_given": False, "sweep": None} for id, folder in sweeps.items()),
-            *(
-                {**run.row(), "is_given": run.path in self.places, "sweep": ids.get(run.path.parent)}
-                for run in runs.values()
-            ),
+        rows = [
+            {**_row(folder, stamp(folder)), "id": id, "is_given": False, "sweep": None} for id, folder in sweeps.items()
         ]
+        for run in runs.values():
+            rows.append({**run.row(), "is_given": run.path in self.places, "sweep": ids.get(run.path.parent)})
+        return rows
 
 
 def _with_ids(names: Mapping[Path, str], taken: Iterable[str] = ()) -> dict[str, Path]:
@@ -164,10 +177,6 @@ def _found_in(place: Path) -> Iterator[Path]:
     elif place.is_dir():
         folders = [path for path in place.iterdir() if _may_enter(path) and (is_run(path) or is_sweep(path))]
         yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def _runs_in(sweep: Path) -> list[Path]:
-    return sorted(path for path in sweep.iterdir() if _may_enter(path) and is_run(path))
 
 
 def _may_enter(path: Path) -> bool:

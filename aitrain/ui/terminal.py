@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
-from aitrain.events import Evaluated, Evaluating, Event, Note, Phase, Playing, Step
+from aitrain.events import Evaluated, Evaluating, Event, Note, Step
 from aitrain.redaction import redact
 from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_of_scores, verdict_sentence
-from aitrain.ui.block import Block, can_be_drawn_over
-from aitrain.ui.dashboard import Dashboard, evaluated_line, evaluating_line, number, playing_line, step_line
+from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_sentence
+from aitrain.ui.dashboard import ASCII, CURVE, Dashboard, curve, event_line, number
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.next_steps import advice, next_steps
-from aitrain.ui.plot import ASCII, BLOCKS, curve
+from aitrain.ui.loading import is_ci
+from aitrain.ui.overview import Overview
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines in a pipe or in CI."""
@@ -36,6 +36,12 @@ DRAW_AT_MOST = 0.1
 def on_standard_error() -> Console:
     """The console of a run; standard output is for its result only."""
     return Console(stderr=True, highlight=False)
+
+
+def can_be_drawn_over(console: Console) -> bool:
+    """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
+    is_watched = console.file.isatty() and console.is_interactive
+    return is_watched and not (console.is_dumb_terminal or console.quiet or is_ci())
 
 
 @dataclass
@@ -53,13 +59,21 @@ class Screen:
 
     def __post_init__(self) -> None:
         self.dashboard = Dashboard()
-        self.block = Block(self.console) if can_be_drawn_over(self.console) else None
+        self.live: Live | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Screen:
-        self._draw()
+        if can_be_drawn_over(self.console):
+            self.live = Live(
+                console=self.console,
+                get_renderable=lambda: self.dashboard,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self.live.start(refresh=True)
         return self
 
     def start(self) -> Screen:
@@ -76,10 +90,9 @@ class Screen:
             self._ticker.join()
         with self._lock:
             self._print_new_lines()
-            if self.block is not None and self.dashboard.is_over:
-                self.block.erase()
-            elif self.block is not None:
-                self.block.leave()
+            if self.live is not None:
+                self.live.transient = self.dashboard.is_over
+                self.live.stop()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -88,34 +101,22 @@ class Screen:
             self.dashboard.take(event)
             if isinstance(event, Note):
                 style = "yellow" if event.level == "warning" else ""
-                self._keep(Text(event.mark + escape_controls(redact(event.text)), style=style))
-            elif self.block is None:
+                self._print(Text(event.mark + escape_controls(redact(event.text)), style=style))
+            elif self.live is None:
                 self._print_line(event)
             self._draw()
 
     def _print_line(self, event: Event) -> None:
-        """Print an event as a plain line, at most one every LINE_EVERY seconds."""
-        if isinstance(event, Evaluated) and event.sampled is not None:
-            self._keep(Text(evaluated_line(event)))
+        """Print an event as a plain line: scores and the ends always, others at most one every LINE_EVERY seconds."""
+        is_end = isinstance(event, Step) and event.step == event.steps
+        is_end |= isinstance(event, Evaluating) and event.done == event.episodes
         is_due = time.monotonic() - self.last_line > LINE_EVERY
-        if isinstance(event, Phase) and is_due:
-            self._progress(event.text)
-        elif isinstance(event, Step) and (is_due or event.step == event.steps):
-            self._progress(step_line(event))
-        elif isinstance(event, Evaluating) and (is_due or event.done == event.episodes):
-            self._progress(evaluating_line(event))
-        elif isinstance(event, Playing) and event.episodes and is_due:
-            self._progress(playing_line(event))
+        if (line := event_line(event)) and (is_due or is_end or isinstance(event, Evaluated)):
+            self.last_line = self.last_line if isinstance(event, Evaluated) else time.monotonic()
+            self._print(Text(line))
 
-    def _progress(self, text: str) -> None:
-        self.last_line = time.monotonic()
-        self._keep(Text(text))
-
-    def _keep(self, text: Text) -> None:
-        if self.block is not None:
-            self.block.print_above(text)
-        else:
-            self.console.print(text, soft_wrap=True)
+    def _print(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=self.live is None)
 
     def _tick(self) -> None:
         while not self._closed.wait(DRAW_EVERY):
@@ -125,14 +126,15 @@ class Screen:
 
     def _print_new_lines(self) -> None:
         for line in self.new_lines():
-            self._keep(Text(escape_controls(line), style="dim"))
+            self._print(Text(escape_controls(line), style="dim"))
 
     def _draw(self) -> None:
-        if self.block is None or self._closed.is_set():
-            return
-        if not self.block.drawn or time.monotonic() - self.last_drawn > DRAW_AT_MOST:
+        if self.live is not None and time.monotonic() - self.last_drawn > DRAW_AT_MOST:
             self.last_drawn = time.monotonic()
-            self.block.draw(self.dashboard.lines(self.console.width - 1, self.console.options.ascii_only))
+            self.live.refresh()
+
+
+# -- when it is over
 
 
 def last_line(result: Result) -> str:
@@ -142,26 +144,25 @@ def last_line(result: Result) -> str:
     return f"{scores}{words}  {result.steps} steps in {duration(result.seconds)}  {escape_controls(str(result.folder))}"
 
 
-def show_result(result: Result, scores: ScoreTable, console: Console) -> None:
+def show_result(result: Result, overview: Overview, console: Console) -> None:
     """Print what came of a run: scores, verdict, curve, where everything is, and what to do next."""
 
     def show(*parts: str | tuple[str, str]) -> None:
         console.print(Text.assemble(*parts), soft_wrap=True)
 
-    folder, rewards = RunFolder(result.folder), [line.get("reward") for line in result.history]
-    console.print(score_table(scores), soft_wrap=True)
-    if verdict := verdict_of_scores(scores):
-        show((f"\n{verdict_sentence(scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}"))
-    if text := advice(folder):
+    console.print(score_table(overview.scores), soft_wrap=True)
+    if verdict := overview.verdict:
+        show((f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}"))
+    if text := overview.advice:
         show(text)
     show((f"\n{result.steps} steps in {duration(result.seconds)}", "dim"))
-    if len(known := [reward for reward in rewards if reward is not None]) > 1:
+    if len(overview.rewards) > 1:
         show(f"reward over {result.steps} steps")
-        console.print(reward_curve(known, console))
+        console.print(reward_curve(overview.rewards, console))
     show("")
     for name, text, style in _facts(result):
         show((f"{name}: ", "" if style else "dim"), (escape_controls(text), style))
-    steps = next_steps(folder)
+    steps = overview.next_steps
     width = max((len(step["what"]) for step in steps), default=0)
     if steps:
         show(("\nnext", "bold"))
@@ -197,18 +198,32 @@ def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
 
 def reward_curve(rewards: Sequence[float], console: Console) -> Text:
     """The curve of the rewards, as wide as the terminal allows."""
-    ramp = ASCII if console.options.ascii_only else BLOCKS
-    return Text("\n".join(curve(rewards, min(60, console.width - 8), ramp=ramp)))
+    text = "\n".join(curve(rewards, min(CURVE, console.width - 8)))
+    return Text(text.translate(ASCII) if console.options.ascii_only else text)
+
+
+def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
+    """A table whose first row is its head. Its lines are not wrapped, so that a program can read them."""
+    cells = [
+        [cell if isinstance(cell, Text) else Text(cell, "" if place else "bold") for cell in row]
+        for place, row in enumerate(rows)
+    ]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        for cell, width in zip(row[:-1], widths, strict=False):
+            cell.pad_right(width - cell.cell_len)
+        lines.append(Text("  ").join(row))
+        lines[-1].rstrip()
+    lines[0].stylize("bold")
+    return Text("\n").join(lines)
 
 
 def score_table(scores: ScoreTable) -> Text:
-    """Table of the held-out scores before and after with 95% intervals, from result.json. Lines are not wrapped."""
-    rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
-    if not rows:
-        return Text("no held-out cases were scored")
-    lines = [("held-out", "before", "after", "change"), *((name, *interval_texts(row)) for name, row in rows.items())]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    head, *rest = [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    ]
-    return Text.assemble((head, "bold"), *(f"\n{line}" for line in rest))
+    """The held-out scores before and after with 95% intervals."""
+    rows = [(name, *interval_texts(row)) for name, row in scores.items() if row["before"] or row["after"]]
+    return (
+        text_table([("held-out", "before", "after", "change"), *rows])
+        if rows
+        else Text("no held-out cases were scored")
+    )

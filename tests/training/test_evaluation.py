@@ -18,9 +18,10 @@ from aitrain.environment.runner import start_runner
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
 from aitrain.runs.model_reference import read_model, run_options
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.run_context import RunContext
-from aitrain.ui.summary import summary
+from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import score_table
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
@@ -107,8 +108,9 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
 
     (after,), (chosen,) = played(result, "after_sampled"), played(result, "step2_sampled")
     assert (after["weight_version"], after["step"], after["sample"], chosen["sample"]) == (2, 4, 1, 0)
-    curve = summary(result.folder, None)["held_out"]
-    found = [(point["step"], point["sampled"]["mean"]) for point in curve]
+    rollouts = RolloutIndex(result.folder / "rollouts")
+    rollouts.refresh()
+    found = [(point.step, point.sampled["mean"]) for point in Overview(result.folder, rollouts).held_out]
     assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
 
 

@@ -13,8 +13,7 @@ from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.ui.episodes import Limit, Query, episode, find, page_of
-from aitrain.ui.page_sample import MOST_EPISODES, choose
+from aitrain.ui.episodes import MOST_EPISODES, Limit, Query, choose, episode, find, page_of
 from tests.ui.conftest import record, said, write_run
 
 

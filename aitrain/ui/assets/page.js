@@ -263,9 +263,9 @@ class Page {
       this.comparison,
       summary.job !== "eval" && section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
       this.machine,
-      section("cases", "Cases", summary.job === "eval" ? "Each with its score." : "Each with its first and its last score. Compare shows what was said then.", this.cases),
-      section("rollouts", "Rollouts", null, this.sampleNote(), this.list.element),
       section("environment", "Environment", "Its source as it ran, with secrets masked.", this.code),
+      section("cases", "Cases", summary.job === "eval" ? "Each with its score." : "Each with its first and its last score. Compare shows what was said then.", this.cases),
+      section("rollouts", summary.job === "eval" ? "Episodes" : "Rollouts", null, this.sampleNote(), this.list.element),
       configuration(summary),
     );
     this.drawNumbers();
@@ -360,9 +360,8 @@ class Page {
   }
 
   drawNavigation() {
-    const sections = [...this.main.querySelectorAll("section[id]")];
-    const shown = sections.filter((part) => !part.hidden && part.id !== "reason");
-    this.navigation.replaceChildren(...shown.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
+    const sections = [...this.main.querySelectorAll(":scope > section[id]:not([hidden])")]; // those of the head come and go
+    this.navigation.replaceChildren(...sections.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
   }
 
   /** `/` goes to the search. */

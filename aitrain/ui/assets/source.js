@@ -48,7 +48,7 @@ class Embedded {
   }
 
   async cases() {
-    return { rows: this.data.cases, count: this.data.case_count, changes: this.data.case_changes };
+    return this.data.cases;
   }
 
   async episodes(run, query, start = 0) {

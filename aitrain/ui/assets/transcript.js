@@ -165,24 +165,24 @@ function sideBySide(title, columns, source) {
 }
 
 /** The names of the columns of episode rows. */
-function episodeLabels(hasAdvantage) {
-  const names = ["Score", hasAdvantage && "Advantage", "Last answer", "Ended", "Turns", "Tokens"].filter(Boolean);
+function episodeLabels(hasAdvantage, hasCase = false) {
+  const names = [hasCase && "Case", "Score", hasCase && "Prompt", hasAdvantage && "Advantage", "Last answer", "Ended", "Turns", "Tokens"].filter(Boolean);
   return el("div", { class: `episode-labels ${hasAdvantage ? "" : "without-advantage"}`, "aria-hidden": "true" }, names.map((name) => el("span", { class: name.split(" ").pop().toLowerCase() }, name)));
 }
 
 /** Rows of a group's episodes. Those in which the same was said, with the same score, are one row that unfolds. */
-function episodeRows(episodes, run, source, isOpen = false) {
+function episodeRows(episodes, run, source, isOpen = false, hasCase = false) {
   const same = new Map();
   for (const episode of episodes) same.set(episode.same, [...(same.get(episode.same) ?? []), episode]);
   return [...same.values()].map((members, index) => {
-    const first = episodeRow(members[0], run, source, isOpen && index === 0);
+    const first = episodeRow(members[0], run, source, isOpen && index === 0, hasCase);
     if (members.length === 1) return first;
     const others = el("div", { class: "others", hidden: true });
     const words = `${count(members.length)} identical`;
     const toggle = () => {
       others.hidden = !others.hidden;
       button.setAttribute("aria-expanded", String(!others.hidden));
-      if (!others.hasChildNodes()) others.append(...members.slice(1).map((episode) => episodeRow(episode, run, source)));
+      if (!others.hasChildNodes()) others.append(...members.slice(1).map((episode) => episodeRow(episode, run, source, false, hasCase)));
     };
     const button = el("button", { type: "button", class: "quiet identical", "aria-expanded": "false", onclick: toggle }, words);
     return el("div", { class: "folded" }, first, button, others);
@@ -190,7 +190,7 @@ function episodeRows(episodes, run, source, isOpen = false) {
 }
 
 /** An episode as a line that opens: score, how it ended, the beginning of its last answer. */
-function episodeRow(episode, run, source, isOpen = false) {
+function episodeRow(episode, run, source, isOpen = false, hasCase = false) {
   const place = el("div", { class: "opened", hidden: true });
   const ended = episode.failure ? failed(episode.failure) : stopped(episode.stop);
   const tag = episode.failure ? "tag bad" : episode.stop === "done" ? "quiet-tag" : "tag";
@@ -200,7 +200,9 @@ function episodeRow(episode, run, source, isOpen = false) {
   const button = el(
     "button",
     { type: "button", "aria-label": `${words}: ${episode.answer || "no answer"}`, class: `episode ${hasAdvantage ? "" : "without-advantage"}`, "aria-expanded": "false", onclick: () => toggle() },
+    hasCase && isolated(caseName(episode), "case"),
     cell("score", "score", scoreBar(episode.score), score(episode.score)),
+    hasCase && isolated(episode.prompt, "prompt"),
     hasAdvantage && cell("advantage", "advantage", episode.advantage === null ? "–" : signed(episode.advantage, 2)),
     isolated(episode.answer || "(no answer)", "answer"),
     el("span", { class: "ended" }, el("span", { class: tag }, ended)),
