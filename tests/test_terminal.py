@@ -15,7 +15,6 @@ from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
 from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import IntervalValues, ScoreTable
 from aitrain.runs.result import Result
-from aitrain.ui import terminal
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
 from aitrain.ui.overview import Overview
@@ -32,7 +31,7 @@ RUN: list[Event] = [Phase("loading"), Note("2 dropped"), Evaluated("before", 0.2
 def _at_a_desk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in CI, where the tests themselves may run; and every drawing is drawn."""
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr(terminal, "DRAW_AT_MOST", -1.0)
+    monkeypatch.setattr(Screen, "draw_at_most", -1.0)
 
 
 def watched(events: list[Event], width: int = 80, height: int = 24) -> Terminal:

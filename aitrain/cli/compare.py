@@ -214,11 +214,10 @@ def _write_page(file: Path, comparisons: Sequence[Comparison]) -> None:
 def _print(comparisons: Sequence[Comparison], transcripts: int, detect: float | None) -> None:
     from rich.console import Console
 
-    from aitrain.ui.comparison_text import ShownParts, comparison_texts
+    from aitrain.ui.comparison_text import comparison_texts
 
     console = Console(highlight=False)
-    width = console.width if console.is_terminal else None
-    page(rendered(console, comparison_texts(comparisons, ShownParts(transcripts, detect, width))))
+    page(rendered(console, comparison_texts(comparisons, transcripts, detect)))
 
 
 def _worse_sentence(comparison: Comparison) -> str:

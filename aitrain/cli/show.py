@@ -100,11 +100,11 @@ def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> N
     from rich.console import Console
 
     from aitrain.ui.overview import Overview
-    from aitrain.ui.transcript import episodes, overview_texts
+    from aitrain.ui.transcript import episodes, run_texts
 
     console = Console(highlight=False)
     if numbers is None:
-        shown = overview_texts(Overview(folder, rollouts), rollouts, console)
+        shown = run_texts(Overview(folder, rollouts), rollouts)
     elif numbers:
         shown = episodes(rollouts, numbers)
     else:

@@ -23,7 +23,7 @@ from aitrain.redaction import redact, without_secrets
 from aitrain.runs.held_out import interval_texts
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
-from aitrain.ui.dashboard import curve
+from aitrain.ui.dashboard import reward_line
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import Overview, short_name
 from aitrain.ui.reward_plot import draw_curve
@@ -140,7 +140,7 @@ def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[
         yield f"![Reward over the steps of the training]({PICTURE})"
     elif len(overview.rewards) > 1:
         yield "Reward over the steps of the training:"
-        yield fenced("\n".join(curve(overview.rewards)))
+        yield fenced(reward_line(overview.rewards).plain)
     yield "## How it was made"
     yield table([("", ""), *((name, escaped(value)) for name, value in _facts(overview, config) if value)])
     yield _again(overview, config)

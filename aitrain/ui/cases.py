@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from statistics import fmean, pvariance
+from statistics import fmean
 
 from aitrain.runs.held_out import NEARLY
 from aitrain.runs.json_values import JsonObject
@@ -13,22 +13,19 @@ from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 @dataclass(frozen=True)
 class CaseRow:
-    """One case with its scores, None if nothing was scored; `variance` is that of all its scores."""
+    """One case with its scores, None if nothing was scored."""
 
     case: str
     case_idx: str
     """The environment's name for it."""
     is_held_out: bool
     prompt: str
-    episodes: int
-    failed: int
     first: float | None
     last: float | None
     change: float | None
     """`last` less `first`; None if the case was played at one time only."""
     best: float | None
     """The highest score of its last group or scoring."""
-    variance: float | None
     environment: str = ""
     """Name of its environment, in a run with several."""
 
@@ -51,26 +48,21 @@ def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
 
 
 def _row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseRow:
-    visits = [(entry.step, entry.eval_phase.startswith("after"), entry.group) for entry in entries]
-
-    def scores_at(*times: tuple[int, bool, int]) -> list[float]:
-        at = [entry.score for entry, visit in zip(entries, visits, strict=True) if visit in times]
-        return [score for score in at if score is not None]
-
-    every, first, last = scores_at(*visits), scores_at(min(visits)), scores_at(max(visits))
-    is_twice = len(set(visits)) > 1 and bool(first and last)
+    visits: dict[tuple[int, bool, int], list[float]] = {}
+    for entry in entries:
+        scores = visits.setdefault((entry.step, entry.eval_phase.startswith("after"), entry.group), [])
+        scores += [] if entry.score is None else [entry.score]
+    first, last = visits[min(visits)], visits[max(visits)]
+    is_twice = len(visits) > 1 and bool(first and last)
     return CaseRow(
         case=key[1],
         case_idx=entries[0].case_idx,
         is_held_out=key[0],
         prompt=prompt,
-        episodes=len(entries),
-        failed=sum(bool(entry.failure) for entry in entries),
         first=fmean(first) if first else None,
         last=fmean(last) if last else None,
         change=fmean(last) - fmean(first) if is_twice else None,
         best=max(last, default=None),
-        variance=pvariance(every) if every else None,
         environment=entries[0].environment,
     )
 

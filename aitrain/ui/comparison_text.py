@@ -26,23 +26,14 @@ LONGEST_TEXT = 2_000
 SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
 
-@dataclass(frozen=True)
-class ShownParts:
-    """What of a comparison is shown, and how wide."""
-
-    most_cases: int = 2
-    """Lost cases and won cases with transcripts, of each kind."""
-    detect: float | None = None
-    """Difference that the number of cases is computed for; None for the measured one."""
-    width: int | None = None
-    """Columns of the terminal; None for lines of any length."""
-
-
-def comparison_texts(comparisons: Sequence[Comparison], parts: ShownParts) -> Iterator[RenderableType]:
-    """The comparisons, each from its verdict to the transcripts of the cases that B lost and won most clearly."""
+def comparison_texts(
+    comparisons: Sequence[Comparison], most_cases: int = 2, detect: float | None = None
+) -> Iterator[RenderableType]:
+    """The comparisons, each from its verdict to the transcripts of the `most_cases` that B lost and won most clearly.
+    `detect`: the difference that the number of cases is computed for, unless it is the measured one."""
     if len(comparisons) > 1:
         heads = ("model", comparisons[0].a.label, "itself", "change", f"p, corrected for {len(comparisons)}")
-        yield row_table([replace(one.main, name=one.b.label) for one in comparisons], heads, parts.width)
+        yield row_table([replace(one.main, name=one.b.label) for one in comparisons], heads)
         yield Text()
     for comparison in comparisons:
         a, b, verdict = comparison.a, comparison.b, comparison.verdict
@@ -53,36 +44,29 @@ def comparison_texts(comparisons: Sequence[Comparison], parts: ShownParts) -> It
         for scoring in (a, b):
             yield Text(escape_controls(f"{scoring.label}: {scoring.model}  {scoring.folder}"), "dim")
         yield Text()
-        yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"), parts.width)
+        yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
         yield _counts(comparison)
-        for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence(parts.detect))):
+        for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence(detect))):
             yield Text(escape_controls(sentence))
         for note in comparison.notes:
             yield Text(f"! {escape_controls(redact(note))}", style=MIDDLE)
         for outcome in SHOWN_OUTCOMES:
             cases = comparison.cases(outcome)
-            for place, pair in enumerate(cases[: parts.most_cases], start=1):
+            for place, pair in enumerate(cases[:most_cases], start=1):
                 yield Text()
                 yield from case_text(comparison, pair, f"{outcome} {place} of {len(cases)}")
         yield Text()
 
 
-def row_table(rows: Sequence[ComparedRow], heads: Sequence[str], width: int | None = None) -> Text:
-    """The rows with intervals and p-values; the means without intervals where a line would be longer than `width`."""
-
-    def table(has_intervals: bool) -> Text:
-        lines: list[Sequence[str | Text]] = [list(map(escape_controls, heads))]
-        for row in rows:
-            means = [interval_text(one, False) if has_intervals else number(one["mean"]) for one in (row.a, row.b)]
-            change, p = interval_text(row.change, True), p_text(row.change.get("p_value") or 0.0)
-            verdict = Text(VERDICT_WORDS[row.verdict], VERDICT_STYLES[row.verdict]) if row.verdict else ""
-            lines.append([escape_controls(row.name), *means, change, p, verdict])
-        return text_table([[*lines[0], ""], *lines[1:]])
-
-    text = table(True)
-    is_too_wide = width is not None and max(map(len, text.plain.split("\n"))) > width
-    return table(False) if is_too_wide else text
+def row_table(rows: Sequence[ComparedRow], heads: Sequence[str]) -> Text:
+    """The rows with intervals and p-values."""
+    lines: list[list[str | Text]] = [[Text(escape_controls(head), "bold") for head in (*heads, "")]]
+    for row in rows:
+        verdict = Text(VERDICT_WORDS[row.verdict], VERDICT_STYLES[row.verdict]) if row.verdict else Text()
+        means = [interval_text(row.a, False), interval_text(row.b, False), interval_text(row.change, True)]
+        lines.append([escape_controls(row.name), *means, p_text(row.change.get("p_value") or 0.0), verdict])
+    return text_table(lines)
 
 
 def p_text(p_value: float) -> str:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from aitrain.events import Ended, Evaluated, Evaluating, Event, Failed, Phase, Playing, Step
+from aitrain.events import Ended, Evaluated, Evaluating, Event, Failed, Note, Phase, Playing, Step
+from aitrain.redaction import redact
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
 
@@ -18,8 +19,8 @@ LABEL, BAR, CURVE = 10, 40, 60
 """Columns for the name of a line, and of a bar and a curve at most."""
 PATIENCE = 3.0
 """Seconds after which a phase shows its duration."""
-BLOCKS = " ▁▂▃▄▅▆▇█"
-ASCII = str.maketrans(f"{BLOCKS}━─│", " .:-=+*%@#-|")
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = str.maketrans(f"{BLOCKS}━─", ".:-=+*%@#-")
 """What stands for them where the terminal cannot show them."""
 LEAST_SPAN = 0.1
 """Minimum range of a sparkline's height, so that noise does not look like a change."""
@@ -83,7 +84,9 @@ class Dashboard:
             lines["score"] = _joined(Text(number(eval.score), "bold"), Text(eval.decoding, "dim"), failed)
         elif (step := self.step) is not None:
             lines["step"] = _progress(step.step, step.steps, _left(step.seconds_left - elapsed, self.phase), width)
-            lines["reward"] = self._reward(width)
+            reward = Text(number(step.reward), "bold")
+            curve = reward_line(self.rewards, width - len(reward) - 2) if len(self.rewards) > 1 else Text()
+            lines["reward"] = _joined(reward, curve)
         scores = [*self.scores[:1], *self.scores[1:][-2:]]  # the first and the last two
         lines["held-out"] = _joined(*(Text(f"{number(one.sampled)} {_when(one)}") for one in scores))
         if self.step is not None:
@@ -101,14 +104,10 @@ class Dashboard:
         lines["now"] = Text(f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase)
         return {name: line for name, line in lines.items() if line.plain}
 
-    def _reward(self, width: int) -> Text:
-        assert self.step is not None
-        reward = Text(number(self.step.reward), "bold")
-        if len(self.rewards) < 2:
-            return reward
-        ends = f"{min(self.rewards):.2f} to {max(self.rewards):.2f}"
-        line = sparkline(self.rewards, min(CURVE, width - len(reward) - len(ends) - 4))
-        return _joined(reward, Text(line, "cyan"), Text(ends, "dim"))
+
+def note_text(note: Note) -> Text:
+    """A note for the screen, without secrets."""
+    return Text(note.mark + escape_controls(redact(note.text)), "yellow" if note.level == "warning" else "")
 
 
 def event_line(event: Event) -> str:
@@ -182,24 +181,14 @@ def _share(value: float | None, of: str, worrying: float, style: str = DOUBTFUL)
 # -- curves
 
 
-def curve(values: Sequence[float], width: int = CURVE, height: int = 5) -> list[str]:
-    """Draw values as `height` lines, averaged into at most `width` columns. The axis covers 0 to 1 and all values."""
-    columns = averaged(values, width) if values else []
-    low, high = min([0.0, *columns]), max([1.0, *columns])
-    margin, lines = max(len(f"{low:.1f}"), len(f"{high:.1f}")), []
-    for row in reversed(range(height)):
-        filled = (min(max((value - low) / (high - low) * height - row, 0.0), 1.0) for value in columns)
-        label = {height - 1: f"{high:.1f}", 0: f"{low:.1f}"}.get(row, "")
-        lines.append(f"{label:>{margin}} │" + "".join(BLOCKS[round(share * 8)] for share in filled))
-    return lines
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw values on one line from the lowest to the highest, averaged into at most `width` columns."""
-    columns = averaged(values, width)
+def reward_line(rewards: Sequence[float], width: int = CURVE) -> Text:
+    """The rewards as a curve of one line, with the lowest and the highest one."""
+    ends = f"{min(rewards):.2f} to {max(rewards):.2f}"
+    columns = averaged(rewards, min(CURVE, width - len(ends) - 2))
     low, high = min(columns), max(columns)
     span = max(high - low, LEAST_SPAN)
-    return "".join(BLOCKS[1 + round((value - low) / span * 7)] for value in columns)
+    line = "".join(BLOCKS[round((value - low) / span * 7)] for value in columns)
+    return _joined(Text(line, "cyan"), Text(ends, "dim"))
 
 
 def averaged(values: Sequence[float], width: int) -> list[float]:

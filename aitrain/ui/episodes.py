@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
 from aitrain.runs.rollout_index import GroupKey, IndexEntry, RolloutIndex, excerpt, prompt_excerpt
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord, TranscriptMessage
+from aitrain.ui.overview import evenly
 
 Item = TypeVar("Item")
 Group = list[int]
@@ -148,20 +149,10 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
     the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups are not split, as
     an advantage has no meaning without the group.
     """
-    chosen: set[int] = set()
-    room = MOST_BYTES
-    for group in chain.from_iterable(_wishes(grouped(entries, range(len(entries))), entries)):
-        new = [number for number in group if number not in chosen]
-        size = sum(min(entries[number].length, LARGEST) for number in new)
-        if size <= room and len(chosen) + len(new) <= MOST_EPISODES:
-            chosen.update(new)
-            room -= size
-    return sorted(chosen)
-
-
-def _wishes(groups: list[Group], entries: Sequence[IndexEntry]) -> Iterator[Iterable[Group]]:
-    training = [group for group in groups if not entries[group[0]].eval_phase]
+    groups = grouped(entries, range(len(entries)))
     scores = {id(group): [score for n in group if (score := entries[n].score) is not None] for group in groups}
+    training = [group for group in groups if not entries[group[0]].eval_phase]
+    training.sort(key=lambda group: entries[group[0]].step)
     scored = [group for group in training if scores[id(group)]]
     by_mean = sorted(scored, key=lambda group: fmean(scores[id(group)]))
     by_spread = sorted(scored, key=lambda group: pvariance(scores[id(group)]))
@@ -169,22 +160,23 @@ def _wishes(groups: list[Group], entries: Sequence[IndexEntry]) -> Iterator[Iter
     for number, entry in enumerate(entries):
         if entry.eval_phase.startswith(("before", "after")):
             cases.setdefault((entry.eval_phase.endswith("greedy"), entry.case), []).append(number)
-    for is_greedy, most in ((False, 60), (True, 30)):
-        yield spread([both for (of_greedy, _), both in cases.items() if of_greedy == is_greedy], most)
-    steps = sorted({entries[group[0]].step for group in training})
-    for step in dict.fromkeys([*steps[:1], *steps[-1:], *steps[1:3], *steps[-3:-1]]):
-        yield spread([group for group in training if entries[group[0]].step == step], 4)
-    yield spread([group for group in groups if any(entries[number].failure for number in group)], 40)
-    yield from (by_mean[-12:], by_mean[:12], by_spread[-12:])
-    yield spread(training, 60)
-    yield spread(groups, MOST_EPISODES)
-
-
-def spread(items: Sequence[Item], most: int) -> Sequence[Item]:
-    """At most `most` items, evenly spread, including the first and the last."""
-    if len(items) <= most:
-        return items
-    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+    wishes = [
+        evenly([both for (is_greedy, _), both in cases.items() if not is_greedy], 60),
+        evenly([both for (is_greedy, _), both in cases.items() if is_greedy], 30),
+        *(training[:8], training[-8:]),
+        evenly([group for group in groups if any(entries[number].failure for number in group)], 40),
+        *(by_mean[-12:], by_mean[:12], by_spread[-12:]),
+        *(evenly(training, 60), evenly(groups, MOST_EPISODES)),
+    ]
+    chosen: set[int] = set()
+    room = MOST_BYTES
+    for group in chain(*wishes):
+        new = [number for number in group if number not in chosen]
+        size = sum(min(entries[number].length, LARGEST) for number in new)
+        if size <= room and len(chosen) + len(new) <= MOST_EPISODES:
+            chosen.update(new)
+            room -= size
+    return sorted(chosen)
 
 
 # -- one page of a list

@@ -19,7 +19,7 @@ def eval_table(results: Sequence[EvalResult]) -> Text:
     tries = sorted({int(name) for result in results for name in result.pass_at} - {1})[-1:]
     has_solved = any(result.solved for result in results) and any(result.samples > 1 for result in results)
     head = ["model", *columns, *(f"pass@{count}" for count in tries), *(["solved"] if has_solved else [])]
-    lines = [[*head, "tokens", "failed"]]
+    lines: list[list[str | Text]] = [[Text(title, "bold") for title in (*head, "tokens", "failed")]]
     for name, result in zip(_names(results), results, strict=True):
         intervals = [*(result.scores.get(name) for name in columns), *(result.pass_at.get(str(n)) for n in tries)]
         lines.append([name, *(interval_text(interval, False) for interval in intervals)])

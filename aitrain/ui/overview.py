@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, TypeAlias, TypedDict
+from statistics import median
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.optimization import default_rate
@@ -42,10 +42,11 @@ from aitrain.runs.run_list import state_of, step_of_run
 from aitrain.runs.run_options import read_options
 from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores
 
+Item = TypeVar("Item")
 Series: TypeAlias = dict[str, list[float | None]]
 DEAD = "The run's process has ended without a word: it was killed, or the machine went down."
 POINTS, ROW_POINTS = 1_000, 48
-"""Maximum points of a curve, whose neighbouring steps are averaged, and of the one in the table of runs."""
+"""Maximum points of a curve, and of the one in the table of runs."""
 MOST_METRICS = 32 * 2**20
 """Bytes at the end of metrics.jsonl that the table of runs reads."""
 LOG_BYTES, LOG_LINES = 16_000, 60
@@ -273,13 +274,11 @@ class Overview:
 
     @cached_property
     def curves(self) -> tuple[list[int], Series]:
-        """Steps, and the numbers of the training by their names, each as long."""
-        steps = [(line.step, line.series) for line in self.steps]
-        size = max(1, -(-len(steps) // POINTS))
-        buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
-        names = {name: None for _, series in steps for name in series}
-        drawn = {name: [_mean(series.get(name) for _, series in bucket) for bucket in buckets] for name in names}
-        return [bucket[-1][0] for bucket in buckets], {name: y for name, y in drawn.items() if set(y) != {None}}
+        """Steps, evenly spread if there are many, and the numbers of the training by their names, each as long."""
+        lines = [(line.step, line.series) for line in evenly(self.steps, POINTS)]
+        names = {name: None for _, series in lines for name in series}
+        drawn = {name: [series.get(name) for _, series in lines] for name in names}
+        return [step for step, _ in lines], {name: y for name, y in drawn.items() if set(y) != {None}}
 
     @property
     def rewards(self) -> list[float]:
@@ -449,6 +448,7 @@ class Overview:
             "held_out": list(map(asdict, self.held_out)),
             "episodes": self.episodes(self.rollouts) if self.rollouts else None,
             "verdict": self.verdict,
+            "verdicts": {name: verdict_of(row["change"]) for name, row in self.scores.items()},
             "learned": self.learned,
             "findings": [asdict(finding) for finding in self.findings],
             "advice": self.advice,
@@ -496,7 +496,7 @@ def short_name(model: str) -> str:
     return Path(model).name if model.startswith(("/", "~")) else model
 
 
-def evenly(items: Sequence[bytes], most: int) -> Sequence[bytes]:
+def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
     """At most `most` items, evenly spread, with the first and the last one."""
     if len(items) <= most:
         return items
@@ -529,11 +529,6 @@ def _newest(phases: Mapping[str, list[IndexEntry]], decoding: str, mixture: Mixt
 def _bare(mean: float | None) -> IntervalValues | None:
     """A score without an interval."""
     return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers else None
 
 
 def _as_shown(value: object) -> str:

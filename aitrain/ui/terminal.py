@@ -6,20 +6,19 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from aitrain.events import Evaluated, Evaluating, Event, Note, Step
-from aitrain.redaction import redact
-from aitrain.runs.held_out import ScoreTable, interval_texts
+from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, Step
+from aitrain.runs.held_out import interval_texts
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_sentence
-from aitrain.ui.dashboard import ASCII, CURVE, Dashboard, curve, event_line, number
+from aitrain.ui.dashboard import Dashboard, event_line, note_text, number, reward_line
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.loading import is_ci
@@ -27,10 +26,6 @@ from aitrain.ui.overview import Overview
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines in a pipe or in CI."""
-DRAW_EVERY = 1.0
-"""Seconds between two redraws without an event, for the clocks."""
-DRAW_AT_MOST = 0.1
-"""Minimum seconds between two redraws when events are frequent."""
 
 
 def on_standard_error() -> Console:
@@ -44,39 +39,28 @@ def can_be_drawn_over(console: Console) -> bool:
     return is_watched and not (console.is_dumb_terminal or console.quiet or is_ci())
 
 
-@dataclass
 class Screen:
-    """Shows the events of a run.
+    """Shows the events of a run. `new_lines` returns new lines of the libraries' output, which are shown above it.
 
     `start` starts the thread that redraws the clocks. Call it after forking: a fork copies locks that a thread holds.
     """
 
-    console: Console = field(default_factory=on_standard_error)
-    new_lines: Callable[[], list[str]] = list
-    """Returns new lines of the libraries' output, which are shown above the block."""
-    last_line: float = 0.0
-    last_drawn: float = 0.0
+    draw_at_most, draw_every = 0.1, 1.0
+    """Seconds between two drawings: at least, when steps are fast, and without an event, for the clocks."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, console: Console | None = None, new_lines: Callable[[], list[str]] = list) -> None:
+        self.console, self.new_lines = console or on_standard_error(), new_lines
         self.dashboard = Dashboard()
-        self.live: Live | None = None
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._live: Live | None = None
+        self._last_line = self._last_drawn = 0.0
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
-    def __enter__(self) -> Screen:
-        if can_be_drawn_over(self.console):
-            self.live = Live(
-                console=self.console,
-                get_renderable=lambda: self.dashboard,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self.live.start(refresh=True)
+    def __enter__(self) -> Self:
+        self._open()
         return self
 
-    def start(self) -> Screen:
+    def start(self) -> Self:
         """Redraw every second, and show new lines of the libraries' output."""
         self._ticker.start()
         return self
@@ -84,15 +68,12 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Erase the block if the run has ended, as the result follows; leave it if the run failed."""
         self._closed.set()
         if self._ticker.is_alive():
             self._ticker.join()
         with self._lock:
             self._print_new_lines()
-            if self.live is not None:
-                self.live.transient = self.dashboard.is_over
-                self.live.stop()
+            self._close(error)
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -100,38 +81,59 @@ class Screen:
             self._print_new_lines()
             self.dashboard.take(event)
             if isinstance(event, Note):
-                style = "yellow" if event.level == "warning" else ""
-                self._print(Text(event.mark + escape_controls(redact(event.text)), style=style))
-            elif self.live is None:
-                self._print_line(event)
-            self._draw()
-
-    def _print_line(self, event: Event) -> None:
-        """Print an event as a plain line: scores and the ends always, others at most one every LINE_EVERY seconds."""
-        is_end = isinstance(event, Step) and event.step == event.steps
-        is_end |= isinstance(event, Evaluating) and event.done == event.episodes
-        is_due = time.monotonic() - self.last_line > LINE_EVERY
-        if (line := event_line(event)) and (is_due or is_end or isinstance(event, Evaluated)):
-            self.last_line = self.last_line if isinstance(event, Evaluated) else time.monotonic()
-            self._print(Text(line))
-
-    def _print(self, text: Text) -> None:
-        self.console.print(text, soft_wrap=self.live is None)
+                self._print(note_text(event))
+            else:
+                self._show(event)
+            if time.monotonic() - self._last_drawn > self.draw_at_most or not isinstance(event, (Step, Playing)):
+                self._last_drawn = time.monotonic()
+                self._redraw()
 
     def _tick(self) -> None:
-        while not self._closed.wait(DRAW_EVERY):
+        while not self._closed.wait(self.draw_every):
             with self._lock:
                 self._print_new_lines()
-                self._draw()
+                self._redraw()
 
     def _print_new_lines(self) -> None:
         for line in self.new_lines():
             self._print(Text(escape_controls(line), style="dim"))
 
-    def _draw(self) -> None:
-        if self.live is not None and time.monotonic() - self.last_drawn > DRAW_AT_MOST:
-            self.last_drawn = time.monotonic()
-            self.live.refresh()
+    # -- in a terminal
+
+    def _open(self) -> None:
+        if can_be_drawn_over(self.console):
+            self._live = Live(
+                console=self.console,
+                get_renderable=lambda: self.dashboard,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start(refresh=True)
+
+    def _close(self, error: BaseException | None) -> None:
+        """Erase the block if the run has ended, as the result follows; leave it if the run failed."""
+        if self._live is not None:
+            self._live.transient = self.dashboard.is_over
+            self._live.stop()
+
+    def _show(self, event: Event) -> None:
+        """Where nothing can be drawn over, print an event as a plain line: scores and the ends always, others at most
+        one every LINE_EVERY seconds."""
+        line = "" if self._live else event_line(event)
+        is_end = isinstance(event, Step) and event.step == event.steps
+        is_end |= isinstance(event, Evaluating) and event.done == event.episodes
+        is_score = isinstance(event, Evaluated)
+        if line and (is_score or is_end or time.monotonic() - self._last_line > LINE_EVERY):
+            self._last_line = self._last_line if is_score else time.monotonic()
+            self._print(Text(line))
+
+    def _print(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=self._live is None)
+
+    def _redraw(self) -> None:
+        if self._live is not None:
+            self._live.refresh()
 
 
 # -- when it is over
@@ -146,28 +148,31 @@ def last_line(result: Result) -> str:
 
 def show_result(result: Result, overview: Overview, console: Console) -> None:
     """Print what came of a run: scores, verdict, curve, where everything is, and what to do next."""
-
-    def show(*parts: str | tuple[str, str]) -> None:
-        console.print(Text.assemble(*parts), soft_wrap=True)
-
-    console.print(score_table(overview.scores), soft_wrap=True)
-    if verdict := overview.verdict:
-        show((f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}"))
-    if text := overview.advice:
-        show(text)
-    show((f"\n{result.steps} steps in {duration(result.seconds)}", "dim"))
-    if len(overview.rewards) > 1:
-        show(f"reward over {result.steps} steps")
-        console.print(reward_curve(overview.rewards, console))
-    show("")
+    texts = [*outcome_texts(overview), Text(f"\n{result.steps} steps in {duration(result.seconds)}", "dim")]
     for name, text, style in _facts(result):
-        show((f"{name}: ", "" if style else "dim"), (escape_controls(text), style))
-    steps = overview.next_steps
-    width = max((len(step["what"]) for step in steps), default=0)
-    if steps:
-        show(("\nnext", "bold"))
-    for step in steps:
-        show((f"  {step['what']:{width}}  ", "dim"), escape_controls(step["command"]))
+        texts.append(Text.assemble((f"{name}: ", "" if style else "dim"), (escape_controls(text), style)))
+    if steps := overview.next_steps:
+        rows = [(Text(f"  {step['what']}", "dim"), escape_controls(step["command"])) for step in steps]
+        texts += [Text("\nnext", "bold"), text_table(rows)]
+    for line in texts:
+        console.print(line, soft_wrap=True)
+
+
+def outcome_texts(overview: Overview) -> Iterator[Text]:
+    """Scores, verdict, advice, findings and reward of a run, now or at its end."""
+    rows = [(name, *interval_texts(row)) for name, row in overview.scores.items() if row["before"] or row["after"]]
+    if rows:
+        yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
+    else:
+        yield Text("no held-out cases were scored")
+    if verdict := overview.verdict:
+        yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
+    if overview.advice:
+        yield Text(overview.advice)
+    for finding in overview.findings:
+        yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
+    if len(overview.rewards) > 1:
+        yield Text("\nreward    ").append_text(reward_line(overview.rewards))
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
@@ -196,34 +201,14 @@ def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
         yield "report", str(folder.report), ""
 
 
-def reward_curve(rewards: Sequence[float], console: Console) -> Text:
-    """The curve of the rewards, as wide as the terminal allows."""
-    text = "\n".join(curve(rewards, min(CURVE, console.width - 8)))
-    return Text(text.translate(ASCII) if console.options.ascii_only else text)
-
-
 def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
-    """A table whose first row is its head. Its lines are not wrapped, so that a program can read them."""
-    cells = [
-        [cell if isinstance(cell, Text) else Text(cell, "" if place else "bold") for cell in row]
-        for place, row in enumerate(rows)
-    ]
+    """Cells in columns. Its lines are not wrapped, so that a program can read them."""
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:
-        for cell, width in zip(row[:-1], widths, strict=False):
+        for cell, width in zip(row, widths, strict=True):
             cell.pad_right(width - cell.cell_len)
         lines.append(Text("  ").join(row))
         lines[-1].rstrip()
-    lines[0].stylize("bold")
     return Text("\n").join(lines)
-
-
-def score_table(scores: ScoreTable) -> Text:
-    """The held-out scores before and after with 95% intervals."""
-    rows = [(name, *interval_texts(row)) for name, row in scores.items() if row["before"] or row["after"]]
-    return (
-        text_table([("held-out", "before", "after", "change"), *rows])
-        if rows
-        else Text("no held-out cases were scored")
-    )

@@ -15,13 +15,12 @@ from rich.text import Text
 
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
-from aitrain.runs.verdict import VERDICT_STYLES, verdict_sentence
 from aitrain.ui.dashboard import brief, number
 from aitrain.ui.duration import duration
 from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import reward_curve, score_table
+from aitrain.ui.terminal import outcome_texts
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4
@@ -45,8 +44,8 @@ def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
 # -- the run
 
 
-def overview_texts(overview: Overview, rollouts: RolloutIndex, console: Console) -> Iterator[RenderableType]:
-    """Title, scores, findings, reward curve and episode counts of a run."""
+def run_texts(overview: Overview, rollouts: RolloutIndex) -> Iterator[RenderableType]:
+    """Title, outcome and episode counts of a run."""
     folder, result, steps = overview.run.path, overview.result, overview.step
     seconds = f" in {duration(result['seconds'])}" if result.get("seconds") else ""
     extent = ("" if steps is None else f"  {steps} steps") + seconds
@@ -58,21 +57,13 @@ def overview_texts(overview: Overview, rollouts: RolloutIndex, console: Console)
     if names := sorted(path.name for path in folder.absolute().parent.iterdir() if later.fullmatch(path.name)):
         yield Text(escape_controls(f"this is {folder}; started later with its name: {', '.join(names)}"), style="dim")
     yield Text()
-    yield score_table(overview.scores)
-    if verdict := overview.verdict:
-        yield Text(verdict_sentence(overview.scores["sampled"]["change"]), style=VERDICT_STYLES[verdict])
+    yield from outcome_texts(overview)
     if chosen := overview.selection:
         text = f"model/ has the weights of step {chosen['step']}, whose score of {chosen['score']:.3f} was the best"
         yield Text(f"{text} of {chosen['scorings']}; after: its score with new samples", style="dim")
-    for finding in overview.findings:
-        yield Text(f"step {finding.step}: {escape_controls(finding.text)}", style=MIDDLE)
-    if len(rewards := overview.rewards) > 1:
-        yield Text(f"\nreward, {number(rewards[0])} in the first step, {number(rewards[-1])} in the last")
-        yield reward_curve(rewards, console)
     counted = overview.episodes(rollouts)
-    yield Text(
-        f"\n{counted['all']} episodes, {counted['held_out']} of them held out; ended: {_numbers(counted['stops'])}"
-    )
+    held_out, ended = counted["held_out"], _numbers(counted["stops"])
+    yield Text(f"\n{counted['all']} episodes, {held_out} of them held out; ended: {ended}")
     if counted["failed"]:
         yield Text(f"failed: {_numbers(counted['failures'])}", BAD)
     if counted["damaged"]:

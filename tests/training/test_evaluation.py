@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from aitrain import ConfigError, Result, Score
 from aitrain.environment.runner import start_runner
@@ -22,7 +21,7 @@ from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.run_context import RunContext
 from aitrain.ui.overview import Overview
-from aitrain.ui.terminal import score_table
+from aitrain.ui.terminal import outcome_texts
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
 
@@ -38,13 +37,6 @@ def result_of(result: Result) -> dict[str, Any]:
 def played(result: Result, phase: str) -> list[dict[str, Any]]:
     """The records of one scoring, in the order of their rows and samples."""
     return sorted(rollouts(result, phase), key=lambda record: (record["row_number"], record["sample"]))
-
-
-def shown_in_terminal(values: dict[str, Any]) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(score_table(values))
-    return captured.get()
 
 
 class Sampled(Vowels):
@@ -72,7 +64,7 @@ def test_a_case_is_sampled_as_often_as_asked_and_every_place_shows_the_same_scor
     assert after["mean"] == fmean(any(record["score"] == 1.0 for record in case) for case in cases)
     assert after["count"] == 5
     text = f"{after['mean']:.3f} [{after['low']:.3f}, {after['high']:.3f}]"
-    assert text in shown_in_terminal(recorded)
+    assert text in "\n".join(line.plain for line in outcome_texts(Overview(result.folder)))
     assert text in (result.model / "README.md").read_text()
 
 

@@ -18,14 +18,7 @@ function results(summary) {
     .filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note(summary.job === "eval" ? "No score yet." : `No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
   if (summary.job === "eval") return el("div", { class: "card result" }, rows.map(([name, hint, one]) => evalRow(name, hint, one)), overlapNote({ eval_overlap: summary.result.overlap, eval_cases: summary.result.cases }), intervalNote(rows), evaluationTable(summary.evaluation));
-  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows), nextSteps(summary));
-}
-
-/** Whether a change is detectable, by its interval and its p-value, which older runs do not have. */
-function directionOfChange({ mean, low, high, p_value }) {
-  if ((p_value ?? 0) > 0.05) return "undetected";
-  const only = p_value == null ? 0 : mean; // scores without bounds that all changed by the same have no interval
-  return (low ?? only) > 0 ? "better" : (high ?? only) < 0 ? "worse" : "undetected";
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name), summary.verdicts[name])), selectionNote(summary), overlapNote(summary.result), intervalNote(rows), nextSteps(summary));
 }
 
 /** What the result suggests, and the commands that follow on it. */
@@ -47,7 +40,7 @@ function overlapNote(result) {
   return el("p", { class: "hint selection" }, `${count(result.eval_overlap)} of ${plural(result.eval_cases, "held-out case")} have the same prompt as a training case: their score does not show what was learned for new ones.`);
 }
 
-function resultRow(name, hint, one, [when, last]) {
+function resultRow(name, hint, one, [when, last], verdict) {
   const [now, after] = one.after ? ["after", one.after] : [when, last];
   const change = one.change;
   const bounds = name.startsWith("pass@") ? [0, 1] : scoreBounds;
@@ -58,7 +51,7 @@ function resultRow(name, hint, one, [when, last]) {
     el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
     el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before, bounds), rangeBar("after", after, bounds)),
     change &&
-      el("p", { class: "change" }, el("b", { class: directionOfChange(change) }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
+      el("p", { class: "change" }, el("b", { class: verdict }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
   );
 }
 
