@@ -59,7 +59,9 @@ class NotebookDisplay(Screen):
 
     def _bundle(self) -> dict[str, str]:
         """The state as HTML, and as text where a notebook is shown without HTML."""
-        console = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, highlight=False)
+        console = Console(
+            file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, force_jupyter=False, highlight=False
+        )
         console.print(Group(*self._notes, self.dashboard))
         html = console.export_html(theme=THEME, code_format=PAGE, inline_styles=True, clear=False)
         return {"text/html": html, "text/plain": console.export_text()}

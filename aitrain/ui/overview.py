@@ -469,6 +469,7 @@ class Overview:
         return {
             **self.state,
             "name": self.run.path.name,
+            "reason": str(self.state["reason"]).partition("\n")[0],
             "log": "",
             "model": self.model,
             "environment": self.environment_name,

@@ -160,7 +160,7 @@ class RunTable {
       row.job !== "grpo" && el("span", { class: "tag job" }, JOBS[row.job] ?? row.job),
       children.length > 0 && el("button", { type: "button", class: "quiet unfold", "aria-expanded": String(isOpen), onclick: toggle }, plural(children.length, "trial")),
       about.length > 0 && el("span", { class: "hint" }, about.flatMap((text, index) => [index ? " · " : "", isolated(text)])),
-      row.reason && el("span", { class: row.status in FAILED ? "hint worse" : "hint" }, isolated(row.reason.split("\n")[0])),
+      row.reason && el("span", { class: row.status in FAILED ? "hint worse" : "hint" }, isolated(row.reason)),
     ];
   }
 
