@@ -63,13 +63,9 @@ function scoreTitle(name) {
 function evalRow(name, hint, { after }) {
   const bounds = name.startsWith("pass@") ? [0, 1] : scoreBounds;
   const cases = after && after.count !== null ? plural(after.count, "case") : "score";
-  return el(
-    "div",
-    { class: `scores ${decodingOf(name)}` },
-    el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint)),
-    el("div", { class: "figures" }, bigScore(cases, after)),
-    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("after", after, bounds)),
-  );
+  const what = el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint));
+  const range = el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("after", after, bounds));
+  return el("div", { class: `scores ${decodingOf(name)}` }, what, el("div", { class: "figures" }, bigScore(cases, after)), range);
 }
 
 /** Further numbers of an eval, by decoding. */
@@ -213,7 +209,7 @@ class Page {
       const only = this.runs.length === 1 && this.runs[0].is_given ? this.runs[0].id : undefined;
       this.run = wanted.has("run") ? named(wanted.get("run")) : only;
       this.otherRun = named(wanted.get("with"));
-      if (this.source instanceof Served && !this.run) return this.showTable(wanted.get("run"));
+      if (this.source.isServed && !this.run) return this.showTable(wanted.get("run"));
       await this.open();
     } catch (error) {
       this.main.replaceChildren(el("div", { class: "card" }, note(`This run cannot be shown: ${error.message}`)));
@@ -268,8 +264,7 @@ class Page {
 
   sampleNote() {
     if (!this.source.isSample) return null;
-    const { data } = this.source;
-    return el("p", { class: "sample" }, `This page holds ${count(data.episodes.length)} of ${count(data.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
+    return el("p", { class: "sample" }, `This page holds ${count(this.source.held)} of ${count(this.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
   }
 
   /** What changes during a run. */
@@ -368,7 +363,7 @@ class Page {
   // -- following
 
   schedule() {
-    if (!(this.source instanceof Served)) return;
+    if (!this.source.isServed) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.follow(), this.isReady ? POLL : POLL_WHILE_READING);
   }

@@ -136,13 +136,9 @@ class RunTable {
       time: row.status === "running" ? timeLeft(row).replace("about ", "").replace(" of training", "") || "–" : duration(row.seconds),
       heartbeat: row.heartbeat ? el("time", { dateTime: new Date(1000 * row.heartbeat).toISOString(), title: new Date(1000 * row.heartbeat).toLocaleString() }, ago(row.heartbeat)) : "–",
     };
-    return el(
-      "tr",
-      { class: row.sweep && this.parent(row) ? "trial" : null, "data-run": row.id },
-      el("td", { class: "choose" }, row.job === "sweep" ? null : this.chooser(row)),
-      el("th", { scope: "row", class: "name" }, this.nameCell(row)),
-      RUN_COLUMNS.slice(1).map(([key, title]) => el("td", { class: key, "data-label": title }, cells[key])),
-    );
+    const first = [el("td", { class: "choose" }, row.job === "sweep" ? null : this.chooser(row)), el("th", { scope: "row", class: "name" }, this.nameCell(row))];
+    const others = RUN_COLUMNS.slice(1).map(([key, title]) => el("td", { class: key, "data-label": title }, cells[key]));
+    return el("tr", { class: row.sweep && this.parent(row) ? "trial" : null, "data-run": row.id }, first, others);
   }
 
   nameCell(row) {

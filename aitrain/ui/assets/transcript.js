@@ -49,23 +49,18 @@ function fact(name, value) {
 }
 
 function transcript(episode) {
-  return el(
-    "div",
-    { class: "transcript" },
-    el(
-      "dl",
-      { class: "facts" },
-      fact("score", score(episode.score)),
-      episode.advantage !== null && fact("advantage", signed(episode.advantage)),
-      fact("ended", stopped(episode.stop)),
-      fact("turns", count(episode.turns)),
-      fact("tokens", count(episode.tokens)),
-      episode.said.every((message) => message.weight_version === undefined) && fact("weight version", count(episode.weight_version)),
-      episode.seconds !== null && fact("environment", seconds(episode.seconds)),
-      Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
-    ),
-    el("div", { class: "transcript-body" }, el("div", { class: "spoken" }, episode.failure && failure(episode), conversation(episode)), given(episode)),
-  );
+  const facts = [
+    fact("score", score(episode.score)),
+    episode.advantage !== null && fact("advantage", signed(episode.advantage)),
+    fact("ended", stopped(episode.stop)),
+    fact("turns", count(episode.turns)),
+    fact("tokens", count(episode.tokens)),
+    episode.said.every((message) => message.weight_version === undefined) && fact("weight version", count(episode.weight_version)),
+    episode.seconds !== null && fact("environment", seconds(episode.seconds)),
+    Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
+  ];
+  const spoken = el("div", { class: "spoken" }, episode.failure && failure(episode), conversation(episode));
+  return el("div", { class: "transcript" }, el("dl", { class: "facts" }, facts), el("div", { class: "transcript-body" }, spoken, given(episode)));
 }
 
 /** Beside the conversation: the row of the dataset, the schemas of the tools, and the prompt as the model got it. */
@@ -84,12 +79,8 @@ function fold(title, items, left = 0, open = false) {
 }
 
 function failure(episode) {
-  return el(
-    "div",
-    { class: "message failure" },
-    el("div", { class: "speaker" }, isolated(`${episode.error.place || "The environment"}: ${failed(episode.failure)}`)),
-    longText(episode.error.message ?? ""),
-  );
+  const speaker = isolated(`${episode.error.place || "The environment"}: ${failed(episode.failure)}`);
+  return el("div", { class: "message failure" }, el("div", { class: "speaker" }, speaker), longText(episode.error.message ?? ""));
 }
 
 const FIRST_MESSAGES = 14;
@@ -136,13 +127,9 @@ function messageBlock(item, episode) {
   const calls = (message.calls ?? []).map(([name, given]) =>
     el("div", { class: "call" }, el("div", { class: "speaker" }, "Tool call ", isolated(name, "name")), longText(given, given.length, 1500)),
   );
-  return el(
-    "div",
-    { class: `message ${kind}` },
-    el("div", { class: "speaker" }, isolated(speaker), message.name && [" ", isolated(message.name, "name")]),
-    message.text || !calls.length ? longText(message.text || "(nothing)", message.length) : null,
-    calls,
-  );
+  const head = el("div", { class: "speaker" }, isolated(speaker), message.name && [" ", isolated(message.name, "name")]);
+  const text = message.text || !calls.length ? longText(message.text || "(nothing)", message.length) : null;
+  return el("div", { class: `message ${kind}` }, head, text, calls);
 }
 
 // -- side by side
