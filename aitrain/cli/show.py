@@ -76,8 +76,8 @@ def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
         case=asked.case or "",
         failure="any" if asked.failed else "",
     )
-    found = worst(rollouts, query) if asked.worst else find(rollouts, query).numbers
-    if asked.case is not None and not find(rollouts, Query(case=asked.case)).numbers:
+    found = worst(rollouts, query) if asked.worst else find(rollouts, query)
+    if asked.case is not None and not find(rollouts, Query(case=asked.case)):
         raise ConfigError(f"case: there is no episode of case {asked.case}")
     return found[: asked.limit]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import chain
 from statistics import fmean, pvariance
 from typing import NamedTuple, TypeVar
 
@@ -29,8 +28,6 @@ FACTS = (
     "discarded", "environment",
 )  # fmt: skip
 """Fields of the index that a page shows of each episode."""
-SEARCH_SECONDS = 15.0
-MOST_HITS = 2_000
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000
 """Maximum bytes of the records in the files of which a sample is made; the page holds less of each."""
@@ -70,13 +67,6 @@ class Query:
         )
 
 
-class Found(NamedTuple):
-    """Sorted numbers of the matching episodes; incomplete if a search ended at its limits."""
-
-    numbers: list[int]
-    is_complete: bool = True
-
-
 def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
     """Numbers of episodes, group by group."""
     groups: dict[GroupKey, Group] = {}
@@ -85,40 +75,28 @@ def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group
     return list(groups.values())
 
 
-def find(rollouts: RolloutIndex, query: Query) -> Found:
-    """All episodes that match a query."""
+def find(rollouts: RolloutIndex, query: Query) -> list[int]:
+    """Numbers of all episodes that match a query, group by group."""
     entries = rollouts.entries
     by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
     numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
-    is_complete = True
     if query.text:
-        hits = list(_searched(rollouts, numbers, query.text))
-        is_complete = None not in hits
-        numbers = [number for number in hits if number is not None]
-    ranked = sorted(grouped(entries, numbers), key=lambda group: _rank([entries[n] for n in group], query.order))
-    return Found(list(chain(*ranked)), is_complete)
+        numbers = list(_searched(rollouts, numbers, query.text))
+    return list(
+        chain(*sorted(grouped(entries, numbers), key=lambda group: _rank([entries[n] for n in group], query.order)))
+    )
 
 
-def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int | None]:
-    """Numbers of episodes whose messages or error contain the text, and a final None if there are too many or it takes
-    too long.
-
-    A record is parsed only if its bytes contain the text. Upper and lower case are equal for a to z.
-    """
+def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
+    """Numbers of episodes whose messages or error contain the text. Upper and lower case are equal for a to z."""
     needles = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
-    wanted, entries = _folded(text), rollouts.entries
-    end, hits = time.monotonic() + SEARCH_SECONDS, 0
-    raws = rollouts.each_raw(entries[number] for number in numbers)
+    raws = rollouts.each_raw(rollouts.entries[number] for number in numbers)
     for number, (_, raw) in zip(numbers, raws, strict=True):
-        if hits == MOST_HITS or (number % 256 == 0 and time.monotonic() > end):
-            yield None
-            return
         lowered = raw.lower()
-        if any(needle in lowered for needle in needles):
+        if any(needle in lowered for needle in needles):  # most records need not be parsed
             record = RolloutRecord.from_json(parse_object(raw) or {})
             texts = [text for message in chain(*record.transcript()) for text in (message.text, *chain(*message.calls))]
-            if wanted in _folded("\n".join([*texts, record.error.message if record.error else ""])):
-                hits += 1
+            if _folded(text) in _folded("\n".join([*texts, record.error.message if record.error else ""])):
                 yield number
 
 
@@ -182,9 +160,9 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
 # -- one page of a list
 
 
-def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) -> JsonObject:
+def page_of(rollouts: RolloutIndex, numbers: Sequence[int], start: int, size: int = 48) -> JsonObject:
     """About `size` rows from `start` on, up to the end of a group unless it is huge, and the start of the next page."""
-    entries, numbers = rollouts.entries, found.numbers
+    entries = rollouts.entries
     end = min(len(numbers), start + size)
     most = min(len(numbers), start + 4 * size)
     while start < end < most and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
@@ -193,7 +171,6 @@ def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) ->
         "rows": [_row(number, entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
         "total": len(numbers),
         "next": end if end < len(numbers) else None,
-        "is_complete": found.is_complete,
     }
 
 
@@ -223,8 +200,6 @@ class Limit(NamedTuple):
 
 WHOLE = Limit(2_000_000, 20_000, 1_000)
 """Limits of an episode that is shown alone."""
-MOST_ITEMS = 100
-"""Maximum number of metrics, columns of the row, and tool calls of a message in a page."""
 
 
 def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonObject:
@@ -241,16 +216,15 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     left_out = max(0, len(messages) - limit.first - limit.last)
     return {
         **_row(number, entry, record),
-        "row": [{"name": name[:200], **_cut(_as_shown(value), limit.text)} for name, value in _first(record.row)],
-        "columns": len(record.row),
+        "row": [{"name": name, **_cut(_as_shown(value), limit.text)} for name, value in record.row.items()],
         "rendered": _cut(rendered, limit.text),
-        "tools": [{"name": tool_name(tool)[:200], **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
+        "tools": [{"name": tool_name(tool), **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
         "asked": _views(prompt[: limit.first], (), limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
         "skipped": {"after": limit.first, "count": left_out} if left_out else None,
         "weight_version": record.weight_version,
         "error": {name: text[: limit.text] for name, text in asdict(record.error).items()} if record.error else {},
-        "metrics": {name[:200]: value for name, value in _first(record.metrics)},
+        "metrics": dict(record.metrics),
         "seconds": record.seconds,
         "seed": "" if record.seed is None else str(record.seed),
     }
@@ -265,7 +239,7 @@ def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn],
         if message.name:
             view["name"] = message.name
         if message.calls:
-            view["calls"] = [[name[:200], arguments[:most]] for name, arguments in message.calls[:MOST_ITEMS]]
+            view["calls"] = [[name, arguments[:most]] for name, arguments in message.calls]
         if message.role == "assistant" and (version := next(versions, None)) is not None:
             view["weight_version"] = version
         views.append(view)
@@ -274,10 +248,6 @@ def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn],
 
 def _cut(text: str, most: int) -> JsonObject:
     return {"text": text[:most]} | ({"length": len(text)} if len(text) > most else {})
-
-
-def _first(values: Mapping[str, Item]) -> list[tuple[str, Item]]:
-    return list(islice(values.items(), MOST_ITEMS))
 
 
 def _as_shown(value: object) -> str:

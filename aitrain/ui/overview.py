@@ -424,7 +424,6 @@ class Overview:
         step, series = self.curves
         return {
             **self.state,
-            "step": self.step or max((line.step for line in self.lines), default=None),
             "name": self.run.path.name,
             "model": self.model,
             "result": {name: self.result.get(name) for name in ("seconds", *COUNTS)},

@@ -12,13 +12,10 @@ from itertools import chain, count
 from pathlib import Path
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
 from aitrain.runs.run_list import state_of
-from aitrain.ui.cases import cases_json
-from aitrain.ui.episodes import Found, Query, episode, find, page_of
 from aitrain.ui.overview import Overview
 
 PATIENCE = 0.3
@@ -26,7 +23,6 @@ PATIENCE = 0.3
 SIGNS = ("config.yaml", "metrics.jsonl", "status.json", "rollouts")
 """Files that identify a run folder; one suffices."""
 MOST_RUNS = 2_000
-MOST_CASES = 10_000
 
 
 @dataclass(eq=False)
@@ -64,28 +60,6 @@ class OpenRun:
     def row(self) -> JsonObject:
         """The run in the table of runs."""
         return {**_row(self.path, stamp(self.path)), "id": self.id} | _heartbeat(self.path)
-
-    def source(self) -> list[SourceFile]:
-        """The environment's source that the run has kept."""
-        return read_source(RunFolder(self.path).environment_source)
-
-    def cases(self) -> JsonObject:
-        """A row for each case; at most MOST_CASES, those whose score changed most."""
-        return cases_json(self.rollouts, MOST_CASES)
-
-    def episodes(self, query: Query, start: int) -> JsonObject:
-        """One page of the episodes that match a query."""
-        return page_of(self.rollouts, _found(self, len(self.rollouts.entries), query), start)
-
-    def episode(self, number: int) -> JsonObject | None:
-        """One episode; None if the number is out of range."""
-        return episode(self.rollouts, number) if 0 <= number < len(self.rollouts.entries) else None
-
-
-@lru_cache(maxsize=32)
-def _found(run: OpenRun, count: int, query: Query) -> Found:
-    """Episodes that match a query, cached for all pages of the result until there are more episodes."""
-    return find(run.rollouts, query)
 
 
 @lru_cache(maxsize=32)

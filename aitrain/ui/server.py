@@ -13,6 +13,7 @@ import json
 import secrets
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -20,8 +21,11 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from aitrain.errors import ConfigError, RequestRefusedError
+from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
-from aitrain.ui.episodes import Query
+from aitrain.runs.run_folder import RunFolder
+from aitrain.ui.cases import cases_json
+from aitrain.ui.episodes import Query, episode, find, page_of
 from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
@@ -38,6 +42,7 @@ HEADERS = {
 OWN_POLICY = {"Content-Security-Policy": "frame-ancestors 'none'"}
 """For self-contained pages, which have a policy of their own with the hashes of their scripts."""
 KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "json": "application/json"}
+MOST_CASES = 10_000
 Parameters = dict[str, str]
 
 
@@ -216,14 +221,21 @@ def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
         query = TypeAdapter(Query).validate_python(asked)
     except ValidationError as error:
         raise RequestRefusedError(HTTPStatus.BAD_REQUEST, error.errors()[0]["msg"]) from None
-    return run.episodes(query, _number(parameters, "start"))
+    numbers = _found(run, len(run.rollouts.entries), query)
+    return page_of(run.rollouts, numbers, _number(parameters, "start"))
+
+
+@lru_cache(maxsize=32)
+def _found(run: OpenRun, count: int, query: Query) -> list[int]:
+    """Episodes that match a query, cached for all pages of the result until there are more episodes."""
+    return find(run.rollouts, query)
 
 
 def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
-    found = _run(registry, parameters).episode(_number(parameters, "n"))
-    if found is None:
+    rollouts, number = _run(registry, parameters).rollouts, _number(parameters, "n")
+    if number >= len(rollouts.entries):
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such episode.")
-    return found
+    return episode(rollouts, number)
 
 
 PAGES: dict[str, Callable[[RunRegistry, Parameters], str]] = {"/compare": _comparison, "/sweep": _sweep}
@@ -231,8 +243,8 @@ PAGES: dict[str, Callable[[RunRegistry, Parameters], str]] = {"/compare": _compa
 ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
     "runs": lambda registry, _: registry.rows(),
     "run": lambda registry, parameters: _run(registry, parameters).overview(),
-    "source": lambda registry, parameters: _run(registry, parameters).source(),
-    "cases": lambda registry, parameters: _run(registry, parameters).cases(),
+    "source": lambda registry, parameters: read_source(RunFolder(_run(registry, parameters).path).environment_source),
+    "cases": lambda registry, parameters: cases_json(_run(registry, parameters).rollouts, MOST_CASES),
     "episodes": _episodes,
     "episode": _episode,
 }

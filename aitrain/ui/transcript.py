@@ -37,7 +37,7 @@ def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
         phases = [entry.eval_phase for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
         last = max((entry.step for entry in entries), default=0)
         query = Query(eval_phase=phases[-1]) if phases else Query(eval_phase="training", step=last)
-    scored = [number for number in find(rollouts, query).numbers if entries[number].score is not None]
+    scored = [number for number in find(rollouts, query) if entries[number].score is not None]
     return sorted(scored, key=lambda number: entries[number].score or 0.0)
 
 

@@ -112,7 +112,7 @@ def test_a_case_is_a_row_and_has_the_mean_of_its_first_and_of_its_last_group(tmp
     training, other, held_out = sorted(case_rows(rollouts), key=lambda row: (row.is_held_out, row.case))
     assert (training.first, training.last) == (0.5, 1.0)
     assert (held_out.first, held_out.last, other.case, other.last) == (0.0, 1.0, "8", 0.25)
-    assert [len(find(rollouts, Query(case=case)).numbers) for case in ("8", "7")] == [1, 7], "found by either"
+    assert [len(find(rollouts, Query(case=case))) for case in ("8", "7")] == [1, 7], "found by either"
 
 
 def test_cases_are_counted_by_the_direction_of_their_change() -> None:

@@ -95,7 +95,7 @@ class RolloutList {
   }
 
   describe(found) {
-    const shown = plural(found.total, "episode") + (found.is_complete ? "" : " so far: the search stopped early, narrow it with the other filters");
+    const shown = plural(found.total, "episode");
     if (!this.source.isSample) return shown;
     const where = `${shown} among the ${count(this.source.held)} of ${count(this.counted.all)} that this page holds`;
     return `${where}. All of them: aitrain view ${this.summary.name}`;

@@ -37,7 +37,7 @@ function embedded({ summary, cases, source, episodes: all, shared, written }) {
     const isRow = all.some((episode) => episode.case === query.case);
     const rows = sorted(all.filter((episode) => takes(query, episode, isRow) && (!wanted || holds(episode, wanted))), query.order);
     const end = start + 48;
-    return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null, is_complete: true };
+    return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null };
   }
   const episode = (run, number) => all.find((one) => one.n === number);
   const shown = { ...summary, is_ready: true, written };

@@ -67,15 +67,15 @@ function transcript(episode) {
 function given(episode) {
   const { text, length } = episode.rendered ?? { text: "" };
   const prompt = text && el("details", { class: "fold rendered" }, el("summary", {}, `Rendered prompt (${plural(length ?? text.length, "character")})`), el("div", { class: "holder" }, longText(text, length, 2000)));
-  const folds = [fold(`Case row (${plural(episode.columns, "column")})`, episode.row, episode.columns - episode.row.length, matchMedia("(min-width: 1000px)").matches), fold(`Tools (${count(episode.tools.length)})`, episode.tools), prompt].filter(Boolean);
+  const folds = [fold(`Case row (${plural(episode.row.length, "column")})`, episode.row, matchMedia("(min-width: 1000px)").matches), fold(`Tools (${count(episode.tools.length)})`, episode.tools), prompt].filter(Boolean);
   return folds.length ? el("aside", { class: "given", "aria-label": "What the episode was given" }, folds) : null;
 }
 
-/** Named texts, shown when they are opened; `left` more are not in the page. */
-function fold(title, items, left = 0, open = false) {
+/** Named texts, shown when they are opened. */
+function fold(title, items, open = false) {
   if (!items.length) return null;
   const lines = items.map(({ name, text, length }) => [el("dt", {}, isolated(name)), el("dd", {}, longText(text, length, 600))]);
-  return el("details", { class: "fold", open }, el("summary", {}, title), el("dl", {}, lines), left > 0 && note(`${count(left)} more are in the rollout file.`));
+  return el("details", { class: "fold", open }, el("summary", {}, title), el("dl", {}, lines));
 }
 
 function failure(episode) {
