@@ -26,7 +26,7 @@ from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.dashboard import reward_line
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.overview import Overview, short_name
-from aitrain.ui.reward_plot import draw_curve
+from aitrain.ui.report_writer import draw_curve
 
 if TYPE_CHECKING:
     from huggingface_hub.repocard_data import EvalResult

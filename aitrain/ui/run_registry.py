@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 
 from aitrain.errors import ConfigError, did_you_mean
@@ -29,7 +29,6 @@ MOST_RUNS = 2_000
 class OpenRun:
     """One run that a page shows. Its rollouts are read in a thread, new ones at each request."""
 
-    id: str
     path: Path
     is_ready: bool = False
     _reader: threading.Thread | None = None
@@ -55,11 +54,7 @@ class OpenRun:
         self.look()
         seen = (self.is_ready, len(self.rollouts.entries), *stamp(self.path))
         known = {"is_ready": self.is_ready, "version": str(hash(seen))}
-        return {**_overview(self, seen), **known, "id": self.id} | _heartbeat(self.path)
-
-    def row(self) -> JsonObject:
-        """The run in the table of runs."""
-        return {**_row(self.path, stamp(self.path)), "id": self.id} | _heartbeat(self.path)
+        return {**_overview(self, seen), **known, **_heartbeat(self.path)}
 
 
 @lru_cache(maxsize=32)
@@ -96,52 +91,36 @@ class RunRegistry:
 
     def __init__(self, places: Iterable[Path]) -> None:
         self.places = [place.resolve() for place in places]
-        self.opened: dict[Path, OpenRun] = {}
-        self._sweeps: dict[str, Path] = {}
+        self._opened: dict[Path, OpenRun] = {}
         self._lock = threading.Lock()
 
-    def runs(self) -> dict[str, OpenRun]:
-        """All runs by id, with the trials of sweeps; those of a folder with the newest first."""
+    def look(self) -> tuple[dict[str, OpenRun], dict[str, Path]]:
+        """All runs by id, with the trials of sweeps, those of a folder with the newest first; and the folders of sweeps
+        by id. An id is a name; a second one of the name is `name (2)`."""
+        runs, sweeps = dict[str, Path](), dict[str, Path]()
+        for path in dict.fromkeys(path for place in self.places for path in _found_in(place)):
+            names = chain([path.name], (f"{path.name} ({number})" for number in count(2)))
+            id = next(name for name in names if name not in runs and name not in sweeps)
+            if is_sweep(path):
+                sweeps[id] = path
+                trials = sorted(trial for trial in path.iterdir() if _may_enter(trial) and is_run(trial))
+                runs |= {f"{id}/{trial.name}": trial for trial in trials}
+            else:
+                runs[id] = path
         with self._lock:
-            found = list(dict.fromkeys(path for place in self.places for path in _found_in(place)))
-            self._sweeps = _with_ids({path: path.name for path in found if is_sweep(path)})
-            runs = {path: path.name for path in found if not is_sweep(path)}
-            for id, sweep in self._sweeps.items():
-                trials = sorted(path for path in sweep.iterdir() if _may_enter(path) and is_run(path))
-                runs |= {path: f"{id}/{path.name}" for path in trials}
-            shown = dict(list(runs.items())[:MOST_RUNS])
-            taken = [run.id for run in self.opened.values()]
-            for id, path in _with_ids({p: n for p, n in shown.items() if p not in self.opened}, taken).items():
-                self.opened[path] = OpenRun(id, path)
-            return {self.opened[path].id: self.opened[path] for path in shown}
-
-    def sweeps(self) -> dict[str, Path]:
-        """The folders of all sweeps by id."""
-        self.runs()
-        return self._sweeps
+            shown = islice(runs.items(), MOST_RUNS)
+            return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in shown}, sweeps
 
     def rows(self) -> list[JsonObject]:
         """The table of runs, sweeps first; `is_given` is set for a run that was named itself, and not by its folder."""
-        runs, sweeps = self.runs(), self._sweeps
+        runs, sweeps = self.look()
         ids = {folder: id for id, folder in sweeps.items()}
-        rows = [
-            {**_row(folder, stamp(folder)), "id": id, "is_given": False, "sweep": None} for id, folder in sweeps.items()
+        paths = sweeps | {id: run.path for id, run in runs.items()}
+        return [
+            {**_row(path, stamp(path)), "id": id, "sweep": ids.get(path.parent), "is_given": path in self.places}
+            | _heartbeat(path)
+            for id, path in paths.items()
         ]
-        for run in runs.values():
-            rows.append({**run.row(), "is_given": run.path in self.places, "sweep": ids.get(run.path.parent)})
-        return rows
-
-
-def _with_ids(names: Mapping[Path, str], taken: Iterable[str] = ()) -> dict[str, Path]:
-    """Each path by an id made of its name; a second one of a name is `name (2)`."""
-    found: dict[str, Path] = {}
-    used = set(taken)
-    for path, name in names.items():
-        numbered = (f"{name} ({number})" for number in count(2))
-        id = next(one for one in chain([name], numbered) if one not in used)
-        used.add(id)
-        found[id] = path
-    return found
 
 
 def _found_in(place: Path) -> Iterator[Path]:

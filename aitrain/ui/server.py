@@ -170,7 +170,7 @@ def _parameters(query: str) -> Parameters:
 
 def _run(registry: RunRegistry, parameters: Parameters, name: str = "run") -> OpenRun:
     """The run with the id of a request, never by a path."""
-    run = registry.runs().get(parameters.get(name, ""))
+    run = registry.look()[0].get(parameters.get(name, ""))
     if run is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such run.")
     return run
@@ -190,7 +190,7 @@ def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
 def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
     """The page of a sweep."""
     id = parameters.get("sweep", "")
-    folder = registry.sweeps().get(id)
+    folder = registry.look()[1].get(id)
     if folder is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such sweep.")
     try:
@@ -242,7 +242,7 @@ PAGES: dict[str, Callable[[RunRegistry, Parameters], str]] = {"/compare": _compa
 """Self-contained pages."""
 ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
     "runs": lambda registry, _: registry.rows(),
-    "run": lambda registry, parameters: _run(registry, parameters).overview(),
+    "run": lambda registry, parameters: {**_run(registry, parameters).overview(), "id": parameters["run"]},
     "source": lambda registry, parameters: read_source(RunFolder(_run(registry, parameters).path).environment_source),
     "cases": lambda registry, parameters: cases_json(_run(registry, parameters).rollouts, MOST_CASES),
     "episodes": _episodes,

@@ -206,7 +206,7 @@ class Page {
       this.runs = await this.source.runs();
       const wanted = new URLSearchParams(location.search);
       const named = (id) => this.runs.find((run) => run.id === id)?.id;
-      const only = this.runs.length === 1 && this.runs[0].is_given ? this.runs[0].id : undefined;
+      const only = this.runs.length === 1 && this.runs[0].is_given && this.runs[0].job !== "sweep" ? this.runs[0].id : undefined;
       this.run = wanted.has("run") ? named(wanted.get("run")) : only;
       this.otherRun = named(wanted.get("with"));
       if (this.source.isServed && !this.run) return this.showTable(wanted.get("run"));
