@@ -38,7 +38,7 @@ from aitrain.runs.mixture import Mixture, bounds_of_mean, interval_of_mean, name
 from aitrain.runs.node_info import read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.runs.run_list import state_of, step_of_run
+from aitrain.runs.run_list import state_of
 from aitrain.runs.run_options import read_options
 from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores
 
@@ -105,6 +105,11 @@ class Overview:
         """metrics.jsonl."""
         return list(read_metrics(self.run.metrics))
 
+    @cached_property
+    def metrics(self) -> bytes:
+        """The whole lines at the end of metrics.jsonl, as the table of runs has no time to parse them."""
+        return end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
+
     @property
     def steps(self) -> list[MetricsLine]:
         """Its lines of the training."""
@@ -126,7 +131,10 @@ class Overview:
     @property
     def step(self) -> int | None:
         """Steps done: optimizer steps, episodes of an eval, trials of a sweep."""
-        step = step_of_run(self.run, self.recorded)
+        step = self.recorded.get("step")
+        if self.status != "running":  # the last ones may have come after the last heartbeat
+            logged = re.findall(rb'"step": (\d+)', self.metrics)[-1:]
+            step = max(step or 0, *map(int, logged)) if logged else step
         return self.result.get("steps") if step is None else step
 
     @property
@@ -162,9 +170,8 @@ class Overview:
     @property
     def environment_name(self) -> str:
         """The environment's class, or what the options say of it."""
-        given = self.options.get("rl_env") or ""
-        names = ", ".join(map(str, given)) if isinstance(given, list) else str(given)
-        return redact(str(self.result.get("environment") or self.environment.get("class") or names))
+        name = self.result.get("environment") or self.environment.get("class") or self.options.get("rl_env") or ""
+        return redact(", ".join(map(str, name)) if isinstance(name, list) else str(name))
 
     @property
     def option_rows(self) -> list[JsonObject]:
@@ -456,29 +463,28 @@ class Overview:
 
     def row(self) -> JsonObject:
         """The run in the table of runs, from small files and the end of metrics.jsonl."""
-        raw = end_of(self.run.metrics, MOST_METRICS).split(b"\n")[:-1]
-        steps = [line for line in raw if b'"reward"' in line]
-        drawn = [MetricsLine.from_json(parse_object(line) or {}) for line in evenly(steps, ROW_POINTS)]
-        scorings = [line for line in raw if b'"eval_score"' in line][-1:]
-        newest = MetricsLine.from_json(parse_object(scorings[0]) or {}) if scorings else None
+        rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
+        scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
+        newest = MetricsLine.from_json(parse_object(scorings[-1]) or {}) if scorings else None
         row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
         after = None if self.status == "running" and self.job == "grpo" else row["after"]
         change = row["change"] if after else None
         changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
+        state = self.state
         return {
-            **self.state,
+            **state,
             "name": self.run.path.name,
-            "reason": str(self.state["reason"]).partition("\n")[0],
+            "reason": str(state["reason"]).partition("\n")[0],
             "log": "",
             "model": self.model,
             "environment": self.environment_name,
             "options": self._plain_options(),
-            "rewards": [line.reward for line in drawn if line.reward is not None],
+            "rewards": list(map(float, evenly(rewards, ROW_POINTS))),
             "before": row["before"] or _bare(self.recorded.get("score_before")),
             "after": after or (_bare(newest.eval_score) if newest else None),
             "after_step": newest.step if newest and after is None else None,
             "change": change,
-            "learned": not drawn or any(map(_changes_weights, drawn)) or self.learned,
+            "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
             "verdict": verdict_of(change),
             "seconds": self.result.get("seconds"),
             "heartbeat": self.recorded.get("heartbeat") or changed_at,
