@@ -82,9 +82,7 @@ def find(rollouts: RolloutIndex, query: Query) -> list[int]:
     numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
     if query.text:
         numbers = list(_searched(rollouts, numbers, query.text))
-    return list(
-        chain(*sorted(grouped(entries, numbers), key=lambda group: _rank([entries[n] for n in group], query.order)))
-    )
+    return list(chain(*_ordered(entries, grouped(entries, numbers), query.order)))
 
 
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
@@ -104,17 +102,21 @@ def _folded(text: str) -> bytes:
     return text.encode(errors="replace").lower()
 
 
-def _rank(group: list[IndexEntry], order: str) -> tuple[float, str, int]:
-    """Sort key of a group; unscored groups come last."""
-    first, scores = group[0], [entry.score for entry in group if entry.score is not None]
-    if order == "training":
-        return first.step, first.eval_phase, first.group
-    if order == "longest":
-        return -max(entry.tokens for entry in group), "", 0
-    if not scores:
-        return math.inf, "", 0
-    ranks = {"lowest": fmean(scores), "highest": -fmean(scores), "mixed": -pvariance(scores) * len(scores)}
-    return ranks.get(order, 0.0), "", 0
+def _ordered(entries: Sequence[IndexEntry], groups: Iterable[Group], order: str) -> list[Group]:
+    """Groups in an order of `Query`; unscored ones come last."""
+
+    def rank(group: Group) -> tuple[float, str, int]:
+        first, scores = entries[group[0]], [score for n in group if (score := entries[n].score) is not None]
+        if order == "longest":
+            return -max(entries[number].tokens for number in group), "", 0
+        if order not in ("lowest", "highest", "mixed"):
+            return first.step, first.eval_phase, first.group
+        if not scores:
+            return math.inf, "", 0
+        ranks = {"lowest": fmean(scores), "highest": -fmean(scores), "mixed": -pvariance(scores) * len(scores)}
+        return ranks[order], "", 0
+
+    return sorted(groups, key=rank)
 
 
 # -- a sample for report.html
@@ -128,12 +130,7 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
     an advantage has no meaning without the group.
     """
     groups = grouped(entries, range(len(entries)))
-    scores = {id(group): [score for n in group if (score := entries[n].score) is not None] for group in groups}
-    training = [group for group in groups if not entries[group[0]].eval_phase]
-    training.sort(key=lambda group: entries[group[0]].step)
-    scored = [group for group in training if scores[id(group)]]
-    by_mean = sorted(scored, key=lambda group: fmean(scores[id(group)]))
-    by_spread = sorted(scored, key=lambda group: pvariance(scores[id(group)]))
+    training = _ordered(entries, [group for group in groups if not entries[group[0]].eval_phase], "training")
     cases: dict[tuple[bool, str], Group] = {}
     for number, entry in enumerate(entries):
         if entry.eval_phase.startswith(("before", "after")):
@@ -143,7 +140,7 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
         evenly([both for (is_greedy, _), both in cases.items() if is_greedy], 30),
         *(training[:8], training[-8:]),
         evenly([group for group in groups if any(entries[number].failure for number in group)], 40),
-        *(by_mean[-12:], by_mean[:12], by_spread[-12:]),
+        *(_ordered(entries, training, order)[:12] for order in ("highest", "lowest", "mixed")),
         *(evenly(training, 60), evenly(groups, MOST_EPISODES)),
     ]
     chosen: set[int] = set()
