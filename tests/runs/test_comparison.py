@@ -116,6 +116,7 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_
     run = RunFolder(write_scoring(tmp_path / "run", records, eval_samples=4))
     run.environment.write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
     run.result.unlink()
+    run.write_status("finished", job="grpo")
     rollouts = RolloutIndex(run.rollouts)
     rollouts.refresh()
     table = Overview(run.path, rollouts).scores

@@ -13,14 +13,13 @@ import pytest
 import aitrain.ui.comparison_page as pages
 import aitrain.ui.report_writer as writing
 from aitrain.events import Event, Step
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.comparison_page import comparison_page
 from aitrain.ui.page import self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
-from tests.ui.conftest import record, said, write_run
+from tests.ui.conftest import read, record, said, write_run
 from tests.ui.made_runs import EVIL, make_sweep
 
 
@@ -42,9 +41,7 @@ class Tags(HTMLParser):
 
 
 def page_of(folder: Path) -> str:
-    rollouts = RolloutIndex(folder / "rollouts")
-    rollouts.refresh()
-    return self_contained(page_data(RunFolder(folder), rollouts))
+    return self_contained(page_data(RunFolder(folder), read(folder)))
 
 
 def data_in(page: str) -> dict[str, Any]:

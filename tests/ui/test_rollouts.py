@@ -14,13 +14,7 @@ from aitrain.runs import rollout_index as reading
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.ui.episodes import MOST_EPISODES, Limit, Query, choose, episode, find, page_of
-from tests.ui.conftest import record, said, write_run
-
-
-def read(folder: Path) -> RolloutIndex:
-    rollouts = RolloutIndex(folder / "rollouts")
-    rollouts.refresh()
-    return rollouts
+from tests.ui.conftest import read, record, said, write_run
 
 
 def steps_of(rollouts: RolloutIndex) -> list[int]:

@@ -11,21 +11,14 @@ from typing import Any
 import pytest
 
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import append_lines, read_object, write_json
 from aitrain.runs.run_list import look, runs_in
 from aitrain.ui.cases import CaseRow, case_changes, case_rows
 from aitrain.ui.episodes import Query, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
 from aitrain.ui.run_registry import RunRegistry, stamp
-from tests.ui.conftest import record, write_run
+from tests.ui.conftest import read, record, write_run
 from tests.ui.made_runs import make_eval, make_failed, make_live, make_run, make_sweep
-
-
-def read(folder: Path, records: list[dict[str, Any]]) -> RolloutIndex:
-    rollouts = RolloutIndex(write_run(folder, records) / "rollouts")
-    rollouts.refresh()
-    return rollouts
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -92,9 +85,7 @@ def test_the_row_of_a_sweep_is_its_best_trial(tmp_path: Path) -> None:
 def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> None:
     run = make_eval(tmp_path / "eval")
     run.result.unlink()
-    rollouts = RolloutIndex(run.rollouts)
-    rollouts.refresh()
-    found = Overview(run.path, rollouts).scores["sampled"]
+    found = Overview(run.path, read(run.path)).scores["sampled"]
     assert ((found["after"] or {})["mean"], found["before"]) == (0.625, None)
 
 
@@ -108,7 +99,7 @@ def test_a_case_is_a_row_and_has_the_mean_of_its_first_and_of_its_last_group(tmp
     names = "row_number", "step", "eval_phase", "score"
     records = [record(case_idx=7, group=0, **dict(zip(names, values, strict=True))) for values in found]
     records[3]["error"] = {"kind": "raised"}
-    rollouts = read(tmp_path, records)
+    rollouts = read(write_run(tmp_path, records))
     training, other, held_out = sorted(case_rows(rollouts), key=lambda row: (row.is_held_out, row.case))
     assert (training.first, training.last) == (0.5, 1.0)
     assert (held_out.first, held_out.last, other.case, other.last) == (0.0, 1.0, "8", 0.25)
@@ -131,7 +122,7 @@ def scored(row: int, when: str, score: float | None, **more: Any) -> dict[str, A
 def test_scores_are_paired_by_row_and_before_is_of_the_cases_that_are_reported(tmp_path: Path) -> None:
     before = [scored(row, "before_sampled", score) for row, score in ((1, 0.0), (2, 1.0), (3, 1.0))]
     after = [scored(row, "after_sampled", score) for row, score in ((1, 1.0), (2, 1.0))]
-    found = Overview(tmp_path, read(tmp_path, [*before, *after])).scores["sampled"]
+    found = Overview(tmp_path, read(write_run(tmp_path, [*before, *after]))).scores["sampled"]
     assert (found["before"]["mean"], found["after"]["mean"], found["change"]["mean"]) == (0.5, 1.0, 0.5)
     assert found["before"]["count"] == found["change"]["count"] == 2
 
