@@ -66,7 +66,7 @@ class Dashboard:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines, cut at the edge of the terminal."""
         for name, line in self.parts(options.max_width - 1 - LABEL).items():
-            whole = Text(f"{name:<{LABEL}}", "dim") + line
+            whole = Text.assemble((f"{name:<{LABEL}}", "dim"), line)
             if options.ascii_only:
                 whole.plain = whole.plain.translate(ASCII)
             whole.truncate(options.max_width - 1, overflow="crop")
