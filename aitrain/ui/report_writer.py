@@ -15,9 +15,8 @@ from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_bytes, write_text
-from aitrain.ui.cases import cases_json
 from aitrain.ui.dashboard import averaged
-from aitrain.ui.episodes import Limit, choose, episode
+from aitrain.ui.episodes import Limit, cases_json, choose, episode
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import self_contained
 

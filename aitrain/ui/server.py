@@ -24,8 +24,7 @@ from aitrain.errors import ConfigError, RequestRefusedError
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.cases import cases_json
-from aitrain.ui.episodes import Query, episode, find, page_of
+from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
 from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
@@ -178,7 +177,7 @@ def _run(registry: RunRegistry, parameters: Parameters, name: str = "run") -> Op
 
 def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
     """The page that compares two runs case by case."""
-    from aitrain.ui.comparison_page import comparison_page  # here, as the first page comes sooner without it
+    from aitrain.ui.comparison_view import comparison_page  # here, as the first page comes sooner without it
 
     a, b = (_run(registry, parameters, name).path for name in ("a", "b"))
     try:

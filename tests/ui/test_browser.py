@@ -14,7 +14,7 @@ import pytest
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.run_folder import RunFolder, append_lines
-from aitrain.ui.comparison_page import page_of_comparisons
+from aitrain.ui.comparison_view import page_of_comparisons
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.server import PageServer
 from aitrain.ui.sweep_page import open_study, sweep_page

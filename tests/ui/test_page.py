@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import aitrain.ui.comparison_page as pages
+import aitrain.ui.comparison_view as pages
 import aitrain.ui.report_writer as writing
 from aitrain.events import Event, Step
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.ui.comparison_page import comparison_page
+from aitrain.ui.comparison_view import comparison_page
 from aitrain.ui.page import self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
 from aitrain.ui.sweep_page import open_study, sweep_page

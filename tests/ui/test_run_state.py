@@ -13,8 +13,7 @@ import pytest
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import append_lines, read_object, write_json
 from aitrain.runs.run_list import look, runs_in
-from aitrain.ui.cases import CaseRow, case_changes, case_rows
-from aitrain.ui.episodes import Query, find
+from aitrain.ui.episodes import CaseRow, Query, case_changes, case_rows, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
 from aitrain.ui.run_registry import RunRegistry, stamp
 from tests.ui.conftest import read, record, write_run
