@@ -494,7 +494,9 @@ class Overview:
         """The options of one line each, by which runs differ; reading YAML of thousands of runs would take long."""
         text = end_of(self.run.config, 2**16).decode("utf-8", errors="replace")
         found = re.findall(r"^(\w+): (.{1,100})$", text, re.MULTILINE)
-        return {name: redact(value) for name, value in found if name not in OF_A_PLACE}
+        plain = {name: value for name, value in found if name not in OF_A_PLACE and value[0] not in "{["}
+        shown: dict[str, str] = without_secrets(plain)
+        return shown
 
 
 def short_name(model: str) -> str:

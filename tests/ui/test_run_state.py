@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aitrain.redaction import MASK
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import append_lines, read_object, write_json
 from aitrain.runs.run_list import look, runs_in
@@ -86,6 +87,14 @@ def test_an_eval_that_goes_on_has_the_scores_of_its_records(tmp_path: Path) -> N
     run.result.unlink()
     found = Overview(run.path, read(run.path)).scores["sampled"]
     assert ((found["after"] or {})["mean"], found["before"]) == (0.625, None)
+
+
+def test_the_table_of_runs_has_options_of_one_line_without_secrets(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [], "finished")
+    run.config.write_text(
+        "lr: 1.0e-05\nproject_name: run\nhub_token: sesame\nrl_env_config: {level: 7}\ntrl:\n  a: 1\n"
+    )
+    assert Overview(run.path).row()["options"] == {"lr": "1.0e-05", "hub_token": MASK}
 
 
 # -- cases
