@@ -15,7 +15,7 @@ from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.next_steps import continuing
+from aitrain.ui.overview import Overview
 
 REFUSAL_SECONDS = 5.0
 """Seconds for the attempt to tell the other machines that this one cannot run the command."""
@@ -82,7 +82,7 @@ def follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
 
 def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
     """The command that continues a run that failed, as further lines of a message; empty if nothing was saved."""
-    command = continuing(folder)
+    command = Overview(folder.path).continuing()
     own = "" if plan.config.node_rank is None else ", each with its own --node-rank"
     return f"\nContinue on all machines{own}:\n  {escape_controls(command)}" if command else ""
 

@@ -25,9 +25,8 @@ from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.loading import loading
 from aitrain.ui.log_tail import LogTail
-from aitrain.ui.next_steps import continuing
+from aitrain.ui.overview import Overview
 from aitrain.ui.report_writer import ReportWriter
-from aitrain.ui.summary import scores
 from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_result
 
 WARNINGS = 20
@@ -97,7 +96,7 @@ def _show_result(folder: RunFolder, rollouts: RolloutIndex | None, verbosity: Ve
     if verbosity.quiet:
         print(last_line(Result.read(folder.path)))
     else:
-        show_result(Result.read(folder.path), scores(folder, rollouts), Console(highlight=False))
+        show_result(Result.read(folder.path), Overview(folder.path, rollouts), Console(highlight=False))
 
 
 def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None) -> int:
@@ -122,7 +121,7 @@ def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, group: Nod
     if end.status != "stopped":
         return 0
     why = f": {end.because}" if end.because else ""
-    command = escape_controls(continuing(folder))
+    command = escape_controls(Overview(folder.path).continuing())
     how = f"; continue with:\n  {command}" if command else ""
     if plan.nodes is not None:
         from aitrain.cli.node_run import how_to_continue

@@ -14,15 +14,8 @@ from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
-from aitrain.ui.episodes import Limit, Query, episode, find, page_of
-from aitrain.ui.page_sample import MOST_EPISODES, choose
-from tests.ui.conftest import record, said, write_run
-
-
-def read(folder: Path) -> RolloutIndex:
-    rollouts = RolloutIndex(folder / "rollouts")
-    rollouts.refresh()
-    return rollouts
+from aitrain.ui.episodes import MOST_EPISODES, Limit, Query, choose, episode, find, page_of
+from tests.ui.conftest import read, record, said, write_run
 
 
 def steps_of(rollouts: RolloutIndex) -> list[int]:
@@ -128,7 +121,7 @@ def test_episodes_are_found_by_what_they_are_and_what_was_said(
     tmp_path: Path, query: dict[str, Any], steps: list[int]
 ) -> None:
     rollouts = read(write_run(tmp_path, EPISODES))
-    assert [rollouts.entries[number].step for number in find(rollouts, Query(**query)).numbers] == steps
+    assert [rollouts.entries[number].step for number in find(rollouts, Query(**query))] == steps
 
 
 @pytest.mark.parametrize(
@@ -140,7 +133,7 @@ def test_groups_stay_together_in_every_order_and_on_every_page(tmp_path: Path, o
     records = [record(group=n, score=score, tokens=n) for n, both in enumerate(scores) for score in both]
     rollouts = read(write_run(tmp_path, records))
     found = find(rollouts, Query(order=order))
-    assert [rollouts.entries[number].group for number in found.numbers] == [int(n) for n in groups for _ in range(2)]
+    assert [rollouts.entries[number].group for number in found] == [int(n) for n in groups for _ in range(2)]
     first = page_of(rollouts, found, 0, size=3)
     assert (len(first["rows"]), first["next"], first["total"]) == (4, 4, 8)
     assert page_of(rollouts, found, 4, size=3)["next"] is None
