@@ -70,6 +70,8 @@ class BatchingEngine(ABC):
     reaches the context; shorter rows continue in the next round.
     """
 
+    is_padded = True
+    """Whether all rows are padded to the longest one, which then limits the new tokens of all."""
     weight_version: int | None = None
     """Optimizer steps that the loaded weights have done; None: the policy's weights were not loaded yet."""
 
@@ -85,11 +87,6 @@ class BatchingEngine(ABC):
         self._waiting: list[_Waiting] = []
         self._live = 0
         self._changed = asyncio.Event()
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether all rows are padded to the longest one, which then limits the new tokens of all."""
-        return True
 
     @property
     def is_shared(self) -> bool:

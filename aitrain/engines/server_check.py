@@ -156,21 +156,6 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
     )
 
 
-def check_for_nccl(url: str, model: str) -> None:
-    """Check that a server answers, before TRL's client, which waits for it for minutes.
-
-    Raises:
-        ConfigError: no server answers.
-    """
-    with closing(EventLoop()) as loop:
-        is_up = loop.run(VLLMClient(url).is_up())
-    if not is_up:
-        raise ConfigError(
-            f"The vLLM server at {url} does not answer.\nStart it with: VLLM_SERVER_DEV_MODE=1 vllm serve {model}"
-            """ --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1"""
-        )
-
-
 async def _if_allowed(call: Awaitable[T]) -> T | None:
     """The result of a call of the server's development mode; None in another mode."""
     try:

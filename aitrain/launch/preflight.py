@@ -356,8 +356,7 @@ def check_packages(config: TrainConfig) -> None:
     Raises:
         ConfigError: one is not.
     """
-    needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else the server has its own
-    if config.use_vllm and needs_vllm and installed("vllm") is None:
+    if config.use_vllm and config.vllm_server_url is None and installed("vllm") is None:  # else the server has its own
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
         option = "launcher" if config.launcher == "ray" else "rl_env_workers"

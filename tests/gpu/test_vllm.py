@@ -89,12 +89,3 @@ def test_a_server_on_the_gpu_of_the_training_gets_the_weights_of_each_step(
 def test_a_server_that_the_run_starts_has_a_gpu_of_its_own(train: Train, model_of: Models) -> None:
     need_gpus(2)
     check(train(gpus=2, model=model_of(SHAPE), peft=True, use_vllm=True, vllm_mode="server"))
-
-
-def test_a_server_gets_the_weights_of_each_step_by_nccl(tmp_path: Path, train: Train, model_of: Models) -> None:
-    need_cuda("NCCL")
-    need_gpus(2)
-    model = model_of(SHAPE)
-    by_nccl = {"weight_transfer_config": {"backend": "nccl"}}
-    with server(model, tmp_path, visible_gpus()[1], more=by_nccl) as url:
-        check(train(gpus=2, model=model, use_vllm=True, vllm_mode="server", vllm_sync="nccl", vllm_server_url=url))

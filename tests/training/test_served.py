@@ -23,7 +23,7 @@ from aitrain.engines.batching import BatchRow
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_server
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion, roomy_folder
 from aitrain.environment.seeds import SampleSeed
@@ -500,9 +500,6 @@ def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, tmp_path: Path) 
     fake.surely = False
     with pytest.raises(ConfigError, match="before temperature"):
         check_server(fake.url, ALL)
-    check_for_nccl(fake.url, "some/model")
     fake.stop()
-    with pytest.raises(ConfigError, match="--weight-transfer-config"):
-        check_for_nccl(fake.url, "some/model")
     with pytest.raises(ConfigError, match="cannot be used"):
         check_server(fake.url, ADAPTER)
