@@ -47,7 +47,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs of 140 GiB, the second one with 100 GiB free."""
-    lines = "0, NVIDIA H200, 143771, 143164\n1, NVIDIA H200, 143771, 102400"
+    lines = "0, NVIDIA H200, 143771, 143164, 0, 0\n1, NVIDIA H200, 143771, 102400, 0, 0"
     write(tmp_path, {"bin/nvidia-smi": f"#!/bin/sh\ncase $1 in --query*) echo '{lines}';; *) exit 0;; esac\n"})
     (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
