@@ -11,7 +11,7 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
-from aitrain.launch import resource_check
+from aitrain.launch import resource_estimate
 from aitrain.launch.managed_server import server_plans
 from aitrain.launch.model_shape import Linear, ModelShape
 from aitrain.launch.nvidia import Driver, Gpu
@@ -94,11 +94,11 @@ SHAPE = ModelShape(8_000_000_000, 32, 4096, 14336, 32, 8, 128, 128_256, (Linear(
 def test_weights_that_do_not_fit_into_a_servers_share_are_refused_before_it_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resource_check, "ask_driver", lambda: Driver((Gpu("0", "small", 12_000, 12_000),)))
-    monkeypatch.setattr(resource_check, "read_model_shape", lambda _: SHAPE)
+    monkeypatch.setattr(resource_estimate, "ask_driver", lambda: Driver((Gpu("0", "small", 12_000, 12_000),)))
+    monkeypatch.setattr(resource_estimate, "read_model_shape", lambda _: SHAPE)
 
     def check(**options: Any) -> None:
-        resource_check.check_vllm_memory(TrainConfig(**ADAPTER, **options), ("0",), 1)
+        resource_estimate.check_vllm_memory(TrainConfig(**ADAPTER, **options), ("0",), 1)
 
     with pytest.raises(ConfigError, match=r"^vllm_gpu_memory_utilization: the weights of .* need 14.9 GiB on each GPU"):
         check()

@@ -18,8 +18,7 @@ from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
 from aitrain.launch.model_shape import folder_of, read_model_shape
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.resource_check import check_resources, check_vllm_memory, device_memory
-from aitrain.launch.resource_estimate import choose_batch_size
+from aitrain.launch.resource_estimate import check_resources, check_vllm_memory, choose_batch_size, device_memory
 from aitrain.named_models import named_folder
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS

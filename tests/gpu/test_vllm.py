@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.resource_check import device_memory
-from aitrain.launch.resource_estimate import MIB
+from aitrain.launch.resource_estimate import MIB, device_memory
 from aitrain.vllm.server_process import ServerConfig, VLLMServer
 from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, Trained, need_cuda, need_gpus, need_package
 
