@@ -28,7 +28,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 def words(**options: Any) -> list[str]:
     """The words of vLLM's command line in a run with these options."""
     plan = RunPlan(TrainConfig(**options), {}, BatchPlan(1, 1, 1), (), None)
-    return server_plans(plan, RunFolder(Path("run")))[0].arguments(8000, "policy-base")
+    return server_plans(plan, RunFolder(Path("run")))[0].words(8000)
 
 
 @pytest.mark.parametrize(
@@ -110,5 +110,6 @@ def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log() -> None:
     config = TrainConfig(**OURS, vllm_servers=2, vllm_server_gpus=2, vllm_gpu_memory_utilization=0.4)
     plan = RunPlan(config, {}, BatchPlan(1, 1, 1), (), None, ("4", "5", "6", "7"))
     first, second = server_plans(plan, RunFolder(Path("run")))
-    assert (first.gpus, second.gpus, first.memory) == (("4", "5"), ("6", "7"), 0.4)
+    assert (first.gpus, second.gpus) == (("4", "5"), ("6", "7"))
+    assert first.arguments["gpu_memory_utilization"] == 0.4
     assert [first.log.name, second.log.name] == ["vllm-server-0.log", "vllm-server-1.log"]

@@ -12,10 +12,9 @@ import torch
 from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.event_loop import EventLoop
-from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE
 from aitrain.vllm.client import VLLMClient
-from aitrain.vllm.server_process import EXTENSION, UNCHUNKED
+from aitrain.vllm.server_arguments import EXTENSION, needed_rank
 
 T = TypeVar("T")
 
@@ -51,8 +50,8 @@ class ServerNeeds:
             before = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True "
             after = f" --enable-lora --max-lora-rank {needed_rank(self.rank)}"
         elif self.trains:
-            before, after = "VLLM_SERVER_DEV_MODE=1 ", " " + EXTENSION.replace("=", " ") if self.is_on_cpu else ""
-        on_cpu = f" {UNCHUNKED}" if self.is_on_cpu else ""
+            before, after = "VLLM_SERVER_DEV_MODE=1 ", f" --worker-extension-cls {EXTENSION}" if self.is_on_cpu else ""
+        on_cpu = " --no-enable-chunked-prefill" if self.is_on_cpu else ""
         logprobs = " --logprobs-mode processed_logprobs" if self.trains else ""
         options = f"--max-model-len {self.context} --generation-config vllm{logprobs}"
         return f"{before}vllm serve {self.model} {options}{on_cpu}{after}"
@@ -134,7 +133,7 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
             and not setting("parallel_config", "worker_extension_cls")
             and config.get("speculative_config")
         ):
-            lack = f"drafts tokens on the CPU, where that needs {EXTENSION}"
+            lack = f"drafts tokens on the CPU, where that needs --worker-extension-cls {EXTENSION}"
         else:
             lack = await _lack(client, base["id"], needs)
     except ServerGoneError as gone:

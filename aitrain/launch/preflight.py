@@ -43,9 +43,8 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import check_listen_address
-from aitrain.vllm.server_arguments import check_server_arguments
+from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
 
 
 @dataclass(frozen=True)

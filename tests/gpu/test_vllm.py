@@ -11,7 +11,8 @@ import pytest
 
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_estimate import MIB, device_memory
-from aitrain.vllm.server_process import ServerConfig, VLLMServer
+from aitrain.vllm.server_arguments import common_arguments, training_arguments
+from aitrain.vllm.server_process import ServerConfig, running
 from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, Trained, need_cuda, need_gpus, need_package
 
 SHAPE = "tiny" if IS_REHEARSAL else "0.5B"
@@ -66,8 +67,9 @@ def test_a_colocated_vllm_that_sleeps_frees_its_memory_for_training(
 def server(model: str, folder: Path, gpu: str, **more: Any) -> Iterator[str]:
     """Address of a server of the user's, on one GPU or on the CPU."""
     gpus, dtype = ((), "float32") if IS_REHEARSAL else ((gpu,), "bfloat16")
-    plan = ServerConfig(model, folder / "vllm-server.log", gpus, context=256, dtype=dtype, memory=SHARE, **more)
-    with VLLMServer.start(plan, lambda text: None) as started:
+    arguments = common_arguments(model, gpus, dtype=dtype, memory=SHARE, **more) | training_arguments(gpus, 0)
+    plan = ServerConfig({**arguments, "max_model_len": 256}, folder / "vllm-server.log", gpus)
+    with running([plan], lambda text: None) as (started,):
         yield started.url
 
 
