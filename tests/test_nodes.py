@@ -22,7 +22,8 @@ from aitrain.launch.machine_store import MachineStore, join_store, serve_store
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
 from aitrain.launch.nodes import NodeGroup, SharedFolder, difference, facts
 from aitrain.launch.preflight import check
-from aitrain.launch.processes import process_variables
+from aitrain.launch.processes import Processes
+from aitrain.runs.run_folder import RunFolder
 
 FACTS = {"trl": "1.0", "lr": 1.0}
 SLURM = {
@@ -316,6 +317,7 @@ def test_a_machine_that_is_silent_is_named_and_one_that_has_ended_is_not_lost(
 def test_a_training_process_does_not_get_another_launchers_ranks(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     for name in ("RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
-    variables = process_variables(check(TrainConfig(model="tiny", rl_env="envs.arithmetic")))
+    plan = check(TrainConfig(model="tiny", rl_env="envs.arithmetic"))
+    variables = Processes(plan, RunFolder(here), print)._environment()
     assert not {"RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & variables.keys()
     assert variables["PATH"] == os.environ["PATH"]
