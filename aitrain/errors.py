@@ -10,7 +10,7 @@
             ServerFailed            a vLLM server failed one process; raised on all of them
             ServerRefusedError      a vLLM server answered a request with a 4xx status
             ServerTimeoutError      a vLLM server did not answer in time
-            StoreLostError          the store of a run's processes is gone; defined in launch/machine_store.py
+            StoreLostError          the store of a run's processes is gone; defined in launch/nodes.py
         WorseError              4   compare --fail-if-worse: a model is worse than another one
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv.py

@@ -140,8 +140,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
 
         from aitrain.environment.requirements import with_requirements
         from aitrain.environment.runner import EnvRunner, start_runner
-        from aitrain.jobs.env_loading import load_runner
-        from aitrain.jobs.environment_check import check_environments
+        from aitrain.jobs.env_loading import check_environments, load_runner
         from aitrain.jobs.grpo import run
         from aitrain.training.run_context import RunContext, StopRequest
 

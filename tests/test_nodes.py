@@ -17,10 +17,9 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli.node_run import report_refusal
 from aitrain.errors import AitrainError, RunFailed
-from aitrain.launch import machine_store, nodes
-from aitrain.launch.machine_store import MachineStore, join_store, serve_store
+from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
-from aitrain.launch.nodes import NodeGroup, SharedFolder, difference, facts
+from aitrain.launch.nodes import MachineStore, NodeGroup, SharedFolder, difference, facts, join_store, serve_store
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
@@ -46,7 +45,7 @@ MPI = {
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for long."""
-    monkeypatch.setattr(machine_store, "POLL", 0.01)
+    monkeypatch.setattr(nodes, "POLL", 0.01)
     monkeypatch.setattr(nodes, "SEES_WITHIN", 0.05)
     monkeypatch.setattr(nodes, "LEAVE_SECONDS", 1.0)
 

@@ -7,9 +7,8 @@ from contextlib import suppress
 
 from aitrain.errors import AitrainError
 from aitrain.events import Failed
-from aitrain.launch.machine_store import join_store, serve_store
 from aitrain.launch.machines import Nodes
-from aitrain.launch.nodes import NodeGroup, facts, silence
+from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store, silence
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig

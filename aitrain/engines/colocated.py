@@ -34,10 +34,9 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_ranks
-from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
-from aitrain.engines.sharded_tensors import whole
+from aitrain.engines.sharded_tensors import merged_weights, whole
 from aitrain.engines.tied_head import renew_tied_head
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding

@@ -20,9 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers.utils import logging
 
-from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.scopes import savable_generation_config
-from aitrain.engines.sharded_tensors import gathered, is_sharded, reshard
+from aitrain.engines.sharded_tensors import gathered, is_sharded, merged_weights, reshard
 from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
 

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 from aitrain.engines import server as server_engine
 from aitrain.engines import server_fleet
 from aitrain.engines.batching import BatchRow
-from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_server
 from aitrain.engines.server_fleet import ServerFleet
+from aitrain.engines.sharded_tensors import merged_weights
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed, ServerFailed
