@@ -81,7 +81,7 @@ def _start(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) 
 def _show_done(folder: RunFolder, verbosity: Verbosity, group: NodeGroup | None) -> int:
     """Show the result of a run that had finished before this command."""
     if group is not None:
-        group.show_done()
+        group.show_folder(None)
         group.leave()
     if verbosity.as_json:
         for event in (RunStarted(str(folder.path)), RunResult(str(folder.path), read_object(folder.result))):

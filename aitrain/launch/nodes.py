@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -161,12 +161,13 @@ def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], 
 def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Facts:
     """What must be equal on all machines, without secrets."""
     options = {name: value for name, value in config.written().items() if name not in PER_NODE}
+    model = Path(config.model).expanduser()
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: version_of(name) for name in PACKAGES},
-        "aitrain's code": _source_hash(PACKAGE / "__init__.py"),
-        "the environment's code": ", ".join(str(_source_hash(file)) for file in env_files),
-        "the model's files": _model_hash(Path(config.model).expanduser()),
+        "aitrain's code": _code_hash(PACKAGE / "__init__.py"),
+        "the environment's code": ", ".join(str(_code_hash(file)) for file in env_files),
+        "the model's files": _hash(model, model.iterdir()) if model.is_dir() else None,
         "number of training processes": processes,
         **without_secrets(json.loads(json.dumps(options, default=str))),
     }
@@ -184,25 +185,21 @@ def difference(own: Facts, theirs: Facts) -> str:
     return "; ".join([*shown, *(["..."] if len(names) > 3 else [])])
 
 
-def _source_hash(file: Path | None) -> str | None:
+def _code_hash(file: Path | None) -> str | None:
     """Of the environment's file, or of all modules of its package."""
     if file is None or not file.is_file():
         return None
     is_package = (file.parent / "__init__.py").exists()
-    total = hashlib.sha256()
-    for each in sorted(file.parent.rglob("*.py")) if is_package else [file]:
-        total.update(each.relative_to(file.parent).as_posix().encode() + b"\0" + each.read_bytes() + b"\0")
-    return total.hexdigest()[:12]
+    return _hash(file.parent, file.parent.rglob("*.py") if is_package else [file])
 
 
-def _model_hash(folder: Path) -> str | None:
-    """Of a local model: names and sizes of its files, and the content of the small ones."""
-    if not folder.is_dir():
-        return None
+def _hash(folder: Path, files: Iterable[Path]) -> str:
+    """Of names and sizes of files, and the content of the small ones."""
     total = hashlib.sha256()
-    for file in sorted(file for file in folder.iterdir() if file.is_file()):
+    for file in sorted(file for file in files if file.is_file()):
         size = file.stat().st_size
-        total.update(f"{file.name} {size}\0".encode() + (file.read_bytes() if size < SMALL_FILE else b""))
+        content = file.read_bytes() if size < SMALL_FILE else b""
+        total.update(f"{file.relative_to(folder).as_posix()} {size}\0".encode() + content)
     return total.hexdigest()[:12]
 
 
@@ -321,35 +318,32 @@ class NodeGroup:
 
     # -- the run folder
 
-    def show_folder(self, folder: Path, checkpoint: Path | None, epoch: int = 0) -> None:
-        """On node 0: tell the others the run folder, which all of them must see.
+    def show_folder(self, folder: Path | None, checkpoint: Path | None = None, epoch: int = 0) -> None:
+        """On node 0: tell the others the run folder, which all of them must see; None: the run had finished.
 
         Raises:
             ConfigError: one does not see it.
             AitrainError: one is gone.
         """
-        proof = folder / f".seen-{secrets.token_hex(8)}"
-        proof.touch()
-        told = {"path": str(folder.resolve()), "proof": proof.name, "epoch": epoch}
-        self.store.put("folder", told["path"])  # for a start after this one
+        told = Facts()
+        if folder is not None:
+            name = checkpoint and checkpoint.name
+            told = {"path": str(folder.resolve()), "proof": f".seen-{secrets.token_hex(8)}", "epoch": epoch}
+            told["checkpoint"] = name
+            (folder / told["proof"]).touch()
+            self.store.put("folder", told["path"])  # for a start after this one
         try:
-            sees = self._tell_folder({**told, "checkpoint": checkpoint and checkpoint.name})
+            self.say(folder=told)
+            sees = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
         finally:
-            proof.unlink(missing_ok=True)
-        if unseen := [self.name(rank) for rank in self.others if not sees[rank]]:
+            if folder is not None:
+                (folder / told["proof"]).unlink(missing_ok=True)
+        for rank, seen in sees.items():
+            if seen is None:
+                raise RunFailed(f"{self.name(rank)} does not answer\nSee the output there.")
+        unseen = [self.name(rank) for rank in self.others if not sees[rank]]
+        if folder is not None and unseen:
             raise not_shared(folder, " and ".join(unseen), "do not see" if len(unseen) > 1 else "does not see")
-
-    def show_done(self) -> None:
-        """On node 0: tell the others that the run had finished."""
-        self._tell_folder({"done": True})
-
-    def _tell_folder(self, told: Facts) -> dict[int, bool]:
-        """What the others say to the run folder."""
-        self.say(folder=told)
-        said = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
-        if silent := [rank for rank, sees in said.items() if sees is None]:
-            raise RunFailed(f"{self.name(silent[0])} does not answer\nSee the output there.")
-        return said
 
     def find_folder(self) -> SharedFolder | None:
         """On another machine: the run folder of node 0; None if the run had finished.
@@ -359,12 +353,12 @@ class NodeGroup:
             AitrainError: node 0 is gone, or has failed.
         """
         told = self.hear(0, "folder")
-        is_done = "done" in told
-        sees = is_done or appears(Path(told["path"]) / told["proof"])
-        self.say(sees=sees)
-        if is_done:
+        if not told:
+            self.say(sees=True)
             return None
         path = Path(told["path"])
+        sees = appears(path / told["proof"])
+        self.say(sees=sees)
         if not sees:
             raise not_shared(path, "this machine", "does not see")
         checkpoint = path / "checkpoints" / told["checkpoint"] if told["checkpoint"] else None
