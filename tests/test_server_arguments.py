@@ -98,7 +98,7 @@ def test_weights_that_do_not_fit_into_a_servers_share_are_refused_before_it_star
     monkeypatch.setattr(resource_estimate, "read_model_shape", lambda _: SHAPE)
 
     def check(**options: Any) -> None:
-        resource_estimate.check_vllm_memory(TrainConfig(**ADAPTER, **options), ("0",), 1)
+        resource_estimate.check_vllm_memory(TrainConfig(**ADAPTER, **options), ("0",))
 
     with pytest.raises(ConfigError, match=r"^vllm_gpu_memory_utilization: the weights of .* need 14.9 GiB on each GPU"):
         check()

@@ -37,7 +37,7 @@ from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_rank
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import merged_weights, whole
-from aitrain.engines.tied_head import renew_tied_head
+from aitrain.engines.worker_extension import renew_tied_head
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.limits import EndOfTurn

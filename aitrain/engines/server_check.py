@@ -128,12 +128,8 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
             lack = "runs on the CPU with chunked prefill, where requests with a seed end it"
         elif needs.is_on_cpu and not setting("parallel_config", "worker_extension_cls") and not adapters:
             lack = "runs on the CPU and lacks the worker extension that loads weights there"
-        elif (
-            needs.is_on_cpu
-            and not setting("parallel_config", "worker_extension_cls")
-            and config.get("speculative_config")
-        ):
-            lack = f"drafts tokens on the CPU, where that needs --worker-extension-cls {EXTENSION}"
+        elif needs.is_on_cpu and config.get("speculative_config"):
+            lack = "drafts tokens on the CPU, where vLLM samples them from another distribution"
         else:
             lack = await _lack(client, base["id"], needs)
     except ServerGoneError as gone:

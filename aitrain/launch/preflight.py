@@ -127,7 +127,7 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
         if is_here:
             _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
     elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
-        check_vllm_memory(config, gpus, processes // config.vllm_tensor_parallel_size)
+        check_vllm_memory(config, gpus)
 
     folder, checkpoint, is_done, skipped = None, None, False, list[str]()
     if is_first:  # which decides for the others
@@ -387,7 +387,11 @@ def _gpus(config: TrainConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
-    check_vllm_memory(config, gpus, engines=config.vllm_servers)
+    if config.vllm_speculative is not None and not gpus:
+        raise ConfigError(
+            "vllm_speculative: on the CPU, vLLM samples drafted tokens from another distribution\nLeave it out."
+        )
+    check_vllm_memory(config, gpus)
     if address is not None:
         check_listen_address(address)
 

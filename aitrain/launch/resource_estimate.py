@@ -312,8 +312,6 @@ TIGHT = 0.9
 """Estimated share of the free memory above which the user is warned."""
 SHOWN = 3
 """Number of flags that the warning names."""
-VLLM_CACHE = "VLLM_CPU_KVCACHE_SPACE"
-"""Variable of vLLM: GiB of each engine's cache on the CPU."""
 
 
 def device_memory(gpus: Sequence[str]) -> DeviceMemory:
@@ -396,9 +394,8 @@ def format_bytes(count: float) -> str:
 # -- memory of vLLM, which itself fails only after a minute
 
 
-def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) -> None:
-    """Check that vLLM's share of each of these GPUs is free and holds a server's weights; without GPUs, that there is
-    memory for the caches of all engines.
+def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...]) -> None:
+    """Check that vLLM's share of each of these GPUs is free and holds a server's weights.
 
     Raises:
         ConfigError: there is too little memory.
@@ -423,10 +420,3 @@ def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) 
                 "Divide them over more GPUs (--vllm-tensor-parallel-size, --vllm-server-gpus), or halve them:"
                 " --vllm-quantization fp8 with --peft."
             )
-    wanted = "" if gpus else os.environ.get(VLLM_CACHE, "")
-    free = free_memory() if wanted.isdecimal() else None
-    if free is not None and int(wanted) * engines * 1024 * MIB > free:
-        raise ConfigError(
-            f"{VLLM_CACHE}: {engines} x {wanted} GiB for vLLM's cache, and {format_bytes(free)} of memory are free\n"
-            "Set it to fewer GiB, or unset it."
-        )

@@ -56,7 +56,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` of vLLM 0.31."""
 
 EXTENSION = "aitrain.engines.worker_extension.WorkerExtension"
-"""Extension of vLLM's workers for weight updates and speculative decoding on the CPU."""
+"""Extension of vLLM's workers for weight updates on the CPU."""
 
 
 def needed_rank(rank: int) -> int:

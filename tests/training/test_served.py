@@ -458,7 +458,6 @@ RANK_8 = {"lora_config": {"max_lora_rank": 8}}
         (None, ADAPTER, {}),
         (RANK_8, ServerNeeds("base", 50, 8), {}),
         (ON_CPU, ADAPTER, {"is_on_cpu": True}),
-        (EXTENDED | DRAFTS, ADAPTER, {"is_on_cpu": True}),
         (HALF, ADAPTER, {"dtype": torch.bfloat16}),
         (QUANTIZED, ADAPTER, {"is_quantized": True}),
     ],
@@ -480,7 +479,7 @@ def test_a_fitting_server_is_found_so(
         (None, "/v1/models", ALL, "does not answer like a vLLM server"),
         (RANK_8, "", ServerNeeds("some/model", 100, 9), "--max-lora-rank 16"),
         (ON_CPU | {"scheduler_config": {"enable_chunked_prefill": True}}, "", ADAPTER, "--no-enable-chunked-prefill"),
-        (ON_CPU | DRAFTS, "", ADAPTER, "--worker-extension-cls"),
+        (EXTENDED | DRAFTS, "", ADAPTER, "from another distribution"),
     ],
 )
 def test_what_a_server_lacks_is_said_with_what_starts_it(

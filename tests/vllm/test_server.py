@@ -53,12 +53,9 @@ class Asks:
 '''
 
 
-DRAFTS = '--vllm-speculative={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
-
-
 @pytest.mark.slow
-def test_a_run_learns_with_a_base_in_fp8_drafts_and_copies(tmp_path: Path) -> None:
-    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3", "--vllm-quantization=fp8", DRAFTS,
+def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
+    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3", "--vllm-quantization=fp8",
                 "--vllm-data-parallel-size=2", "--vllm-args=max_num_seqs=16", *DEMO, "--max-steps=40",
                 "--eval-cases=64")  # fmt: skip
 
