@@ -60,11 +60,14 @@ def test_a_flag_adds_to_the_arguments_of_the_file_and_all_reach_the_server(tmp_p
     (tmp_path / "c.yaml").write_text(
         "use_vllm: true\nvllm_mode: server\nvllm_args: {max_num_seqs: 8, block_size: 32}\n"
     )
-    config = resolve(TrainConfig, tmp_path / "c.yaml", {"vllm_args": ["max_num_seqs=16", "enforce_eager=true"]})
-    told = words(**config.changed(), vllm_speculative=NGRAM, vllm_data_parallel_size=2)
+    config = resolve(
+        TrainConfig,
+        tmp_path / "c.yaml",
+        {"vllm_args": ["max_num_seqs=16", "enforce_eager=true", "data_parallel_size=2"]},
+    )
+    told = words(**config.changed(), vllm_speculative=NGRAM)
     assert '--speculative-config={"method": "ngram", "num_speculative_tokens": 4}' in told
-    assert "--data-parallel-size=2" in told
-    assert {"--max-num-seqs=16", "--block-size=32", "--enforce-eager"} <= set(told)
+    assert {"--max-num-seqs=16", "--block-size=32", "--enforce-eager", "--data-parallel-size=2"} <= set(told)
     assert "--max-num-seqs=8" not in told
 
 
@@ -78,7 +81,6 @@ def test_an_fp8_base_is_computed_in_half_precision() -> None:
     ("options", "says"),
     [
         ({"use_vllm": True, "vllm_speculative": NGRAM}, "vllm_speculative: for vLLM servers"),
-        ({**OURS, "vllm_server_url": "http://a:1", "vllm_data_parallel_size": 2}, "vllm_data_parallel_size: "),
         ({**OURS, "vllm_quantization": "fp8"}, "vllm_quantization: .* under an adapter"),
         ({**OURS, "vllm_speculative": NGRAM, "rl_min_p": 0.1}, "vllm_speculative: .* min-p"),
     ],

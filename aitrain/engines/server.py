@@ -180,8 +180,6 @@ class VLLMServerEngine:
                     "Start it with --generation-config vllm: its model's own settings limit them otherwise."
                 )
             logprobs: list[float] | None = choice["logprobs"]["token_logprobs"] if self.has_logprobs else None
-            if logprobs is not None and len(ids) != len(logprobs):
-                raise RunFailed(f"The vLLM server gave {len(logprobs)} log-probabilities for {len(ids)} tokens.")
             activity.add_tokens(len(ids))
             return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
 

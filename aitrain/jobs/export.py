@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import shutil
-import subprocess
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -21,7 +17,6 @@ from aitrain.errors import ConfigError, RunFailed
 from aitrain.jobs.terminal_job import run_job
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.runs.checkpoint import STAGING
 from aitrain.runs.export_request import DTYPES, ExportRequest
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
@@ -35,12 +30,6 @@ from aitrain.ui.escape_controls import escape_controls
 
 NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin", "manifest.json"}
 """Files that only the training reads."""
-SCRIPT = "convert_hf_to_gguf.py"
-"""llama.cpp's converter, a script of its repository that no package contains."""
-VARIABLE = "LLAMA_CPP"
-"""Environment variable with the folder of llama.cpp."""
-GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-"""Types of GGUF that keep every bit."""
 
 
 def main(request: ExportRequest) -> int:
@@ -56,20 +45,16 @@ def main(request: ExportRequest) -> int:
 
 
 def export(request: ExportRequest) -> None:
-    """Write the folder, and upload and convert it, as requested; a whole model that only is uploaded or converted stays
-    where it is."""
+    """Write the folder, and upload it, as requested; a whole model that only is uploaded stays where it is."""
     reference = read_model(request.model)
     adapter, base, options = reference.adapter, reference.base, run_options(reference)
     is_in_place = reference.kind == "folder" and request.out is None
     folder = Path(base) if is_in_place else request.folder(reference.label)
-    file = folder.with_name(f"{folder.name}.gguf")
     name = reference.label.replace("+", "-")
     repository = HubRepository(name, request.repo_id, request.username, request.hub_private)
     if request.push_to_hub:
         check_token()
         repository.refuse_public()
-    if request.gguf and file.exists():
-        raise ConfigError(f"--gguf: {file} exists, and is not overwritten\nDelete it first.")
     dtype = None if request.adapter_only else request.dtype or _trained_dtype(request, reference, options)
     in_dtype = f" in {dtype}" if dtype else ""
     check = None if is_in_place else _write(request, reference, folder, options, dtype)
@@ -99,11 +84,6 @@ def export(request: ExportRequest) -> None:
         _show_progress("uploading")
         facts["repository"] = repository.upload(folder, list(files))
         say(f"uploaded to {facts['repository']}")
-    if request.gguf:
-        _show_progress("converting to GGUF")
-        _convert_to_gguf(folder, file)
-        facts["gguf"] = str(file)
-        say(f"GGUF: {file}")
     if request.as_json:
         print(json.dumps(facts, indent=2))
 
@@ -200,42 +180,6 @@ def _files(folder: Path) -> dict[str, int]:
         for name, size in names.items()
         if not any(part.startswith(".") for part in name.split("/")) and Path(name).name not in NOT_UPLOADED
     }
-
-
-def _convert_to_gguf(folder: Path, file: Path) -> None:
-    """Convert a folder with llama.cpp's script, in the folder that LLAMA_CPP names or on the PATH.
-
-    Raises:
-        RunFailed: the converter is not installed, with the commands that do it, or it failed.
-    """
-    places: list[Path] = []
-    if given := os.environ.get(VARIABLE):
-        places += [Path(given).expanduser() / SCRIPT, Path(given).expanduser()]
-    if on_path := shutil.which(SCRIPT) or shutil.which(SCRIPT.removesuffix(".py")):
-        places.append(Path(on_path))
-    saved = read_object(folder / "config.json")
-    more = ["--outtype", GGUF_TYPES.get(str(saved.get("dtype")), "auto")]
-    shown = shlex.join([str(folder), "--outfile", str(file), *more])
-    script = next((place for place in places if place.is_file()), None)
-    if script is None:
-        raise RunFailed(
-            "GGUF needs llama.cpp's converter, which is not installed here:\n"
-            "  git clone --depth 1 https://github.com/ggml-org/llama.cpp\n"
-            "  python -m pip install -r llama.cpp/requirements/requirements-convert_hf_to_gguf.txt\n"
-            f"  python llama.cpp/{SCRIPT} {shown}"
-        )
-    with tempfile.TemporaryDirectory(prefix=STAGING, dir=file.parent) as hidden:
-        partial = Path(hidden) / file.name
-        command = [sys.executable, str(script), str(folder), "--outfile", str(partial), *more]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        if done.returncode or not partial.exists():
-            lines = [line.strip()[:200] for line in done.stdout.splitlines() if line.strip()]
-            last = lines[-1] if lines else f"exit code {done.returncode}"
-            again = f"python {shlex.quote(str(script))} {shown}"
-            raise RunFailed(
-                f"llama.cpp's converter failed: {last}\nThe export is in {folder}. The command was:\n{again}"
-            )
-        partial.replace(file)
 
 
 def _show_progress(text: str) -> None:

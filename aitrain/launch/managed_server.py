@@ -64,7 +64,6 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     )
     optional = {
         "max_model_len": context,
-        "data_parallel_size": config.vllm_data_parallel_size if config.vllm_data_parallel_size > 1 else None,
         "quantization": config.vllm_quantization and QUANTIZATIONS[config.vllm_quantization],
         "speculative_config": config.vllm_speculative,
     }
@@ -90,8 +89,6 @@ def servers_in_words(plan: RunPlan) -> str:
     if config.launcher == "ray":
         where = "one machine of the Ray cluster"
     parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
-    if config.vllm_data_parallel_size > 1:
-        parts.append(f"{config.vllm_data_parallel_size} copies of the model in each")
     if config.vllm_quantization is not None:
         parts.append(f"{config.vllm_quantization} base")
     if config.vllm_speculative is not None:

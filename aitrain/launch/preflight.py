@@ -408,17 +408,16 @@ def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, .
             f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
             f" {', '.join(gpus)}\nOmit it for one process per GPU."
         )
-    copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
-    if gpus and config.starts_vllm_servers and config.vllm_server_gpus < copies * each:
-        option = "vllm_tensor_parallel_size" if copies == 1 else "vllm_data_parallel_size"
+    parts = config.vllm_tensor_parallel_size
+    if gpus and config.starts_vllm_servers and config.vllm_server_gpus < parts:
         raise ConfigError(
-            f"{option}: {copies * each} GPUs for a server that has {config.vllm_server_gpus} (vllm_server_gpus)\n"
-            f"Add --vllm-server-gpus {copies * each}."
+            f"vllm_tensor_parallel_size: {parts} GPUs for a server that has {config.vllm_server_gpus}"
+            f" (vllm_server_gpus)\nAdd --vllm-server-gpus {parts}."
         )
-    if config.use_vllm and config.vllm_mode == "colocate" and count % config.vllm_tensor_parallel_size:
+    if config.use_vllm and config.vllm_mode == "colocate" and count % parts:
         raise ConfigError(
-            f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of"
-            f" {config.vllm_tensor_parallel_size}\nChoose a number of GPUs that divides them."
+            f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of {parts}\n"
+            "Choose a number of GPUs that divides them."
         )
     return count
 

@@ -20,7 +20,7 @@ from aitrain.options.value_types import (
 )
 
 _OF_AITRAINS_SERVERS = (
-    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_speculative", "vllm_data_parallel_size",
+    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_speculative",
     "vllm_args",
 )  # fmt: skip
 _PENALTIES = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
@@ -116,9 +116,6 @@ class VLLMOptions(Options):
     """Speculative decoding of aitrain's vLLM servers, which samples from the same distribution: vLLM's
     speculative_config as a JSON object, such as
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
-    vllm_data_parallel_size: ResumeSafe[PositiveInt] = 1
-    """Copies of the model in each of aitrain's vLLM servers, each on --vllm-tensor-parallel-size GPUs; raise
-    --vllm-server-gpus with it."""
     vllm_args: ResumeSafe[Table] = Field({})
     """Any other argument of aitrain's vLLM servers, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64. In YAML
     a table."""

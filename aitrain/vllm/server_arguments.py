@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from aitrain.errors import ConfigError
 
 OPTION_OF = {
-    "data_parallel_size": "--vllm-data-parallel-size",
     "dtype": "--dtype",
     "enable_lora": "--peft",
     "gpu_memory_utilization": "--vllm-gpu-memory-utilization",
@@ -124,7 +123,7 @@ def check_server_arguments(given: Mapping[str, object]) -> None:
             raise ConfigError(f"--vllm-args {key}: aitrain sets it by itself: leave it out")
         if name in SECRETS:
             raise ConfigError(f"--vllm-args {key}: a secret: set {SECRETS[name]} in the environment")
-        if name in OTHER_SERVERS or name.startswith(OTHER_KINDS):
+        if name in OTHER_SERVERS or (name.startswith(OTHER_KINDS) and name != "data_parallel_size"):
             raise ConfigError(
                 f"--vllm-args {key}: aitrain does not start such servers\n"
                 "Leave it out, or start the server yourself and give its address: --vllm-server-url."

@@ -223,7 +223,7 @@ RUNS = {
     "../test_ray_run.py": ["launcher", "max_failures", "num_processes", "ray_address"],
     "../test_run_folder.py": ["output_dir", "project_name"], "../test_watchdog.py": ["stall_timeout"],
     "../test_server_arguments.py": [
-        "vllm_args", "vllm_data_parallel_size", "vllm_quantization", "vllm_server_gpus", "vllm_speculative",
+        "vllm_args", "vllm_quantization", "vllm_server_gpus", "vllm_speculative",
     ],
     "../test_vllm_server.py": ["vllm_max_restarts", "vllm_servers"],
 }  # fmt: skip

@@ -56,7 +56,7 @@ class Asks:
 @pytest.mark.slow
 def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
     lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3", "--vllm-quantization=fp8",
-                "--vllm-data-parallel-size=2", "--vllm-args=max_num_seqs=16", *DEMO, "--max-steps=40",
+                "--vllm-args=data_parallel_size=2", "--vllm-args=max_num_seqs=16", *DEMO, "--max-steps=40",
                 "--eval-cases=64")  # fmt: skip
 
     ratios = [line["sampling/importance_sampling_ratio/mean"] for line in lines]
