@@ -294,13 +294,10 @@ class GenerateRequest:
         used = {name for name, value in settings.items() if value}
         if used - ENGINE_SETTINGS or (settings["num_beams"] or 1) > 1 or not is_usual:
             return None
-        if (
-            not settings["max_new_tokens"]
-            or not ids.numel()
-            or (mask is None and pad is not None and (ids == pad).any())
-        ):
+        is_masked = mask is not None or pad is None or not (ids == pad).any()
+        if not settings["max_new_tokens"] or not ids.numel() or not is_masked:
             return None
-        rows = []
+        rows = list[BatchRow]()
         for row, kept in zip(ids, torch.ones_like(ids) if mask is None else mask, strict=True):
             prompt = row[kept.bool()].tolist()
             for _ in range(settings["num_return_sequences"] or 1):
