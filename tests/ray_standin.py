@@ -12,8 +12,7 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.launch import preflight, ray_processes
-from aitrain.launch.launcher import launcher_of
-from aitrain.launch.ray_processes import RayProcesses
+from aitrain.launch.ray_processes import RayProcesses, launcher_of
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 

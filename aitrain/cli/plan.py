@@ -218,7 +218,7 @@ def _whole_rollouts(count: int, wanted: RunPlan) -> int:
 
 
 def _train(short: RunPlan, debug: bool) -> RunFolder:
-    from aitrain.launch.launcher import launcher_of
+    from aitrain.launch.ray_processes import launcher_of
 
     with short.open_folder() as folder:
         end = launcher_of(short)(short, folder, lambda event: None).run()  # its events are not shown

@@ -16,7 +16,8 @@ import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,6 @@ from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.nodes import NodeGroup, State, appears, interface_variables
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
@@ -444,3 +444,17 @@ def _write_last_line(pipe: int, waiting: list[threading.Thread]) -> None:
         thread.join()
     with suppress(BrokenPipeError), os.fdopen(pipe, "wb") as opened:
         opened.write(f"\n{ALL_HAVE_ENDED}".encode())
+
+
+@contextmanager
+def on_stop_signals(handler: Callable[..., object]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM; no-op outside the main thread, which alone can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, kept in before.items():
+            signal.signal(number, kept)

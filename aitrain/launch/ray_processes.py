@@ -27,8 +27,7 @@ from aitrain.execution.ray_connection import connected, has_gpus, machines
 from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import PATIENCE, Processes
-from aitrain.launch.stop_signals import on_stop_signals
+from aitrain.launch.processes import PATIENCE, Processes, on_stop_signals
 from aitrain.redaction import disable_telemetry
 from aitrain.runs import node_info
 from aitrain.runs.checkpoint import newest_checkpoint
@@ -199,6 +198,19 @@ class RayProcesses(Processes):
         self.stopped = min(self.stopped, time.monotonic())
         with suppress(OSError):  # Ray Train has ended
             (self.private / (KILL if number == signal.SIGKILL else STOP)).touch()
+
+
+def launcher_of(plan: RunPlan) -> type[Processes]:
+    """The class that runs a plan: that of `--launcher`.
+
+    Raises:
+        ConfigError: the plan is for several machines, and this command runs on one.
+    """
+    if plan.nodes is not None:
+        raise ConfigError("nnodes: only aitrain grpo runs on several machines\nOmit --nnodes here.")
+    if plan.config.launcher == "ray":
+        return RayProcesses
+    return Processes
 
 
 def training_needs() -> dict[str, float]:
