@@ -123,7 +123,7 @@ def test_servers_listen_at_an_address_of_this_machine_that_others_can_reach(monk
 
 @pytest.mark.skipif(installed("vllm") is not None, reason="vLLM is installed")
 def test_vllm_that_is_not_installed_is_said_with_the_command_to_install_it(here: Path) -> None:
-    """Somebody else's server needs none here, unless it is fed by TRL's own way."""
+    """Somebody else's server needs none here."""
     write(here, {"vllm/__init__.py": "raise SystemExit('the user has a folder of this name')"})
     assert plan(**{**OURS, "vllm_server_url": "http://10.1.2.3:8000"}).config.use_vllm
     assert 'pip install "aitrain[vllm]"' in refusal(use_vllm=True)

@@ -39,7 +39,7 @@ from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import merged_weights, whole
 from aitrain.engines.worker_extension import renew_tied_head
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import EndOfTurn
 
 Weights = Iterator[tuple[str, torch.Tensor]]
@@ -124,15 +124,8 @@ class ColocatedEngine(BatchingEngine):
             self._generation.sync_weights()
         self.weight_version = version
 
-    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row."""
-        return self._generate(rows, self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling, max_tokens)
-
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion for each row; not for ranks that generate together."""
-        return self._generate(rows, sampling, max_tokens)
-
-    def _generate(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
         generation = self._generation
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         settings: dict[str, object] = {name: getattr(sampling, name) for name in names}
