@@ -49,5 +49,5 @@ def started(config: TrainConfig) -> dict[str, Any]:
             run = RayProcesses(plan, folder, lambda _: None)
             with suppress(ConfigError):
                 run.run()
-            ray_processes.fit(plan, folder, {})
+            ray_processes.fit(plan, folder)
     return seen

@@ -86,8 +86,6 @@ def servers_in_words(plan: RunPlan) -> str:
     """The servers that a run starts, for its plan."""
     config = plan.config
     where = f"GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "the CPU"
-    if config.launcher == "ray":
-        where = "one machine of the Ray cluster"
     parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
     if config.vllm_quantization is not None:
         parts.append(f"{config.vllm_quantization} base")

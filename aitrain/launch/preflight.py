@@ -124,8 +124,7 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
     if config.starts_vllm_servers:
         if config.weight_sync == "adapter":
             needed_rank(config.lora_r)
-        if is_here:
-            _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
+        _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
     elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
         check_vllm_memory(config, gpus)
 

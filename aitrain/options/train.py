@@ -166,6 +166,11 @@ class TrainConfig(
     def _ray_rules(self) -> list[Rule]:
         return [
             (
+                self.launcher == "ray" and self.starts_vllm_servers,
+                "vllm_mode: with --launcher ray aitrain starts no vLLM server\n"
+                "Leave it out, so that vLLM runs in the training processes, or give --vllm-server-url.",
+            ),
+            (
                 self.launcher == "ray" and self.num_processes is None,
                 "launcher: ray needs the number of training processes: add --num-processes N",
             ),
