@@ -19,7 +19,7 @@ from aitrain.cli.node_run import report_refusal
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
-from aitrain.launch.nodes import MachineStore, NodeGroup, SharedFolder, difference, facts, join_store, serve_store
+from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, join_store, serve_store
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
@@ -271,7 +271,7 @@ def test_the_run_folder_that_all_machines_see_is_agreed_on(pair: tuple[NodeGroup
     finding = beside(pair[1].find_folder)
     pair[0].show_folder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", epoch=3)
 
-    assert finding.result(20) == SharedFolder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", 3)
+    assert finding.result(20) == (RunFolder(tmp_path, epoch=3), tmp_path / "checkpoints" / "checkpoint-4")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -32,6 +32,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
 from aitrain.runs.node_info import NodeInfo
+from aitrain.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -345,8 +346,9 @@ class NodeGroup:
         if folder is not None and unseen:
             raise not_shared(folder, " and ".join(unseen), "do not see" if len(unseen) > 1 else "does not see")
 
-    def find_folder(self) -> SharedFolder | None:
-        """On another machine: the run folder of node 0; None if the run had finished.
+    def find_folder(self) -> tuple[RunFolder, Path | None] | None:
+        """On another machine: the run folder of node 0, and the checkpoint to continue from; None if the run had
+        finished.
 
         Raises:
             ConfigError: this machine does not see it; node 0 is told.
@@ -362,7 +364,7 @@ class NodeGroup:
         if not sees:
             raise not_shared(path, "this machine", "does not see")
         checkpoint = path / "checkpoints" / told["checkpoint"] if told["checkpoint"] else None
-        return SharedFolder(path, checkpoint, told["epoch"])
+        return RunFolder(path, epoch=told["epoch"]), checkpoint
 
     # -- the end
 
@@ -429,15 +431,6 @@ def silence(ddp_timeout: float) -> float:
 
 
 # -- the shared folder
-
-
-@dataclass(frozen=True)
-class SharedFolder:
-    """The run folder on another machine than node 0."""
-
-    path: Path
-    checkpoint: Path | None
-    epoch: int = 0
 
 
 def appears(file: Path) -> bool:
