@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.generation import GenerationMode
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -96,10 +97,10 @@ class HFEngine(BatchingEngine):
         )
         if config.do_sample:
             config.temperature, config.top_k, config.top_p = sampling.temperature, sampling.top_k, sampling.top_p
-        prompts, pad = [row.prompt_ids for row in rows], policy.tokenizer.pad_token_id
-        width, device = max(map(len, prompts)), policy.device or policy.model.device
-        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        device = policy.device or policy.model.device
+        prompts = [torch.tensor(row.prompt_ids, device=device) for row in rows]
+        ids = pad_sequence(prompts, True, policy.tokenizer.pad_token_id, padding_side="left")
+        mask = pad_sequence(list(map(torch.ones_like, prompts)), True, padding_side="left")
         criterion = StopStringCriterion(self.end, rows, policy.on_tokens)
         processor = SamplingProcessor(sampling, self.end, rows)
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
@@ -113,7 +114,7 @@ class HFEngine(BatchingEngine):
                 logits_processor=[processor] if sampling.needs_processor else [],
                 stopping_criteria=[criterion] if self.end.stop_strings or policy.on_tokens else [],
             )
-        answers = criterion.cut(generated[:, width:].tolist())
+        answers = criterion.cut(generated[:, ids.shape[1] :].tolist())
         activity.add_tokens(sum(map(len, answers)))
         return list(map(Completion, answers))
 
