@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
@@ -318,9 +319,8 @@ class GenerateRequest:
 
     def result(self, completions: list[list[int]]) -> torch.Tensor:
         """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""
-        width = max(map(len, completions))
-        rows = [completion + [self.pad] * (width - len(completion)) for completion in completions]
-        generated = torch.tensor(rows, dtype=torch.long, device=self.ids.device)
+        rows = [torch.tensor(ids, dtype=torch.long, device=self.ids.device) for ids in completions]
+        generated = pad_sequence(rows, batch_first=True, padding_value=self.pad)
         return torch.cat([self.ids.repeat_interleave(len(rows) // len(self.ids), dim=0), generated], dim=1)
 
 
