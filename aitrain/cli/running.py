@@ -15,9 +15,9 @@ from rich.console import Console
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
-from aitrain.launch.launcher import launcher_of
 from aitrain.launch.preflight import RunPlan, done_text
-from aitrain.launch.processes import Processes
+from aitrain.launch.processes import Processes, on_stop_signals
+from aitrain.launch.ray_processes import launcher_of
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
@@ -48,7 +48,6 @@ def start(plan: RunPlan, verbosity: Verbosity, given: TrainConfig | None = None,
     if plan.nodes is None:
         return _start(plan, verbosity, group)
     from aitrain.cli.node_run import follow, meet
-    from aitrain.launch.stop_signals import on_stop_signals
 
     with on_stop_signals(_interrupt):  # before there are training processes
         met = meet(plan, plan.nodes, given or plan.config, group)
@@ -80,7 +79,7 @@ def _start(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) 
 def _show_done(folder: RunFolder, verbosity: Verbosity, group: NodeGroup | None) -> int:
     """Show the result of a run that had finished before this command."""
     if group is not None:
-        group.show_done()
+        group.show_folder(None)
         group.leave()
     if verbosity.as_json:
         for event in (RunStarted(str(folder.path)), RunResult(str(folder.path), read_object(folder.result))):

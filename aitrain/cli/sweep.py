@@ -73,7 +73,7 @@ def sweep(
 def _play(plan: SweepPlan, folder: Path | None, parallel: int, verbosity: Verbosity, as_json: bool) -> int:
     """Play the trials that are left in a folder, by default a new one, and show the result; returns the exit code."""
     from aitrain.launch.nvidia import visible_gpus
-    from aitrain.launch.stop_signals import on_stop_signals
+    from aitrain.launch.processes import on_stop_signals
     from aitrain.launch.sweep import Sweep, device_shares, pruner_of
     from aitrain.ui.sweep_page import best_trial, open_study, write_page
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from peft import PeftModel
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.generation import GenerationMode
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -36,7 +37,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
@@ -64,6 +65,8 @@ class HFModel:
 class HFEngine(BatchingEngine):
     """Generates with a transformers model, in the mode (training or evaluation) that the model is in."""
 
+    seeds_training = False  # it samples as TRL does
+
     def __init__(
         self,
         policy: HFModel,
@@ -76,20 +79,13 @@ class HFEngine(BatchingEngine):
         super().__init__(end, context, clock, largest)
         self.policy, self.sampling = policy, sampling
 
-    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row. In training, which samples as TRL does, seeds are
-        not used."""
-        if decoding is Decoding.TRAINING:
-            rows = [replace(row, seed=None) for row in rows]
-        return self._generate(rows, self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling, max_tokens)
-
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row, without dropout; not for ranks that generate together."""
         with evaluation_mode(self.policy.model):
-            return self._generate(rows, sampling, max_tokens)
+            return self.sample(rows, sampling, max_tokens)
 
-    def _generate(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """Sample each row, with its own seed if all have one."""
+    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
         policy = self.policy
         config = GenerationConfig(
             max_new_tokens=max_tokens,
@@ -101,10 +97,10 @@ class HFEngine(BatchingEngine):
         )
         if config.do_sample:
             config.temperature, config.top_k, config.top_p = sampling.temperature, sampling.top_k, sampling.top_p
-        prompts, pad = [row.prompt_ids for row in rows], policy.tokenizer.pad_token_id
-        width, device = max(map(len, prompts)), policy.device or policy.model.device
-        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        device = policy.device or policy.model.device
+        prompts = [torch.tensor(row.prompt_ids, device=device) for row in rows]
+        ids = pad_sequence(prompts, True, policy.tokenizer.pad_token_id, padding_side="left")
+        mask = pad_sequence(list(map(torch.ones_like, prompts)), True, padding_side="left")
         criterion = StopStringCriterion(self.end, rows, policy.on_tokens)
         processor = SamplingProcessor(sampling, self.end, rows)
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
@@ -118,7 +114,7 @@ class HFEngine(BatchingEngine):
                 logits_processor=[processor] if sampling.needs_processor else [],
                 stopping_criteria=[criterion] if self.end.stop_strings or policy.on_tokens else [],
             )
-        answers = criterion.cut(generated[:, width:].tolist())
+        answers = criterion.cut(generated[:, ids.shape[1] :].tolist())
         activity.add_tokens(sum(map(len, answers)))
         return list(map(Completion, answers))
 
