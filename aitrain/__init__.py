@@ -1,77 +1,36 @@
-"""aitrain: fine-tune a language model with GRPO on a task of your own."""
+"""aitrain: fine-tune a language model with GRPO on a task of your own.
+
+The public names are imported on first use, so that `import aitrain` needs no pydantic; type checkers read __init__.pyi.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, EpisodeTruncated, Interrupted, RunFailed
-
-if TYPE_CHECKING:
-    from aitrain import judges
-    from aitrain.environment.contract import (
-        Environment,
-        EpisodeGenerator,
-        EpisodeObject,
-        Score,
-        ScoreValue,
-        SpeakingFirst,
-        ToolResult,
-    )
-    from aitrain.environment.requirements import EnvRequirements
-    from aitrain.environment.tool_call_parser import ToolCall
-    from aitrain.notebook import chat, train
-    from aitrain.options.train import TrainConfig
-    from aitrain.runs.result import Result
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = [
-    "AitrainError",
-    "ConfigError",
-    "EnvRequirements",
-    "Environment",
-    "EnvironmentFailed",
-    "EpisodeGenerator",
-    "EpisodeObject",
-    "EpisodeTruncated",
-    "Interrupted",
-    "Result",
-    "RunFailed",
-    "Score",
-    "ScoreValue",
-    "SpeakingFirst",
-    "ToolCall",
-    "ToolResult",
-    "TrainConfig",
-    "chat",
-    "judges",
-    "train",
-]
-
-_LAZY = {
-    "EnvRequirements": "aitrain.environment.requirements",
-    "Environment": "aitrain.environment.contract",
-    "EpisodeGenerator": "aitrain.environment.contract",
-    "EpisodeObject": "aitrain.environment.contract",
-    "Result": "aitrain.runs.result",
-    "Score": "aitrain.environment.contract",
-    "ScoreValue": "aitrain.environment.contract",
-    "SpeakingFirst": "aitrain.environment.contract",
-    "ToolCall": "aitrain.environment.tool_call_parser",
-    "ToolResult": "aitrain.environment.contract",
-    "TrainConfig": "aitrain.options.train",
-    "chat": "aitrain.notebook",
-    "train": "aitrain.notebook",
-}
-"""Names that are imported on first use, by module: `import aitrain` needs no pydantic."""
+_NAMES = {
+    "environment.contract": (
+        "Environment", "EpisodeGenerator", "EpisodeObject", "Score", "ScoreValue", "SpeakingFirst", "ToolResult",
+    ),
+    "environment.requirements": ("EnvRequirements",),
+    "environment.tool_call_parser": ("ToolCall",),
+    "errors": ("AitrainError", "ConfigError", "EnvironmentFailed", "EpisodeTruncated", "Interrupted", "RunFailed"),
+    "notebook": ("chat", "train"),
+    "options.train": ("TrainConfig",),
+    "runs.result": ("Result",),
+}  # fmt: skip
+"""By the module that has them."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = ["judges", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name == "judges":
         return import_module("aitrain.judges")
-    if name not in _LAZY:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    value = globals()[name] = getattr(import_module(f"aitrain.{_MODULES[name]}"), name)
     return value
 
 

@@ -10,12 +10,12 @@
             ServerFailed            a vLLM server failed one process; raised on all of them
             ServerRefusedError      a vLLM server answered a request with a 4xx status
             ServerTimeoutError      a vLLM server did not answer in time
-            StoreLostError          the store of a run's processes is gone; defined in launch/machine_store.py
+            StoreLostError          the store of a run's processes is gone; defined in launch/nodes.py
         WorseError              4   compare --fail-if-worse: a model is worse; reproduce: a run is not the same
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv.py
         CallFailed                  a call of the environment failed; defined in execution/failure.py
-        ChatStoppedError            a person interrupted an answer; defined in rollout/model_chat.py
+        ChatStoppedError            a person interrupted an answer; defined in jobs/chat_session.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
         FreshRunError               a second process of a check failed; defined in workbench/fresh.py

@@ -39,7 +39,7 @@ from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
-    from aitrain.jobs.chat import ChatSession
+    from aitrain.jobs.chat_session import ChatSession
     from aitrain.training.run_context import StopRequest
 
 
@@ -140,8 +140,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
 
         from aitrain.environment.requirements import with_requirements
         from aitrain.environment.runner import EnvRunner, start_runner
-        from aitrain.jobs.env_loading import load_runner
-        from aitrain.jobs.environment_check import check_environments
+        from aitrain.jobs.env_loading import check_environments, load_runner
         from aitrain.jobs.grpo import run
         from aitrain.training.run_context import RunContext, StopRequest
 
@@ -261,10 +260,8 @@ class Chat:
         Raises:
             ConfigError: the conversation leaves no room for an answer.
         """
-        from aitrain.jobs.chat import Silent  # here, as it needs the model's libraries
-
         with errors_in_python():
-            return Answers(self._session.ask(question, Silent()), self._session.titles)
+            return Answers(self._session.ask(question), self._session.titles)
 
     def case(self, wanted: int | str) -> Answers:
         """Let the models play a case of the environment; the answers are their last ones, and have scores.
@@ -272,10 +269,10 @@ class Chat:
         Raises:
             AitrainError: there is no such case, or the environment failed.
         """
-        from aitrain.jobs.chat import Silent, answers_and_scores
+        from aitrain.jobs.chat_session import answers_and_scores  # here, as it needs the model's libraries
 
         with errors_in_python():
-            episodes = self._session.play(self._session.case(str(wanted)), Silent())
+            episodes = self._session.play(self._session.case(str(wanted)))
             texts, scores = answers_and_scores(episodes)
         return Answers(texts, self._session.titles, scores)
 
@@ -309,7 +306,7 @@ def chat(
         raise ConfigError(f"chat: this loads the models; ask what it returns: chat(...)({questions[0]!r})")
     model = str(model)
     _silence_tqdm()
-    from aitrain.jobs.chat import open_session
+    from aitrain.jobs.chat_session import open_session
 
     with errors_in_python():
         own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}

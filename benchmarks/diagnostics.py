@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aitrain import TrainConfig, train
-from aitrain.runs.diagnosis import Diagnosis, RunFinding, recorded_findings
+from aitrain.runs.diagnosis import Diagnosis, RunFinding, findings_of
 from aitrain.runs.run_folder import RunFolder
 from benchmarks.measuring import Asked, Figure
 from benchmarks.simulated_runs import HEALTHY, PLANTED, Kind, simulate
@@ -78,7 +78,7 @@ def findings_of_training(environment: type[Sums], folder: str, steps: int) -> se
     """What is found in a training of the tiny model, but for answers that are cut off or alike, which its are."""
     config = TrainConfig(**SETTINGS, output_dir=folder, max_steps=steps)
     result = train(config, environment=environment())
-    return {finding.name for finding in recorded_findings(RunFolder(result.folder))} - {"zero_variance", "cut_off"}
+    return {finding.name for finding in findings_of(RunFolder(result.folder))} - {"zero_variance", "cut_off"}
 
 
 def measure(asked: Asked) -> Iterator[Figure]:

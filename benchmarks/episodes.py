@@ -53,12 +53,13 @@ def prepared() -> dict[str, Callable[[], object]]:
     from transformers import AutoTokenizer
 
     from aitrain.engines.batching import BatchingEngine, BatchRow
+    from aitrain.engines.sampling import Sampling
     from aitrain.environment.contract import Case
     from aitrain.environment.runner import start_runner
     from aitrain.options.train import TrainConfig
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
     from aitrain.rollout.clock import RolloutClock
-    from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
+    from aitrain.rollout.engine import Completion, GenerationRequest, Leave
     from aitrain.rollout.episode import Rollout
     from aitrain.rollout.event_loop import EventLoop
     from aitrain.rollout.limits import EndOfTurn, Limits
@@ -75,7 +76,7 @@ def prepared() -> dict[str, Callable[[], object]]:
 
         weight_version = 0
 
-        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
             return [Completion(ids, [-0.1] * len(ids)) for _ in rows]
 
     class Server:

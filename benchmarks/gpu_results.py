@@ -163,8 +163,8 @@ HEAD = """\
 * the demo's task in bfloat16, and a run that is resumed;
 * random models in the shapes of Qwen2.5-0.5B, -1.5B and -3B, with all weights, with LoRA, and with LoRA on a base of 4
   or 8 bits: seconds, tokens per second, and the memory that `aitrain plan` says against the real peak;
-* vLLM inside the training process, asleep while the model trains, and as a server that gets the weights as an adapter,
-  as files and by NCCL;
+* vLLM inside the training process, asleep while the model trains, and as a server that gets the weights as an adapter
+  and as files;
 * a step [against plain TRL](benchmarks.md).
 
 ```

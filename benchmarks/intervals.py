@@ -1,6 +1,6 @@
 """Whether 95% intervals cover the truth 95 times in 100, and how wide they are beside the usual ones.
 
-Each cell draws cases from a population with a known mean, again and again, and asks `aitrain.runs.intervals`. With 32
+Each cell draws cases from a population with a known mean, again and again, and asks `aitrain.runs.statistics`. With 32
 cases or fewer near a bound of the scores, and with 64 or fewer where a few scores lie far from all others, intervals
 may cover more often, and never less. The usual method is Wilson's for a share, and else Student's of the cases' means
 or differences; its width counts only where that method itself covers 0.93.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 
-from aitrain.runs.intervals import of_change, of_mean, student_quantile
+from aitrain.runs.statistics import of_change, of_mean, student_quantile
 from benchmarks.measuring import Asked, Figure
 
 COUNTS = (8, 16, 32, 64, 200)
@@ -199,12 +199,11 @@ def simulate(population: Population, count: int, draws: int) -> Cell:
     covered, widths = [0, 0], [0.0, 0.0]
     for _ in range(draws):
         scores, truth = population.draw(rng, count)
-        cases = [{str(case): score for case, score in enumerate(one)} for one in scores]
-        found = of_mean(scores[0]) if len(scores) == 1 else of_change(*cases)
+        found = of_mean(scores[0]) if len(scores) == 1 else of_change(*scores)
         assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        for place, (low, high) in enumerate(((found.low, found.high), population.usual(scores))):
+        assert found["low"] is not None
+        assert found["high"] is not None
+        for place, (low, high) in enumerate(((found["low"], found["high"]), population.usual(scores))):
             covered[place] += low - 1e-9 <= truth <= high + 1e-9
             widths[place] += high - low
     return Cell(covered[0] / draws, widths[0] / draws, covered[1] / draws, widths[1] / draws)

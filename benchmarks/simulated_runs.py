@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import TypeAlias
 
-from aitrain.runs.intervals import of_mean
-from aitrain.runs.level_rules import RunTraits
+from aitrain.runs.diagnosis import RunTraits
 from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.statistics import of_mean
 
 Curve: TypeAlias = Callable[[float], float]
 """A value by the share of the run that is over, 0 to 1."""
@@ -155,7 +155,7 @@ class _Simulation:
         scores = [float(self.draw.random() < 1 / (1 + math.exp(hard - skill))) for hard in self.held_out]
         interval = of_mean(scores)
         assert interval is not None
-        return MetricsLine(step=step, eval_score=interval.mean, eval_low=interval.low)
+        return MetricsLine(step=step, eval_score=interval["mean"], eval_low=interval["low"])
 
     def _share(self, chance: float, count: int) -> float:
         return fmean(float(self.draw.random() < chance) for _ in range(count))

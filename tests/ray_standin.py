@@ -12,8 +12,7 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.launch import preflight, ray_processes
-from aitrain.launch.launcher import launcher_of
-from aitrain.launch.ray_processes import RayProcesses
+from aitrain.launch.ray_processes import RayProcesses, launcher_of
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 
@@ -50,5 +49,5 @@ def started(config: TrainConfig) -> dict[str, Any]:
             run = RayProcesses(plan, folder, lambda _: None)
             with suppress(ConfigError):
                 run.run()
-            ray_processes.fit(plan, folder, {})
+            ray_processes.fit(plan, folder)
     return seen

@@ -6,19 +6,16 @@ import asyncio
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.jobs.chat import ChatSession, LoadedChat, Silent
+from aitrain.jobs.chat_session import ChatSession, ModelChat
 from aitrain.options.yaml_text import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import Limits
-from aitrain.rollout.model_chat import AnswerText, ModelChat, ShownEngine
 from aitrain.runs.chat_setup import ChatSetup, chat_options
-from aitrain.training.model import LoadedPolicy
 from aitrain.ui.chat_view import ChatView
 from tests.conftest import write
 from tests.rollout.scripted import END, Letters, Scripted
@@ -31,9 +28,8 @@ def model_chat(*answers: str, context: int | None = None) -> tuple[ModelChat, Sc
     """A chat whose model gives these answers, with its engine and what it shows."""
     left, shown = list(answers), list[str]()
     engine, chat = Scripted(lambda _: left.pop(0)), ChatFormat(Letters())
-    answer = AnswerText(chat, shown.append)
     limits = Limits(1, 50, context=context)
-    return ModelChat("tuned", "m", ShownEngine(engine, answer), chat, limits, END), engine, shown
+    return ModelChat("tuned", "m", engine, chat, limits, END, show=shown.append), engine, shown
 
 
 def ask(chat: ModelChat, question: str) -> str:
@@ -65,20 +61,20 @@ def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_giv
     chats = [model_chat("5$", "6$", "7$"), model_chat("4$", "5$")]
     for (chat, _, _), name in zip(chats, ("base", "tuned"), strict=True):
         chat.name = name
-    loaded = [LoadedChat(chat, cast(LoadedPolicy, None)) for chat, _, _ in chats]
+    loaded = [chat for chat, _, _ in chats]
     with closing(ChatSession(loaded, TrainConfig(), system="add")) as session:
-        assert session.ask("2+2?", Silent()) == {"base": "5$", "tuned": "4$"}
-        assert session.ask("+1?", Silent()) == {"base": "6$", "tuned": "5$"}
+        assert session.ask("2+2?") == {"base": "5$", "tuned": "4$"}
+        assert session.ask("+1?") == {"base": "6$", "tuned": "5$"}
         (_, base), (first, tuned) = (engine.requests for _, engine, _ in chats)
         assert "".join(map(chr, base.prompt_ids)) == "s:add$u:2+2?$a:5$u:+1?$a:"
         assert "".join(map(chr, tuned.prompt_ids)) == "s:add$u:2+2?$a:4$u:+1?$a:"
         assert base.seed == tuned.seed != first.seed
 
-        before = [list(one.chat.messages) for one in loaded]
-        loaded[1].chat.limits = Limits(1, 50, context=20)
+        before = [list(chat.messages) for chat in loaded]
+        loaded[1].limits = Limits(1, 50, context=20)
         with pytest.raises(ConfigError):
-            session.ask("+2?", Silent())
-        assert [one.chat.messages for one in loaded] == before
+            session.ask("+2?")
+        assert [chat.messages for chat in loaded] == before
 
 
 def test_control_characters_of_a_model_reach_no_terminal() -> None:

@@ -36,7 +36,7 @@ def load(**config: Any) -> Any:
 
 
 def score(environment: Any, text: str, case_idx: int = 0) -> ScoreResult:
-    case = environment.build_dataset(None)[case_idx]
+    case = environment.build_dataset()[case_idx]
     return rehearse(environment, [text], Case(case_idx, case["prompt"], case)).scored
 
 
@@ -52,32 +52,24 @@ def module(tmp_path: Path) -> ModuleType:
 # -- the judges
 
 
-@pytest.mark.parametrize(
-    ("text", "truth", "exact", "lenient"),
-    [
-        ("#### 72", "72", True, True),
-        ("#### 10\n#### 1,000", "1000", True, True),
-        ("#### 72" + "x" * 293, "72", True, True),
-        ("#### 72" + "x" * 294, "72", False, True),
-        ("#### **$72.00**", "72", False, True),
-        ("#### **2.** Adding up\n30 + 42 = 72", "72", False, True),
-        ("\\[ \\boxed{\\$72 \\text{ in 3 days}} \\]", "72", False, True),
-        ("It is 1\u202f000 rolls.", "1000", False, True),
-        ("72 cm^2", "72", False, True),
-        ("It is $.50", "0.5", False, True),
-        ("the result of 10-5", "5", False, True),
-        *(
-            (text, "72", False, False)
-            for text in ("", "#### 72\n#### 10", "#### -72", "\\boxed{7}2", "72 or 73", "#### 72.5", "#### 1,72")
-        ),
-        ("boxed{" * 10_000, "72", False, False),
-    ],
-    ids=range(19),
+RIGHT = (
+    ("#### 72", "72"),
+    ("#### 10\n#### 1,000", "1000"),
+    ("#### 72" + "x" * 294, "72"),
+    ("#### **$72.00**", "72"),
+    ("#### **2.** Adding up\n30 + 42 = 72", "72"),
+    ("\\[ \\boxed{\\$72 \\text{ in 3 days}} \\]", "72"),
+    ("It is 1\u202f000 rolls.", "1000"),
+    ("72 cm^2", "72"),
+    ("It is $.50", "0.5"),
+    ("the result of 10-5", "5"),
 )
-def test_the_exact_judge_accepts_what_xtuner_accepts_and_the_lenient_one_the_right_number_in_other_forms(
-    module: ModuleType, text: str, truth: str, exact: bool, lenient: bool
-) -> None:
-    assert (module.exact(text, truth), module.lenient(text, truth)) == (exact, lenient)
+WRONG = ("", "#### 72\n#### 10", "#### -72", "\\boxed{7}2", "72 or 73", "#### 72.5", "#### 1,72", "boxed{" * 10_000)
+
+
+def test_the_lenient_judge_accepts_the_right_number_in_other_forms(module: ModuleType) -> None:
+    assert all(module.lenient(text, truth) for text, truth in RIGHT)
+    assert not any(module.lenient(text, "72") for text in WRONG)
 
 
 # -- the environment
@@ -134,5 +126,6 @@ def test_original_rows_become_rows_of_xtuner_to_which_the_reference_is_a_right_a
     assert [made_row["reward_model"]["ground_truth"] for made_row in made] == ["72", "1234", "-5"]
     rows, held_out = (str(tmp_path / "new" / "out" / name) for name in ("train.jsonl", "test.jsonl"))
     environment = load(data_path=rows, eval_path=held_out)
-    assert environment.build_eval_dataset(None) == read(Path(held_out))
-    assert [score(environment, environment.reference(case_idx), case_idx).score for case_idx in range(3)] == [1.0] * 3
+    assert environment.build_eval_dataset() == read(Path(held_out))
+    references = [environment.reference(row["reward_model"]) for row in environment.build_dataset()]
+    assert [score(environment, reference, case_idx).score for case_idx, reference in enumerate(references)] == [1.0] * 3

@@ -19,10 +19,9 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
-from aitrain.launch import machine_store, processes
-from aitrain.launch.machine_store import join_store, serve_store
+from aitrain.launch import nodes, processes
 from aitrain.launch.machines import Nodes
-from aitrain.launch.nodes import NodeGroup
+from aitrain.launch.nodes import NodeGroup, join_store, serve_store
 from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder, read_object
 
@@ -99,7 +98,7 @@ class Machines:
 
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
-    monkeypatch.setattr(machine_store, "POLL", 0.01)
+    monkeypatch.setattr(nodes, "POLL", 0.01)
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

@@ -17,12 +17,12 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli.node_run import report_refusal
 from aitrain.errors import AitrainError, RunFailed
-from aitrain.launch import machine_store, nodes
-from aitrain.launch.machine_store import MachineStore, join_store, serve_store
+from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, idle_nodes, launched_rank
-from aitrain.launch.nodes import NodeGroup, SharedFolder, difference, facts
+from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, join_store, serve_store
 from aitrain.launch.preflight import check
-from aitrain.launch.processes import process_variables
+from aitrain.launch.processes import Processes
+from aitrain.runs.run_folder import RunFolder
 
 FACTS = {"trl": "1.0", "lr": 1.0}
 SLURM = {
@@ -45,7 +45,7 @@ MPI = {
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for long."""
-    monkeypatch.setattr(machine_store, "POLL", 0.01)
+    monkeypatch.setattr(nodes, "POLL", 0.01)
     monkeypatch.setattr(nodes, "SEES_WITHIN", 0.05)
     monkeypatch.setattr(nodes, "LEAVE_SECONDS", 1.0)
 
@@ -271,13 +271,13 @@ def test_the_run_folder_that_all_machines_see_is_agreed_on(pair: tuple[NodeGroup
     finding = beside(pair[1].find_folder)
     pair[0].show_folder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", epoch=3)
 
-    assert finding.result(20) == SharedFolder(tmp_path, tmp_path / "checkpoints" / "checkpoint-4", 3)
+    assert finding.result(20) == (RunFolder(tmp_path, epoch=3), tmp_path / "checkpoints" / "checkpoint-4")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_had_finished_is_told(pair: tuple[NodeGroup, NodeGroup]) -> None:
     finding = beside(pair[1].find_folder)
-    pair[0].show_done()
+    pair[0].show_folder(None)
     assert finding.result(20) is None
 
 
@@ -316,6 +316,7 @@ def test_a_machine_that_is_silent_is_named_and_one_that_has_ended_is_not_lost(
 def test_a_training_process_does_not_get_another_launchers_ranks(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     for name in ("RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
-    variables = process_variables(check(TrainConfig(model="tiny", rl_env="envs.arithmetic")))
+    plan = check(TrainConfig(model="tiny", rl_env="envs.arithmetic"))
+    variables = Processes(plan, RunFolder(here), print)._environment()
     assert not {"RANK", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & variables.keys()
     assert variables["PATH"] == os.environ["PATH"]

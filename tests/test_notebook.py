@@ -65,7 +65,7 @@ def test_progress_and_results_are_displayed_and_an_error_has_the_lines_of_its_ce
     assert len(outputs) == 1
     html = outputs[0].data["text/html"]
     assert "finished" in html
-    assert "<polyline" in html
+    assert "▁" in html
     assert "held-out" in outputs[0].data["text/plain"]
 
     assert [output for cell in cells.values() for output in cell.outputs if output.output_type == "stream"] == []

@@ -154,7 +154,6 @@ def test_a_value_comes_in_several_forms(name: str, given: Any, taken: Any) -> No
         ({"rl_stop": [""]}, "rl_stop: must be a text, or a list"),
         ({"vllm_server_url": "http://x:1"}, "--vllm-mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "an address like http://"),
-        ({**SERVED, "vllm_server_url": "http://x:1,http://y:1", "vllm_sync": "nccl"}, "nccl takes one server"),
         ({"rl_ahead": 1, "use_vllm": True}, "rl_ahead: needs a vLLM server"),
     ],
     ids=case_name,

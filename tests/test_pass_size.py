@@ -8,7 +8,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan, plan_batch
-from aitrain.launch import resource_check
+from aitrain.launch import resource_estimate
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.preflight import check
 from aitrain.launch.resource_estimate import DeviceMemory, choose_batch_size, estimate_memory
@@ -77,7 +77,7 @@ def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory
 ) -> None:
     config = TrainConfig(model="tiny", rl_env="envs.arithmetic", num_processes=2)
     first = check(config)
-    monkeypatch.setattr(resource_check, "free_memory", lambda: 700 << 20)
+    monkeypatch.setattr(resource_estimate, "free_memory", lambda: 700 << 20)
     again = check(config)
     replayed = check(TrainConfig.read(first.config.written()))
     assert first.batch == again.batch == replayed.batch

@@ -14,7 +14,7 @@ import pytest
 from aitrain.cli.env import ENV_COMMANDS
 from aitrain.cli.lazy_group import load_command
 from aitrain.cli.main import COMMANDS
-from aitrain.ui.next_steps import continuing, next_steps
+from aitrain.ui.overview import Overview
 from tests.ui.test_next_steps import SCORES, run
 
 ROOT = Path(__file__).parents[1]
@@ -85,9 +85,9 @@ def test_every_command_that_is_named_exists_with_its_flags() -> None:
 )
 def test_the_commands_after_a_run_are_accepted(verdict: str | None, values: dict[str, object], tmp_path: Path) -> None:
     folder = run(tmp_path, verdict, "rl_env: envs.arithmetic\nlr: 3.0e-05\nuntil: 0.5\npatience: 2", **values)
-    commands = [step["command"] for step in next_steps(folder)]
+    commands = [step["command"] for step in Overview(folder.path).next_steps]
     assert commands
-    for text in (*commands, continuing(folder)):
+    for text in (*commands, Overview(folder.path).continuing()):
         program, name, *arguments = shlex.split(text)
         assert program == "aitrain"
         load_command(name).make_context(name, arguments)

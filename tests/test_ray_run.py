@@ -109,10 +109,6 @@ def test_a_restart_takes_the_newest_checkpoint_once_there_was_a_step(
     assert ray_processes.first_words(job, "10.0.0.0")["checkpoint"] == "newest"
 
 
-def test_the_key_of_the_vllm_server_is_not_shown(plan: RunPlan, folder: RunFolder) -> None:
-    assert "hidden" not in repr(RankJob(plan, folder, ".", {"VLLM_API_KEY": "hidden"}))
-
-
 # -- the command
 
 
@@ -220,6 +216,7 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
 @pytest.mark.parametrize(
     "options",
     [{"launcher": "ray"}, {"ray_address": "auto"}, {"max_failures": 5},
+     {"launcher": "ray", "num_processes": 2, "use_vllm": True, "vllm_mode": "server"},
      *({"rl_env_workers": value} for value in ("ray:0", "ray", "0", -1, True))],
 )  # fmt: skip
 def test_options_of_ray_are_refused_without_it_or_its_number_of_processes(options: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from aitrain.redaction import (
 )
 from aitrain.runs.run_folder import append_lines, to_jsonable
 from aitrain.ui import card
+from aitrain.ui.overview import Overview
 
 VALUE = 'se"cr\\et value\nwith ä'
 
@@ -246,6 +247,7 @@ def test_a_secret_in_a_configuration_is_masked_at_any_depth(value: object, shown
 def test_the_model_card_which_is_uploaded_holds_no_secret_of_the_environment_or_of_trl() -> None:
     given = {"credential": "open sesame", "nested": [{"apiKey": "open sesame"}], "level": 7}
     config = TrainConfig(rl_env_config=given, trl={"hub_token": "open sesame"}, rl_env="envs.arithmetic")
-    facts = dict(card._facts(config, {}, {}))
+    overview = Overview(Path("nowhere"))
+    facts = dict(card._facts(overview, config))
     assert "level" in facts["its configuration"]
-    assert "sesame" not in str(facts) + card._again(config, {})
+    assert "sesame" not in str(facts) + card._again(overview, config)

@@ -11,13 +11,13 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.launch import resource_check
+from aitrain.launch import resource_estimate
 from aitrain.launch.model_shape import Linear, ModelShape, read_model_shape
-from aitrain.launch.resource_check import check_resources
 from aitrain.launch.resource_estimate import (
     MIB,
     DeviceMemory,
     MemoryEstimate,
+    check_resources,
     estimate_memory,
     memory_savers,
 )
@@ -90,8 +90,8 @@ def test_what_cannot_fit_is_refused_and_what_is_tight_warned_of_with_ways_out(mo
     config = TrainConfig(model="tiny", batch_size=64, rl_prompts_per_step=16)
 
     def warnings(**free: int) -> list[str]:
-        monkeypatch.setattr(resource_check, "free_memory", lambda: free.get("memory", 1 << 40))
-        monkeypatch.setattr(resource_check, "free_disk", lambda _: free.get("disk", 1 << 40))
+        monkeypatch.setattr(resource_estimate, "free_memory", lambda: free.get("memory", 1 << 40))
+        monkeypatch.setattr(resource_estimate, "free_disk", lambda _: free.get("disk", 1 << 40))
         return check_resources(config, plan_batch(config, 1), ())
 
     assert warnings() == []

@@ -12,7 +12,6 @@ import pytest
 
 from aitrain.cli.serve import serve
 from aitrain.errors import ConfigError
-from aitrain.vllm.server_process import VLLMServer
 from tests.conftest import write
 
 LORA = {"peft_type": "LORA", "r": 24, "base_model_name_or_path": "org/base"}
@@ -76,10 +75,10 @@ def test_an_adapter_that_vllm_cannot_load_is_refused(
 def test_without_a_key_of_the_users_it_makes_one_and_shows_it(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = MagicMock()
-    server.__enter__().configure_mock(url="http://127.0.0.1:8000", poll=MagicMock(side_effect=KeyboardInterrupt))
-    start = MagicMock(return_value=server)
-    monkeypatch.setattr(VLLMServer, "start", start)
+    server = MagicMock(url="http://127.0.0.1:8000", poll=MagicMock(side_effect=KeyboardInterrupt))
+    start = MagicMock()
+    start.return_value.__enter__.return_value = [server]
+    monkeypatch.setattr("aitrain.vllm.server_process.running", start)
     monkeypatch.setattr("signal.signal", MagicMock())
     monkeypatch.setattr("aitrain.packages.installed", MagicMock())
     monkeypatch.setattr("aitrain.cli.serve._check_port", MagicMock())
@@ -88,5 +87,5 @@ def test_without_a_key_of_the_users_it_makes_one_and_shows_it(
     assert serve("mine", as_json=True, port=8000, dtype=None, model_max_length=None, **DEFAULTS) == 0  # type: ignore[arg-type]
     given, up = map(json.loads, capsys.readouterr().out.splitlines())
     assert len(up["VLLM_API_KEY"]) > 20
-    assert up["VLLM_API_KEY"] == start.call_args.args[0].environment()["VLLM_API_KEY"]
+    assert up["VLLM_API_KEY"] == start.call_args.args[0][0].environment()["VLLM_API_KEY"]
     assert up["VLLM_API_KEY"] not in str(given)

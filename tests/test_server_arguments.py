@@ -11,7 +11,7 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
-from aitrain.launch import resource_check
+from aitrain.launch import resource_estimate
 from aitrain.launch.managed_server import server_plans
 from aitrain.launch.model_shape import Linear, ModelShape
 from aitrain.launch.nvidia import Driver, Gpu
@@ -28,7 +28,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 def words(**options: Any) -> list[str]:
     """The words of vLLM's command line in a run with these options."""
     plan = RunPlan(TrainConfig(**options), {}, BatchPlan(1, 1, 1), (), None)
-    return server_plans(plan, RunFolder(Path("run")))[0].arguments(8000, "policy-base")
+    return server_plans(plan, RunFolder(Path("run")))[0].words(8000)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,20 @@ def test_a_flag_adds_to_the_arguments_of_the_file_and_all_reach_the_server(tmp_p
     (tmp_path / "c.yaml").write_text(
         "use_vllm: true\nvllm_mode: server\nvllm_args: {max_num_seqs: 8, block_size: 32}\n"
     )
-    config = resolve(TrainConfig, tmp_path / "c.yaml", {"vllm_args": ["max_num_seqs=16", "enforce_eager=true"]})
-    told = words(**config.changed(), vllm_speculative=NGRAM, vllm_data_parallel_size=2)
+    config = resolve(
+        TrainConfig,
+        tmp_path / "c.yaml",
+        {"vllm_args": ["max_num_seqs=16", "enforce_eager=true", "data_parallel_size=2"]},
+    )
+    told = words(**config.changed(), vllm_speculative=NGRAM)
     assert '--speculative-config={"method": "ngram", "num_speculative_tokens": 4}' in told
-    assert "--data-parallel-size=2" in told
-    assert {"--max-num-seqs=16", "--block-size=32", "--enforce-eager"} <= set(told)
+    assert {"--max-num-seqs=16", "--block-size=32", "--enforce-eager", "--data-parallel-size=2"} <= set(told)
     assert "--max-num-seqs=8" not in told
 
 
 def test_an_fp8_base_is_computed_in_half_precision() -> None:
-    assert "--dtype=float32" in words(**ADAPTER)
+    assert {"--dtype=float32", "--enable-lora"} <= set(words(**ADAPTER))
+    assert "--enable-lora" not in words(**ADAPTER, vllm_sync="disk")
     told = words(**ADAPTER, vllm_quantization="fp8")
     assert {"--quantization=fp8_per_channel", "--dtype=bfloat16"} <= set(told)
 
@@ -78,7 +82,6 @@ def test_an_fp8_base_is_computed_in_half_precision() -> None:
     ("options", "says"),
     [
         ({"use_vllm": True, "vllm_speculative": NGRAM}, "vllm_speculative: for vLLM servers"),
-        ({**OURS, "vllm_server_url": "http://a:1", "vllm_data_parallel_size": 2}, "vllm_data_parallel_size: "),
         ({**OURS, "vllm_quantization": "fp8"}, "vllm_quantization: .* under an adapter"),
         ({**OURS, "vllm_speculative": NGRAM, "rl_min_p": 0.1}, "vllm_speculative: .* min-p"),
     ],
@@ -94,11 +97,11 @@ SHAPE = ModelShape(8_000_000_000, 32, 4096, 14336, 32, 8, 128, 128_256, (Linear(
 def test_weights_that_do_not_fit_into_a_servers_share_are_refused_before_it_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resource_check, "ask_driver", lambda: Driver((Gpu("0", "small", 12_000, 12_000),)))
-    monkeypatch.setattr(resource_check, "read_model_shape", lambda _: SHAPE)
+    monkeypatch.setattr(resource_estimate, "ask_driver", lambda: Driver((Gpu("0", "small", 12_000, 12_000),)))
+    monkeypatch.setattr(resource_estimate, "read_model_shape", lambda _: SHAPE)
 
     def check(**options: Any) -> None:
-        resource_check.check_vllm_memory(TrainConfig(**ADAPTER, **options), ("0",), 1)
+        resource_estimate.check_vllm_memory(TrainConfig(**ADAPTER, **options), ("0",))
 
     with pytest.raises(ConfigError, match=r"^vllm_gpu_memory_utilization: the weights of .* need 14.9 GiB on each GPU"):
         check()
@@ -110,5 +113,6 @@ def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log() -> None:
     config = TrainConfig(**OURS, vllm_servers=2, vllm_server_gpus=2, vllm_gpu_memory_utilization=0.4)
     plan = RunPlan(config, {}, BatchPlan(1, 1, 1), (), None, ("4", "5", "6", "7"))
     first, second = server_plans(plan, RunFolder(Path("run")))
-    assert (first.gpus, second.gpus, first.memory) == (("4", "5"), ("6", "7"), 0.4)
+    assert (first.gpus, second.gpus) == (("4", "5"), ("6", "7"))
+    assert first.arguments["gpu_memory_utilization"] == 0.4
     assert [first.log.name, second.log.name] == ["vllm-server-0.log", "vllm-server-1.log"]

@@ -67,7 +67,7 @@ def test_a_run_is_its_scores_its_curve_and_what_its_episodes_came_to(run: Path) 
     text = shown("mine")
     assert text.startswith("mine  finished  2 steps in 1m 01s\n")
     assert re.search(r"sampled +0\.100 \[.*\] +0\.600 \[.*\] +\+0\.800 \[", text)
-    assert "reward, 0.250 in the first step, 0.500 in the last" in text
+    assert "reward    ▁█  0.25 to 0.50" in text
     assert "9 episodes, 3 of them held out; ended: done 8, env_error 1" in text
     assert "failed: raised 1" in text
     assert "1 lines of the rollout files are damaged" in text

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.launch import nvidia, system_recorder
+from aitrain.launch import system_recorder
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.runs.run_folder import append_lines, read_lines
 from tests.conftest import write
 
 SMI = """#!/bin/sh
 echo "$@" > "$(dirname "$0")/asked"
-echo "0, 93, 40960"
-echo "1, [N/A], [N/A]"
+echo "0, NVIDIA H200, 143771, 102000, 40960, 93"
+echo "1, Other, [N/A], [N/A], [N/A], [N/A]"
 """
 
 
@@ -50,7 +50,7 @@ def test_a_sample_has_the_cores_the_memory_and_each_gpu(
 def test_the_file_stays_small_and_covers_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_recorder, "MOST_LINES", 8)
     monkeypatch.setattr(system_recorder, "SHARE", 1e9)
-    monkeypatch.setattr(nvidia, "gpu_use", lambda: None)
+    monkeypatch.setattr(system_recorder, "ask_driver", lambda only: None)
     file, taken = tmp_path / "system.jsonl", threading.Semaphore(0)
     append_lines(file, [{"time": float(n)} for n in range(5)])  # of the run before it was resumed
     sample = SystemRecorder.sample

@@ -15,9 +15,9 @@ from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
 from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import IntervalValues, ScoreTable
 from aitrain.runs.result import Result
-from aitrain.ui import terminal
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
+from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import Screen, last_line, show_result
 from tests.conftest import write
 from tests.screens import Terminal
@@ -31,13 +31,13 @@ RUN: list[Event] = [Phase("loading"), Note("2 dropped"), Evaluated("before", 0.2
 def _at_a_desk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in CI, where the tests themselves may run; and every drawing is drawn."""
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr(terminal, "DRAW_AT_MOST", -1.0)
+    monkeypatch.setattr(Screen, "draw_at_most", -1.0)
 
 
 def watched(events: list[Event], width: int = 80, height: int = 24) -> Terminal:
     """A terminal in which these events were shown, by a screen that is still open."""
     shown = Terminal(width, height)
-    screen = Screen(shown.console())
+    screen = Screen(shown.console()).__enter__()
     for event in events:
         screen(event)
     return shown
@@ -147,7 +147,7 @@ def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_
     )  # fmt: skip
     made.write()
     shown = Terminal(300, 60)
-    show_result(made, scores, shown.console())
+    show_result(made, Overview(tmp_path), shown.console())
 
     text = "\n".join(shown.shown)
     for part in (

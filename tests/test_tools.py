@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from aitrain import EnvironmentFailed
-from aitrain.environment.tool_call_parser import MAX_CALLS, MAX_DEPTH, ToolCall, read_calls
+from aitrain.environment.tool_call_parser import MAX_CALLS, ToolCall, read_calls
 from aitrain.environment.tools import MAX_ERROR, Tools
 from tests.conftest import case_name
 
@@ -161,12 +161,13 @@ def test_a_tag_that_is_not_closed_and_calls_beyond_the_limit_are_wrong_calls() -
         ("{}", 'no "name"'),
         ('{"name": "a", "arguments": [1]}', "a: the arguments are not a JSON object"),
         ('{"name": "a", "arguments": "x = 1"}', "a: the arguments are not valid JSON"),
-        ('{"name": "a", "arguments": {"x": NaN}}', "NaN"),
-        ('{"name": "a", "arguments": {"x": 1, "x": 2}}', "x is given twice"),
-        ('{"name": "a", "arguments": "{} {}"}', "a: the arguments are not a JSON object"),
-        ('{"name": "a", "arguments": {"x": ' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}}", "nests deeper"),
-        ('{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}", "too large"),
-        ('{"name": "a", "arguments": {"x": ' + "[" * 10_000 + "]" * 10_000 + "}}", "nests deeper"),
+        ('{"name": "a", "arguments": {"x": NaN}}', "not valid JSON"),
+        ('{"name": "a", "arguments": {"x": "\\ud800"}}', "not valid JSON"),
+        ('{"name": "a", "arguments": "{} {}"}', "a: the arguments are not valid JSON"),
+        *(
+            (f'{{"name": "a", "arguments": {{"x": {value}}}}}', "not valid JSON")
+            for value in ("1e999", "9" * 5000, "[" * 200 + "]" * 200, "[" * 10_000 + "]" * 10_000)
+        ),
     ],
     ids=lambda value: value[:50],
 )  # fmt: skip
@@ -230,13 +231,6 @@ def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docst
     assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 
 
-def test_a_parameter_may_be_called_like_anything_of_pydantics() -> None:
-    def tool(copy: int, json: str, model_config: float, _it: int = 1) -> str:
-        return f"{copy} {json} {model_config} {_it}"
-
-    assert answer_of(Owner(tool), "tool", copy="1", json="a", model_config=2, _it=3) == ("1 a 2.0 3", False)
-
-
 @pytest.mark.parametrize(
     ("docstring", "description", "told"),
     [
@@ -263,7 +257,10 @@ def named(tool: Any, name: str = "tool") -> Any:
     ("tool", "message"),
     [
         (named(lambda a, /: None), "tool: it takes a by position only"),
-        (tool_with(NotDescribable).get_tools()[0], "tool: its argument it cannot be described"),
+        (
+            tool_with(NotDescribable).get_tools()[0],
+            "tool: its arguments cannot be described: Unable to generate pydantic-core schema for <class",
+        ),
         (lambda it: it, "no name to call it by"),
         ("search_hotels", "'search_hotels': neither a function"),
     ],
@@ -388,11 +385,11 @@ def test_a_schema_is_passed_on_unchanged_and_so_are_arguments_that_fit_it(schema
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"city": "Basel"}, 'city: should be one of ["Bern", "Zürich"]'),
-        ({"city": 5}, "city: should be of type string"),
-        ({"city": "Bern", "n": True}, "n: should be of type integer"),
+        ({"city": "Basel"}, "city: Input should be 'Bern' or 'Zürich'"),
+        ({"city": 5}, "city: Input should be 'Bern' or 'Zürich'"),
+        ({"city": "Bern", "n": True}, "n: Input should be a valid integer"),
         ({"n": "1", "anny": 5},
-         "n: should be of type integer; missing argument: city; unknown argument: anny. Did you mean any?"),
+         "missing argument: city; n: Input should be a valid integer; unknown argument: anny. Did you mean any?"),
     ],
     ids=case_name,
 )  # fmt: skip

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from aitrain.launch import preflight
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.key_guard import KeyGuard
-from aitrain.vllm.server_process import ServerConfig, VLLMServer, why_it_ended
+from aitrain.vllm.server_arguments import common_arguments
+from aitrain.vllm.server_process import ServerConfig, VLLMServer, running, why_it_ended
 
 FAKE = """
 import json, sys
@@ -60,7 +63,9 @@ def plan(here: Path) -> Callable[..., ServerConfig]:
 
     def make(what: str, **values: object) -> ServerConfig:
         program = (sys.executable, str(here / "fake.py"), what)
-        return ServerConfig("model", here / "vllm-server.log", program=program, **{"timeout": 120.0, **values})  # type: ignore[arg-type]
+        return ServerConfig(
+            {"model": "model"}, here / "vllm-server.log", program=program, **{"timeout": 120.0, **values}
+        )  # type: ignore[arg-type]
 
     return make
 
@@ -79,10 +84,11 @@ def test_the_arguments_say_what_the_plan_says_and_the_users_own_settings_win(
     plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    gpus = plan("", gpus=("2", "3"), tensor_parallel=2, context=512, lora_rank=9, memory=0.5)
-    on_gpus = set(gpus.arguments(1))
+    gpus = plan("", gpus=("2", "3"))
+    arguments = common_arguments("model", gpus.gpus, tensor_parallel=2, lora_rank=9, memory=0.5)
+    on_gpus = set(replace(gpus, arguments=arguments).words(1))
 
-    assert {"--model=model", "--host=127.0.0.1", "--tensor-parallel-size=2", "--max-model-len=512"} <= on_gpus
+    assert {"--model=model", "--host=127.0.0.1", "--tensor-parallel-size=2"} <= on_gpus
     assert {"--enable-lora", "--max-lora-rank=16", "--gpu-memory-utilization=0.5"} <= on_gpus
     assert gpus.environment()["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert plan("").environment()["VLLM_CPU_KVCACHE_SPACE"] == "7"
@@ -108,7 +114,7 @@ def test_why_it_died_is_told_shortly(here: Path, said: str, told: str) -> None:
     log.write_text(before := "ValueError: No available memory for the cache blocks, in an earlier run\n")
     with log.open("a") as file:
         file.write(said)
-    failure = str(why_it_ended(ServerConfig("model", log), 3, len(before)))
+    failure = str(why_it_ended(ServerConfig({"gpu_memory_utilization": 0.9}, log), 3, len(before)))
 
     assert told in failure
     assert len(failure.splitlines()) <= 5
@@ -119,16 +125,19 @@ def test_when_one_of_several_servers_does_not_start_none_is_left(
     plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = remembered(monkeypatch)
-    with pytest.raises(RunFailed, match="did not start: exit code 3"):
-        VLLMServer.start_all([plan("healthy"), plan("dies:of something")], ignore)
+    with (
+        pytest.raises(RunFailed, match="did not start: exit code 3"),
+        running([plan("healthy"), plan("dies:of something")], ignore),
+    ):
+        raise AssertionError
     assert [server.poll() for server in servers] == [0, 0]
 
 
 def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VLLMServer]:
     """The servers that are made from now on."""
     servers: list[VLLMServer] = []
-    launch = VLLMServer._launch
-    monkeypatch.setattr(VLLMServer, "_launch", lambda server: (servers.append(server), launch(server))[1])
+    launch = VLLMServer.launch
+    monkeypatch.setattr(VLLMServer, "launch", lambda server: (servers.append(server), launch(server))[1])
     return servers
 
 
@@ -161,7 +170,7 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_ho
     monkeypatch.setattr(managed_server_module, "server_plans", lambda *_: [plan("healthy"), plan("healthy")])
 
     def states() -> list[tuple[str, int]]:
-        return [(state["state"], state["restarts"]) for state in folder.read_server()["servers"].values()]  # type: ignore[union-attr]
+        return [(state["state"], state["restarts"]) for state in read_object(folder.server)["servers"].values()]
 
     with managed_server(run_plan(vllm_servers=2, vllm_max_restarts=1), folder, told.append) as variables:
         one, other = variables[SERVER_VARIABLE].split(",")
@@ -174,8 +183,8 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_ho
         assert httpx.get(f"{other}/health", trust_env=False).status_code == 200
         servers[1].plan = plan("dies:OSError: no/such is not a local folder and is not a valid model identifier")
         kill(servers[1])
-        wait_until(lambda: folder.read_server()["why"])
-    reasons = str(folder.read_server()["why"])
+        wait_until(lambda: read_object(folder.server)["why"])
+    reasons = str(read_object(folder.server)["why"])
     assert "(signal 9), and is not restarted again (--vllm-max-restarts)" in reasons
     assert "vLLM did not start: OSError: no/such" in reasons
     notes = [event.text for event in told if isinstance(event, Note)]
@@ -189,7 +198,13 @@ def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
     run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[ServerConfig] = []
-    monkeypatch.setattr(VLLMServer, "start_all", lambda plans, _: started.extend(plans) or [])
+
+    @contextmanager
+    def none(plans: Sequence[ServerConfig], _: object) -> Iterator[list[VLLMServer]]:
+        started.extend(plans)
+        yield []
+
+    monkeypatch.setattr(managed_server_module, "running", none)
     monkeypatch.setenv("VLLM_API_KEY", "")
     for given in ("", "", "of the user"):
         monkeypatch.setenv("VLLM_API_KEY", given)
@@ -202,9 +217,9 @@ def test_each_run_makes_a_key_for_its_servers_unless_there_is_one(
 
 
 def test_servers_have_a_key_that_is_in_no_command_line() -> None:
-    one = ServerConfig("model", Path("log"), host="127.0.0.2", key="the-key-of-this-run")
-    words = one.arguments(1)
-    assert {"--host=127.0.0.2", "--middleware=aitrain.vllm.key_guard.KeyGuard"} <= set(words)
+    one = ServerConfig({}, Path("log"), host="127.0.0.2", key="the-key-of-this-run")
+    words = one.words(1)
+    assert "--host=127.0.0.2" in words
     assert "the-key-of-this-run" not in " ".join(words) + repr(one)
     assert one.environment()["VLLM_API_KEY"] == "the-key-of-this-run"
 

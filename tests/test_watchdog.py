@@ -122,7 +122,7 @@ def test_only_time_in_which_no_process_gets_on_counts(monkeypatch: pytest.Monkey
             now += seconds
             if ticks:
                 slow.tick()
-            found = dog._is_stalled(dog.watched)
+            found = dog._is_stalled()
         return found
 
     assert not is_stalled(15, ticks=True)
@@ -143,12 +143,12 @@ def test_ranks_that_all_wait_for_one_of_another_machine_are_no_stall_of_this_one
     for rank in range(2):
         Activity(memory, rank)
     dog = Watchdog(1.0, [0, 1], lambda rank: read(memory, rank), print, waits=lambda rank, seen: rank in waiting)
-    dog._is_stalled(dog.watched)
+    dog._is_stalled()
     dog.are_all = False
     waiting = {0, 1}
-    assert dog._judged(dog.watched) is None
+    assert dog._judged() is None
     waiting = {0}
-    stall = dog._judged(dog.watched)
+    stall = dog._judged()
     assert stall is not None
     assert stall.ranks == (1,)
 

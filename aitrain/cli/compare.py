@@ -203,7 +203,7 @@ def _with_base(model: str) -> list[str]:
 
 def _write_page(file: Path, comparisons: Sequence[Comparison]) -> None:
     from aitrain.runs.run_folder import write_text
-    from aitrain.ui.comparison_page import page_of_comparisons
+    from aitrain.ui.comparison_view import page_of_comparisons
 
     try:
         write_text(file, page_of_comparisons(comparisons))
@@ -214,11 +214,10 @@ def _write_page(file: Path, comparisons: Sequence[Comparison]) -> None:
 def _print(comparisons: Sequence[Comparison], transcripts: int, detect: float | None) -> None:
     from rich.console import Console
 
-    from aitrain.ui.comparison_text import ShownParts, comparison_texts
+    from aitrain.ui.comparison_view import comparison_texts
 
     console = Console(highlight=False)
-    width = console.width if console.is_terminal else None
-    page(rendered(console, comparison_texts(comparisons, ShownParts(transcripts, detect, width))))
+    page(rendered(console, comparison_texts(comparisons, transcripts, detect)))
 
 
 def _worse_sentence(comparison: Comparison) -> str:

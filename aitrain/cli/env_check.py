@@ -52,7 +52,7 @@ def env_check(
     with loading("reading the environment"):
         from aitrain.cli.env_process import limit_threads  # here, because help needs none of it
         from aitrain.environment.loader import find_environments
-        from aitrain.launch.stop_signals import on_stop_signals
+        from aitrain.launch.processes import on_stop_signals
         from aitrain.options.reading import resolve
         from aitrain.options.train import TrainConfig
         from aitrain.workbench.check.process import PATIENCE, messages_of

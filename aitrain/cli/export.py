@@ -1,4 +1,4 @@
-"""`aitrain export`: a trained model as a folder that other programs load, on the Hub, or as GGUF."""
+"""`aitrain export`: a trained model as a folder that other programs load, or on the Hub."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import typer
 
 from aitrain.cli.completion import run_names
 
-MODEL_HELP = "A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub and --gguf)."
+MODEL_HELP = "A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub)."
 ADAPTER_HELP = "Export the adapter as it is, to be loaded beside its base."
-GGUF_HELP = "Also convert to GGUF with llama.cpp's converter, or print the commands if it is not installed."
 
 
 def export(
@@ -20,7 +19,6 @@ def export(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; unset: as in training.")] = None,
     adapter_only: Annotated[bool, typer.Option("--adapter-only", help=ADAPTER_HELP)] = False,
     shard_size: Annotated[str, typer.Option(help="Maximum size of a weight file, such as 500MB.")] = "5GB",
-    gguf: Annotated[bool, typer.Option("--gguf", help=GGUF_HELP)] = False,
     push_to_hub: Annotated[
         bool, typer.Option("--push-to-hub", help="Upload to the Hub (token from HF_TOKEN).")
     ] = False,
@@ -48,7 +46,7 @@ def export(
     from aitrain.runs.run_folder import RUNS
 
     request = ExportRequest(
-        model, out, dtype, adapter_only, shard_size, gguf, push_to_hub, repo_id, username, hub_private,
+        model, out, dtype, adapter_only, shard_size, push_to_hub, repo_id, username, hub_private,
         trust_remote_code, as_json,
     )  # fmt: skip
     if dtype not in (None, *DTYPES):
@@ -62,10 +60,8 @@ def export(
         raise ConfigError(f"There is no run or folder {model} here.{near}\nGive a run, a checkpoint or an adapter.")
     if adapter_only and reference.adapter is None:
         raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
-    if reference.kind == "folder" and out is None and not (gguf or push_to_hub):
-        raise ConfigError(f"{model} is a whole model already\nUse --push-to-hub, --gguf, or --out for a copy.")
-    if adapter_only and gguf:
-        raise ConfigError("--gguf: converts whole models; leave out --adapter-only")
+    if reference.kind == "folder" and out is None and not push_to_hub:
+        raise ConfigError(f"{model} is a whole model already\nUse --push-to-hub, or --out for a copy.")
     if reference.kind != "folder" or out is not None:
         folder = request.folder(reference.label)
         if push_to_hub and (folder / "config.json").is_file():

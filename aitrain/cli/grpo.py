@@ -173,25 +173,16 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
 @contextmanager
 def _phases_on_screen() -> Iterator[Callable[[str], None]]:
     """Show what is being checked on a line of the terminal, which is removed at the end."""
-    from rich.text import Text  # here, because help needs none of these
+    from rich.markup import escape  # here, because help needs none of these
 
-    from aitrain.ui.block import Block, can_be_drawn_over
-    from aitrain.ui.terminal import on_standard_error
+    from aitrain.ui.terminal import can_be_drawn_over, on_standard_error
 
     console = on_standard_error()
     if not can_be_drawn_over(console):
         yield lambda _: None
         return
-    block = Block(console)
-
-    def show(phase: str) -> None:
-        block.draw([Text(f"checking: {escape_controls(phase)}", style="dim")])
-
-    show("starting")
-    try:
-        yield show
-    finally:
-        block.erase()
+    with console.status("checking: starting") as status:
+        yield lambda phase: status.update(f"checking: {escape(escape_controls(phase))}")
 
 
 def _print_output(text: str) -> None:
@@ -216,10 +207,10 @@ def _judges(plan: RunPlan) -> dict[str, str]:
     judged = []
     for name, source in plan.sources.items():
         if source.adapter is not None and source.adapter.name == "rows":
-            from aitrain.environment.judges.judge_set import JudgeSpecs  # here, because no other plan needs it
+            from aitrain.environment.judges.judge_set import Judges  # here, because no other plan needs it
 
             settings: Mapping[str, Any] = plan.config.environments[name].rl_env_config or {}
-            judged.append(f"{name and name + ': '}{JudgeSpecs.read(settings.get('judges'))}")
+            judged.append(f"{name and name + ': '}{Judges.described(settings.get('judges'))}")
     return {"judges": f"\n{'':13}".join(judged)} if judged else {}
 
 

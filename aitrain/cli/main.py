@@ -33,7 +33,7 @@ COMMANDS = {
     "compare": "Compare models on the same cases: better, worse, and on which.",
     "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
-    "export": "Export a trained model: merged weights, the Hub, GGUF.",
+    "export": "Export a trained model: merged weights, the Hub.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
     "options": "Search the options of a training by words.",
     "schema": "Print the JSON schema of config files, for editors.",

@@ -7,15 +7,14 @@ from contextlib import suppress
 
 from aitrain.errors import AitrainError
 from aitrain.events import Failed
-from aitrain.launch.machine_store import join_store, serve_store
 from aitrain.launch.machines import Nodes
-from aitrain.launch.nodes import NodeGroup, facts, silence
+from aitrain.launch.nodes import NodeGroup, facts, join_store, serve_store, silence
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.next_steps import continuing
+from aitrain.ui.overview import Overview
 
 REFUSAL_SECONDS = 5.0
 """Seconds for the attempt to tell the other machines that this one cannot run the command."""
@@ -38,14 +37,10 @@ def meet(plan: RunPlan, nodes: Nodes, given: TrainConfig, group: NodeGroup | Non
 
 
 def _connect(nodes: Nodes, seconds: float) -> NodeGroup:
-    is_server = nodes.rank == 0
+    if nodes.rank > 0:
+        return NodeGroup(nodes, join_store(nodes.address, nodes.port, seconds))
     is_local = nodes.address in ("127.0.0.1", "localhost")
-    store = (
-        serve_store(nodes.address, nodes.port, is_local)
-        if is_server
-        else join_store(nodes.address, nodes.port, seconds)
-    )
-    return NodeGroup(nodes, store)
+    return NodeGroup(nodes, serve_store(nodes.address, nodes.port, is_local))
 
 
 def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
@@ -62,14 +57,14 @@ def follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
     Raises:
         AitrainError: the run failed.
     """
-    shared = group.find_folder()
-    if shared is None:
+    found = group.find_folder()
+    if found is None:
         group.leave()
         _say(nodes, "the run has finished: nothing is left to do")
         return 0
-    folder = RunFolder(shared.path, epoch=shared.epoch)
+    folder, checkpoint = found
     _say(nodes, f"connected; the output is that of node 0 ({group.infos[0].address}), the run folder {folder.path}")
-    end = Processes(plan, folder, lambda event: None, group, shared.checkpoint).run()
+    end = Processes(plan, folder, lambda event: None, group, checkpoint).run()
     if isinstance(end, Failed):
         advice = how_to_continue(plan, folder) or "\nSee the output of node 0, which may have a command to continue."
         error = AitrainError(f"{end.message}{advice}")
@@ -82,7 +77,7 @@ def follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
 
 def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
     """The command that continues a run that failed, as further lines of a message; empty if nothing was saved."""
-    command = continuing(folder)
+    command = Overview(folder.path).continuing()
     own = "" if plan.config.node_rank is None else ", each with its own --node-rank"
     return f"\nContinue on all machines{own}:\n  {escape_controls(command)}" if command else ""
 

@@ -24,8 +24,17 @@ from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Failed
 from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.preflight import RunPlan, check
-from aitrain.launch.resource_check import device_memory, format_bytes, free_disk, processes_sharing
-from aitrain.launch.resource_estimate import MIB, PROMPT, estimate_disk, estimate_memory, memory_savers
+from aitrain.launch.resource_estimate import (
+    MIB,
+    PROMPT,
+    device_memory,
+    estimate_disk,
+    estimate_memory,
+    format_bytes,
+    free_disk,
+    memory_savers,
+    processes_sharing,
+)
 from aitrain.options.documentation import help_text
 from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
@@ -209,7 +218,7 @@ def _whole_rollouts(count: int, wanted: RunPlan) -> int:
 
 
 def _train(short: RunPlan, debug: bool) -> RunFolder:
-    from aitrain.launch.launcher import launcher_of
+    from aitrain.launch.ray_processes import launcher_of
 
     with short.open_folder() as folder:
         end = launcher_of(short)(short, folder, lambda event: None).run()  # its events are not shown

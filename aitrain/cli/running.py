@@ -15,9 +15,9 @@ from rich.console import Console
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
-from aitrain.launch.launcher import launcher_of
 from aitrain.launch.preflight import RunPlan, done_text
-from aitrain.launch.processes import Processes
+from aitrain.launch.processes import Processes, on_stop_signals
+from aitrain.launch.ray_processes import launcher_of
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.result import Result
@@ -25,9 +25,8 @@ from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.loading import loading
 from aitrain.ui.log_tail import LogTail
-from aitrain.ui.next_steps import continuing
+from aitrain.ui.overview import Overview
 from aitrain.ui.report_writer import ReportWriter
-from aitrain.ui.summary import scores
 from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_result
 
 WARNINGS = 20
@@ -49,7 +48,6 @@ def start(plan: RunPlan, verbosity: Verbosity, given: TrainConfig | None = None,
     if plan.nodes is None:
         return _start(plan, verbosity, group)
     from aitrain.cli.node_run import follow, meet
-    from aitrain.launch.stop_signals import on_stop_signals
 
     with on_stop_signals(_interrupt):  # before there are training processes
         met = meet(plan, plan.nodes, given or plan.config, group)
@@ -81,7 +79,7 @@ def _start(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) 
 def _show_done(folder: RunFolder, verbosity: Verbosity, group: NodeGroup | None) -> int:
     """Show the result of a run that had finished before this command."""
     if group is not None:
-        group.show_done()
+        group.show_folder(None)
         group.leave()
     if verbosity.as_json:
         for event in (RunStarted(str(folder.path)), RunResult(str(folder.path), read_object(folder.result))):
@@ -97,7 +95,7 @@ def _show_result(folder: RunFolder, rollouts: RolloutIndex | None, verbosity: Ve
     if verbosity.quiet:
         print(last_line(Result.read(folder.path)))
     else:
-        show_result(Result.read(folder.path), scores(folder, rollouts), Console(highlight=False))
+        show_result(Result.read(folder.path), Overview(folder.path, rollouts), Console(highlight=False))
 
 
 def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None) -> int:
@@ -122,7 +120,7 @@ def _start_in(folder: RunFolder, plan: RunPlan, verbosity: Verbosity, group: Nod
     if end.status != "stopped":
         return 0
     why = f": {end.because}" if end.because else ""
-    command = escape_controls(continuing(folder))
+    command = escape_controls(Overview(folder.path).continuing())
     how = f"; continue with:\n  {command}" if command else ""
     if plan.nodes is not None:
         from aitrain.cli.node_run import how_to_continue

@@ -20,7 +20,7 @@ from aitrain.cli.completion import run_names
 from aitrain.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
-    from aitrain.vllm.serving import ServedModel
+    from aitrain.vllm.server_process import ServerConfig
 
 PORT = 8000
 POLL_SECONDS = 0.5
@@ -50,7 +50,9 @@ def serve(
     from aitrain.packages import installed
     from aitrain.runs.export_request import DTYPES
     from aitrain.runs.model_reference import read_model, run_options
-    from aitrain.vllm.serving import ServedModel, adapter_rank
+    from aitrain.vllm.server_arguments import common_arguments
+    from aitrain.vllm.server_process import ServerConfig
+    from aitrain.vllm.serving import adapter_arguments, adapter_rank, shell_command
 
     if dtype not in (None, "auto", *DTYPES):
         raise ConfigError(f"--dtype {dtype}: use one of auto, {', '.join(DTYPES)}")
@@ -61,21 +63,26 @@ def serve(
     options, gpus = run_options(reference), visible_gpus()
     recorded, length = options.get("dtype"), options.get("model_max_length")
     trained_in = recorded if isinstance(recorded, str) and recorded != "auto" else "auto" if gpus else "float32"
-    plan = ServedModel(
-        model=str(folder.resolve()) if folder.is_dir() else reference.base,
-        log=Path(os.devnull),
-        gpus=gpus[:vllm_tensor_parallel_size],
-        tensor_parallel=vllm_tensor_parallel_size,
-        context=model_max_length or (length if isinstance(length, int) else None),
+    name = reference.base if reference.kind == "hub" else reference.label
+    base = folder.name if folder.is_dir() and named_folder(reference.base) is None else reference.base
+    if base == name and reference.adapter is not None:
+        base = f"{name}-base"
+    gpus = gpus[:vllm_tensor_parallel_size]
+    arguments = common_arguments(
+        str(folder.resolve()) if folder.is_dir() else reference.base,
+        gpus,
         lora_rank=adapter_rank(reference),
         dtype=dtype or trained_in,
         memory=vllm_gpu_memory_utilization,
+        tensor_parallel=vllm_tensor_parallel_size,
         trust_remote_code=trust_remote_code,
-        name=reference.base if reference.kind == "hub" else reference.label,
-        base_name=folder.name if folder.is_dir() and named_folder(reference.base) is None else reference.base,
-        adapter=reference.adapter,
     )
-    typer.echo(json.dumps({"command": plan.command(port)}) if as_json else plan.command(port))
+    arguments["max_model_len"] = model_max_length or (length if isinstance(length, int) else "auto")
+    arguments |= adapter_arguments(reference, name)
+    first = name if reference.adapter is None else base
+    plan = ServerConfig(arguments, Path(os.devnull), gpus, first, takes_weights=False)
+    command = shell_command(plan, port)
+    typer.echo(json.dumps({"command": command}) if as_json else command)
     if print_only:
         return 0
     if installed("vllm") is None:
@@ -83,7 +90,7 @@ def serve(
     _check_port(port)
     handle, log = tempfile.mkstemp(prefix="aitrain-serve-", suffix=".log")
     os.close(handle)
-    return _serve(replace(plan, log=Path(log)), port, as_json)
+    return _serve(replace(plan, log=Path(log)), name, port, as_json)
 
 
 def _check_port(port: int) -> None:
@@ -98,20 +105,20 @@ def _check_port(port: int) -> None:
             ) from None
 
 
-def _serve(plan: ServedModel, port: int, as_json: bool) -> int:
+def _serve(plan: ServerConfig, name: str, port: int, as_json: bool) -> int:
     """Run the server until Ctrl-C, SIGTERM, or its own end."""
     from aitrain.vllm.addresses import KEY_VARIABLE
-    from aitrain.vllm.server_process import VLLMServer
+    from aitrain.vllm.server_process import running
 
     for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore Ctrl-C by default
         signal.signal(number, signal.default_int_handler)
     typer.echo(f"vLLM's output is in {plan.log}", err=True)
-    with VLLMServer.start(plan, _show_progress, port) as server:
+    with running([plan], _show_progress, port) as (server,):
         try:
             key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: plan.key}
-            base = plan.names("")[0] if plan.adapter else None
-            up = {"url": f"{server.url}/v1", "model": plan.name, "base": base, **key}
-            typer.echo(json.dumps(up) if as_json else _introduction(plan, server.url, key))
+            base = None if name == plan.name else plan.name
+            up = {"url": f"{server.url}/v1", "model": name, "base": base, **key}
+            typer.echo(json.dumps(up) if as_json else _introduction(name, base, server.url, key))
             while (code := server.poll()) is None:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
@@ -127,12 +134,12 @@ def _show_progress(text: str) -> None:
         typer.echo(f"\r{text}", nl=False, err=True)
 
 
-def _introduction(plan: ServedModel, url: str, key: Mapping[str, str]) -> str:
+def _introduction(name: str, base: str | None, url: str, key: Mapping[str, str]) -> str:
     """The address, the models, a key that was made, and a first request, which has the key in no argument."""
-    request = json.dumps({"model": plan.name, "messages": [{"role": "user", "content": "Hello"}]})
-    lines = [f"\nserving at {url}/v1  (stop with Ctrl-C)", f"  model {plan.name}"]
-    if plan.adapter is not None:
-        lines.append(f"  model {plan.names('')[0]}, the base without the adapter")
-    lines += [f"  export {name}={value}" for name, value in key.items()]
+    request = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    lines = [f"\nserving at {url}/v1  (stop with Ctrl-C)", f"  model {name}"]
+    if base is not None:
+        lines.append(f"  model {base}, the base without the adapter")
+    lines += [f"  export {variable}={value}" for variable, value in key.items()]
     curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{request}'"
     return "\n".join([*lines, f'  {curl} -H @- <<< "Authorization: Bearer $VLLM_API_KEY"'])

@@ -76,18 +76,18 @@ def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
         case=asked.case or "",
         failure="any" if asked.failed else "",
     )
-    found = worst(rollouts, query) if asked.worst else find(rollouts, query).numbers
-    if asked.case is not None and not find(rollouts, Query(case=asked.case)).numbers:
+    found = worst(rollouts, query) if asked.worst else find(rollouts, query)
+    if asked.case is not None and not find(rollouts, Query(case=asked.case)):
         raise ConfigError(f"case: there is no episode of case {asked.case}")
     return found[: asked.limit]
 
 
 def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
     """Print JSON in ASCII, so that it contains no control characters."""
-    from aitrain.ui.summary import summary
+    from aitrain.ui.overview import Overview
 
     if numbers is None:
-        typer.echo(json.dumps(summary(folder, rollouts), indent=2))
+        typer.echo(json.dumps(Overview(folder, rollouts).to_json(), indent=2))
         return
     separator = "[\n"
     for number in numbers:
@@ -99,11 +99,12 @@ def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None)
 def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
     from rich.console import Console
 
-    from aitrain.ui.transcript import episodes, overview
+    from aitrain.ui.overview import Overview
+    from aitrain.ui.transcript import episodes, run_texts
 
     console = Console(highlight=False)
     if numbers is None:
-        shown = overview(folder, rollouts, console)
+        shown = run_texts(Overview(folder, rollouts), rollouts)
     elif numbers:
         shown = episodes(rollouts, numbers)
     else:

@@ -19,7 +19,7 @@ from aitrain.events import Announce, Evaluated, Event, Note
 from aitrain.packages import installed
 from aitrain.runs.new_folder import locked
 from aitrain.runs.run_folder import SWEEP_LOG, RunFolder, make_unused, to_json_object
-from aitrain.ui.dashboard import Dashboard, evaluated_line
+from aitrain.ui.dashboard import Dashboard, event_line
 from aitrain.ui.log_tail import LogTail
 from aitrain.ui.terminal import Screen, on_standard_error
 
@@ -73,7 +73,7 @@ def sweep(
 def _play(plan: SweepPlan, folder: Path | None, parallel: int, verbosity: Verbosity, as_json: bool) -> int:
     """Play the trials that are left in a folder, by default a new one, and show the result; returns the exit code."""
     from aitrain.launch.nvidia import visible_gpus
-    from aitrain.launch.stop_signals import on_stop_signals
+    from aitrain.launch.processes import on_stop_signals
     from aitrain.launch.sweep import Sweep, device_shares, pruner_of
     from aitrain.ui.sweep_page import best_trial, open_study, write_page
 
@@ -181,7 +181,7 @@ class SweepScreen:
         if isinstance(event, Note):
             self.show(event)
         elif isinstance(event, Evaluated) and event.sampled is not None:
-            self._say(trial, evaluated_line(event))
+            self._say(trial, event_line(event))
 
     def _say(self, trial: FrozenTrial, text: str) -> None:
         self.screen(Note(f"trial-{trial.number} ({trial.number + 1} of {self.planned}): {text}", "info"))

@@ -72,6 +72,12 @@ class BatchingEngine(ABC):
     reaches the context; shorter rows continue in the next round.
     """
 
+    sampling: Sampling = Sampling()
+    """How `generate` samples."""
+    seeds_training = True
+    """Whether training samples with the seeds of its rows."""
+    is_padded = True
+    """Whether all rows are padded to the longest one, which then limits the new tokens of all."""
     weight_version: int | None = None
     """Optimizer steps that the loaded weights have done; None: the policy's weights were not loaded yet."""
 
@@ -89,11 +95,6 @@ class BatchingEngine(ABC):
         self._changed = asyncio.Event()
 
     @property
-    def is_padded(self) -> bool:
-        """Whether all rows are padded to the longest one, which then limits the new tokens of all."""
-        return True
-
-    @property
     def is_shared(self) -> bool:
         """Whether several ranks generate together, so that each must take part in every generation."""
         return self.largest is not None
@@ -103,8 +104,12 @@ class BatchingEngine(ABC):
         self.weight_version = version
 
     @abstractmethod
-    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row."""
+    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
+
+    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion for each row; not for ranks that generate together."""
+        return self.sample(rows, sampling, max_tokens)
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""
@@ -167,8 +172,13 @@ class BatchingEngine(ABC):
             return False
         filler = [BatchRow([self.end.eos_ids[0]], seed=SampleSeed(0))] * (count - len(waiting))
         decoding = waiting[0].request.decoding if waiting else Decoding.TRAINING
+        rows, sampling = [one.row for one in waiting] + filler, self.sampling
+        if decoding is Decoding.GREEDY:
+            sampling = sampling.greedy
+        if decoding is Decoding.TRAINING and not self.seeds_training:
+            rows = [replace(row, seed=None) for row in rows]
         with self.clock.running("generate"), activity.own.doing("generating"):
-            completions = self.sample([one.row for one in waiting] + filler, max_tokens, decoding)
+            completions = self.sample(rows, sampling, max_tokens)
         if len(completions) < count:
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):

@@ -1,4 +1,4 @@
-"""Generation by the vLLM that TRL runs: colocated, or a server that gets its weights by NCCL (`--vllm-sync nccl`).
+"""Generation by the vLLM that TRL runs in the training process.
 
 Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
@@ -13,10 +13,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     VLLMGeneration.temperature, .top_p, .top_k, .min_p, .repetition_penalty, .max_completion_length,
     .generation_kwargs                          replaced for each call; the last one holds further SamplingParams
     VLLMGeneration.llm.generate                 replaced for a call whose prompts have seeds
-    VLLMGeneration.mode, .tensor_parallel_size, .tp_group, ._dist   read
-    trl.generation.vllm_generation.VLLMClient   replaced while it connects, for a deadline and the server's key
-    VLLMClient.check_server(total_timeout)      overridden: called once, before any request of `session`, a
-                                                requests.Session
+    VLLMGeneration.tensor_parallel_size, .tp_group, ._dist          read
     VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress; returns completions, those that
                                                 have ended with `finished` set
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
@@ -33,37 +30,21 @@ from typing import Any, TypeVar
 import torch
 from peft import PeftModel
 from trl.generation import vllm_generation
-from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, largest_over_ranks
-from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
-from aitrain.engines.sharded_tensors import whole
-from aitrain.engines.tied_head import renew_tied_head
+from aitrain.engines.sharded_tensors import merged_weights, whole
+from aitrain.engines.worker_extension import renew_tied_head
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.vllm.addresses import key_header
-
-DEADLINE = 600.0
-"""Seconds for one attempt of a request to a server; TRL makes six."""
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 T = TypeVar("T")
-
-
-class KeyedClient(VLLMClient):  # type: ignore[misc]  # TRL has no types
-    """TRL's client of a server, with a deadline for every attempt, and the server's key."""
-
-    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
-        """Set both before the first request."""
-        self.session.request = partial(self.session.request, timeout=DEADLINE)
-        self.session.headers.update(key_header())
-        super().check_server(total_timeout, retry_interval)
 
 
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
@@ -76,11 +57,6 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
     def _init_vllm(self) -> None:
         """Start vLLM in the number format that the trainer computes in: by default vLLM casts float32 weights to
         bfloat16, and its log-probabilities would differ from the trainer's."""
-        if self.mode != "colocate" or not hasattr(vllm_generation, "LLM"):
-            keyed = {"VLLMClient": KeyedClient}
-            with replaced(vllm_generation, keyed), activity.own.doing("connecting to vLLM's server"):
-                super()._init_vllm()
-            return
         before = vllm_generation.LLM
         autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(str(self.accelerator.mixed_precision))
         dtype = autocast or str(self.accelerator.unwrap_model(self.model).dtype).removeprefix("torch.")
@@ -113,7 +89,7 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
     def sync_weights(self) -> None:
         """Sync the weights. On the CPU vLLM repacks its weights, so it must load the new ones like a checkpoint."""
         with activity.own.doing("weight sync"):
-            if self.mode != "colocate" or not self._is_on_cpu:
+            if not self._is_on_cpu:
                 super().sync_weights()
                 return
             runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
@@ -123,10 +99,10 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
 
 
 class ColocatedEngine(BatchingEngine):
-    """Generates with TRL's vLLM, which gets the policy's weights when their version has changed.
+    """Generates with TRL's vLLM, which gets the policy's weights when their version has changed, and samples each
+    prompt with its seed."""
 
-    A colocated vLLM samples each prompt with its seed; TRL's client of a server does not support seeds.
-    """
+    is_padded = False
 
     def __init__(
         self,
@@ -138,15 +114,9 @@ class ColocatedEngine(BatchingEngine):
     ) -> None:
         """Ranks generate together if they share vLLM, as TRL hands completions out by position, or the weights."""
         accelerator = generation.accelerator
-        has_one_engine = generation.mode == "server" or generation.tensor_parallel_size > 1
-        is_shared = accelerator.num_processes > 1 and (has_one_engine or generation._dist.is_fsdp)
+        is_shared = accelerator.num_processes > 1 and (generation.tensor_parallel_size > 1 or generation._dist.is_fsdp)
         super().__init__(end, context, clock, partial(largest_over_ranks, accelerator) if is_shared else None)
         self.sampling, self._generation = sampling, generation
-
-    @property
-    def is_padded(self) -> bool:
-        """A server refuses a token limit that exceeds the context for one prompt; a colocated vLLM stops there."""
-        return bool(self._generation.mode == "server")
 
     def load_weights(self, version: int) -> None:
         """Sync the policy's weights, unless vLLM has this version. Every rank must call this."""
@@ -154,15 +124,8 @@ class ColocatedEngine(BatchingEngine):
             self._generation.sync_weights()
         self.weight_version = version
 
-    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row."""
-        return self._generate(rows, self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling, max_tokens)
-
-    async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """One completion for each row; not for ranks that generate together."""
-        return self._generate(rows, sampling, max_tokens)
-
-    def _generate(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
         generation = self._generation
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         settings: dict[str, object] = {name: getattr(sampling, name) for name in names}
@@ -170,7 +133,7 @@ class ColocatedEngine(BatchingEngine):
         settings["generation_kwargs"] = sampling.vllm_extras(self.end.eos_ids, max_tokens)
         seeded: AbstractContextManager[None] = nullcontext()
         seeds = [row.seed.request_seed for row in rows if row.seed is not None]
-        if len(seeds) == len(rows) and generation.mode == "colocate":  # of all rows, as ranks that share it gather them
+        if len(seeds) == len(rows):  # of all rows, as ranks that share it gather them
             seeded = replaced(generation.llm, {"generate": self._seeded_generate(seeds)})
         with replaced(generation, settings), seeded:
             _, ids, logprobs, _ = generation.generate(

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import linear
+from torch.nn.utils.rnn import pad_sequence
 
 from aitrain.engines.sampling import Sampling
 
@@ -112,10 +113,7 @@ def padded(rows: Sequence[SampledRow], pad: int, device: Any) -> tuple[torch.Ten
 
     Rows are padded on the right, so that padding does not change the positions of tokens.
     """
-    width = max(len(row.prompt) + len(row.ids) for row in rows)
-    ids, mask = [], []
-    for row in rows:
-        tokens = row.prompt + row.ids
-        ids.append(tokens + [pad] * (width - len(tokens)))
-        mask.append([1] * len(tokens) + [0] * (width - len(tokens)))
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), width - 1
+    tokens = [torch.tensor(row.prompt + row.ids, device=device) for row in rows]
+    ids = pad_sequence(tokens, batch_first=True, padding_value=pad)
+    mask = pad_sequence(list(map(torch.ones_like, tokens)), batch_first=True)
+    return ids, mask, ids.shape[1] - 1

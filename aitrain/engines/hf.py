@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,7 @@ from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.shared_cache import CachedRows, continued, kept, padded, with_prompts_once
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding, Leave
+from aitrain.rollout.engine import Completion, Leave
 from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
@@ -67,6 +67,8 @@ class HFModel:
 class HFEngine(BatchingEngine):
     """Generates with a transformers model, in the mode (training or evaluation) that the model is in."""
 
+    seeds_training = False  # it samples as TRL does
+
     def __init__(
         self,
         policy: HFModel,
@@ -89,20 +91,13 @@ class HFEngine(BatchingEngine):
         finally:
             self._kept = None
 
-    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-        """One completion of at most `max_tokens` tokens for each row. In training, which samples as TRL does, seeds are
-        not used."""
-        if decoding is Decoding.TRAINING:
-            rows = [replace(row, seed=None) for row in rows]
-        return self._generate(rows, self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling, max_tokens)
-
     async def complete(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         """One completion for each row, without dropout; not for ranks that generate together."""
         with evaluation_mode(self.policy.model):
-            return self._generate(rows, sampling, max_tokens)
+            return self.sample(rows, sampling, max_tokens)
 
-    def _generate(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
-        """Sample each row, with its own seed if all have one."""
+    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row, with its own seed if all have one."""
         policy = self.policy
         config = GenerationConfig(
             max_new_tokens=max_tokens,

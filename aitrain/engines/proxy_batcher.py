@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from aitrain import activity
@@ -283,46 +284,43 @@ class GenerateRequest:
         mask, own = given.pop("attention_mask", None), given.pop("generation_config", None)
         if len(args) > 2 or not isinstance(ids, torch.Tensor) or ids.dtype != torch.long or ids.dim() != 2:
             return None
-        defaults = model.generation_config
-        configs = [defaults] if own is None else [own, defaults]
-        used = {name for config in configs for name, value in vars(config).items() if value and name in _SETTINGS}
-        used |= {name for name, value in given.items() if value}
-
-        def setting(name: str, default: Any = None) -> Any:
-            """As `generate` resolves it: an argument, also None, else the first configuration that has a value."""
-            if name in given:
-                return given[name]
-            values = (getattr(config, name) for config in configs)
-            return next((value for value in values if value is not None), default)
-
-        ends, pad, limit = _eos_ids(setting("eos_token_id")), setting("pad_token_id"), setting("max_new_tokens")
-        if used - ENGINE_SETTINGS or setting("num_beams", 1) > 1 or set(ends) != set(_eos_ids(defaults.eos_token_id)):
+        configs = [model.generation_config] if own is None else [own, model.generation_config]
+        settings: dict[str, Any] = {  # as `generate` resolves them: an argument, also None, else the first that is set
+            name: next((value for config in configs if (value := getattr(config, name)) is not None), None)
+            for name in _SETTINGS
+        }
+        settings |= given
+        ends, pad = _eos_ids(settings["eos_token_id"]), settings["pad_token_id"]
+        is_usual = set(ends) == set(_eos_ids(model.generation_config.eos_token_id))
+        used = {name for name, value in settings.items() if value}
+        if used - ENGINE_SETTINGS or (settings["num_beams"] or 1) > 1 or not is_usual:
             return None
-        if not limit or not ids.numel() or (mask is None and pad is not None and (ids == pad).any()):
+        is_masked = mask is not None or pad is None or not (ids == pad).any()
+        if not settings["max_new_tokens"] or not ids.numel() or not is_masked:
             return None
-        mask = torch.ones_like(ids) if mask is None else mask
-        each = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
-        prompts = [prompt for prompt in each for _ in range(setting("num_return_sequences") or 1)]
-        seeds = [None if seed is None else SampleSeed(derived_seed(seed, place)) for place in range(len(prompts))]
-        temperature = setting("temperature", 1.0)
+        rows = list[BatchRow]()
+        for row, kept in zip(ids, torch.ones_like(ids) if mask is None else mask, strict=True):
+            prompt = row[kept.bool()].tolist()
+            for _ in range(settings["num_return_sequences"] or 1):
+                row_seed = None if seed is None else SampleSeed(derived_seed(seed, len(rows)))
+                rows.append(BatchRow(prompt, seed=row_seed))
+        top_k = 50 if settings["top_k"] is None and "top_k" not in given else settings["top_k"]
         sampling = Sampling(
-            temperature=1.0 if temperature is None else temperature,
-            repetition_penalty=setting("repetition_penalty") or 1.0,
-            min_new_tokens=setting("min_new_tokens") or 0,
+            temperature=1.0 if settings["temperature"] is None else settings["temperature"],
+            top_k=top_k or 0,
+            top_p=settings["top_p"] or 1.0,
+            min_p=settings["min_p"] or 0.0,
+            repetition_penalty=settings["repetition_penalty"] or 1.0,
+            min_new_tokens=settings["min_new_tokens"] or 0,
         )
-        if setting("do_sample"):
-            top_k, top_p, min_p = setting("top_k", 50) or 0, setting("top_p") or 1.0, setting("min_p") or 0.0
-            sampling = replace(sampling, top_k=top_k, top_p=top_p, min_p=min_p)
-        else:
-            sampling = sampling.greedy
-        rows = [BatchRow(prompt, seed=row_seed) for prompt, row_seed in zip(prompts, seeds, strict=True)]
-        return cls(ids, rows, limit, sampling, next(iter(ends), 0) if pad is None else pad)
+        if not settings["do_sample"]:
+            sampling = replace(sampling.greedy, min_p=0.0)
+        return cls(ids, rows, settings["max_new_tokens"], sampling, next(iter(ends), 0) if pad is None else pad)
 
     def result(self, completions: list[list[int]]) -> torch.Tensor:
         """What `generate` returns: each prompt and its completion, filled up to the longest of the call."""
-        width = max(map(len, completions))
-        rows = [completion + [self.pad] * (width - len(completion)) for completion in completions]
-        generated = torch.tensor(rows, dtype=torch.long, device=self.ids.device)
+        rows = [torch.tensor(ids, dtype=torch.long, device=self.ids.device) for ids in completions]
+        generated = pad_sequence(rows, batch_first=True, padding_value=self.pad)
         return torch.cat([self.ids.repeat_interleave(len(rows) // len(self.ids), dim=0), generated], dim=1)
 
 

@@ -21,10 +21,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from accelerate.utils import gather_object
 
@@ -41,7 +41,6 @@ from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leav
 from aitrain.rollout.episode import run_all
 from aitrain.rollout.limits import EndOfTurn
 
-T = TypeVar("T")
 Gather = Callable[[list[Any]], list[Any]]
 
 TOP_LOGPROBS = 5
@@ -112,7 +111,8 @@ class VLLMServerEngine:
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Context of episodes that are played together; no-op, as requests are independent of each other."""
+        """Context of episodes that are played together. Their requests are independent of each other."""
+        await self.fleet.look_for_lost()
         with activity.own.waiting("generating", 0.0):
             yield lambda: None
 
@@ -180,8 +180,6 @@ class VLLMServerEngine:
                     "Start it with --generation-config vllm: its model's own settings limit them otherwise."
                 )
             logprobs: list[float] | None = choice["logprobs"]["token_logprobs"] if self.has_logprobs else None
-            if logprobs is not None and len(ids) != len(logprobs):
-                raise RunFailed(f"The vLLM server gave {len(logprobs)} log-probabilities for {len(ids)} tokens.")
             activity.add_tokens(len(ids))
             return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", self.weight_version or 0)
 
@@ -219,19 +217,12 @@ class VLLMServerEngine:
         with activity.own.doing("weight sync"), self.failing_together(gather_object), self.together():
             self.last_bytes = self.fleet.sync.write(new)
             if self.fleet.sync.writes:
-                await self.settled(self.fleet.load(new))
-                await self.settled(_check_servers(self))
+                await self.fleet.load(new)
+                await _check_servers(self)
                 self.last_seconds = time.monotonic() - start
         if not self.fleet.sync.writes:
             self.fleet.note_loaded(new)
         self.weight_version = version
-
-    async def settled(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which sends requests; afterwards no server is being loaded with weights."""
-        try:
-            return await work
-        finally:
-            await self.fleet.settle()
 
     @contextmanager
     def failing_together(self, gather: Gather) -> Iterator[None]:
@@ -267,5 +258,4 @@ async def _check_servers(engine: VLLMServerEngine) -> None:
         except RunFailed:
             if server.is_live or alone is fleet:
                 raise
-            await alone.settle()
             fleet.report_lost(server, alone.cause)

@@ -12,10 +12,9 @@ import torch
 from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.event_loop import EventLoop
-from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE
 from aitrain.vllm.client import VLLMClient
-from aitrain.vllm.server_process import EXTENSION, UNCHUNKED
+from aitrain.vllm.server_arguments import EXTENSION, needed_rank
 
 T = TypeVar("T")
 
@@ -51,8 +50,8 @@ class ServerNeeds:
             before = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True "
             after = f" --enable-lora --max-lora-rank {needed_rank(self.rank)}"
         elif self.trains:
-            before, after = "VLLM_SERVER_DEV_MODE=1 ", " " + EXTENSION.replace("=", " ") if self.is_on_cpu else ""
-        on_cpu = f" {UNCHUNKED}" if self.is_on_cpu else ""
+            before, after = "VLLM_SERVER_DEV_MODE=1 ", f" --worker-extension-cls {EXTENSION}" if self.is_on_cpu else ""
+        on_cpu = " --no-enable-chunked-prefill" if self.is_on_cpu else ""
         logprobs = " --logprobs-mode processed_logprobs" if self.trains else ""
         options = f"--max-model-len {self.context} --generation-config vllm{logprobs}"
         return f"{before}vllm serve {self.model} {options}{on_cpu}{after}"
@@ -129,12 +128,8 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
             lack = "runs on the CPU with chunked prefill, where requests with a seed end it"
         elif needs.is_on_cpu and not setting("parallel_config", "worker_extension_cls") and not adapters:
             lack = "runs on the CPU and lacks the worker extension that loads weights there"
-        elif (
-            needs.is_on_cpu
-            and not setting("parallel_config", "worker_extension_cls")
-            and config.get("speculative_config")
-        ):
-            lack = f"drafts tokens on the CPU, where that needs {EXTENSION}"
+        elif needs.is_on_cpu and config.get("speculative_config"):
+            lack = "drafts tokens on the CPU, where vLLM samples them from another distribution"
         else:
             lack = await _lack(client, base["id"], needs)
     except ServerGoneError as gone:
@@ -154,21 +149,6 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
     return ServerModel(
         base["id"], base["max_model_len"], needs.is_on_cpu, None if is_quantized else dtype, is_quantized
     )
-
-
-def check_for_nccl(url: str, model: str) -> None:
-    """Check that a server answers, before TRL's client, which waits for it for minutes.
-
-    Raises:
-        ConfigError: no server answers.
-    """
-    with closing(EventLoop()) as loop:
-        is_up = loop.run(VLLMClient(url).is_up())
-    if not is_up:
-        raise ConfigError(
-            f"The vLLM server at {url} does not answer.\nStart it with: VLLM_SERVER_DEV_MODE=1 vllm serve {model}"
-            """ --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1"""
-        )
 
 
 async def _if_allowed(call: Awaitable[T]) -> T | None:

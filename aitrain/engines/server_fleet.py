@@ -1,4 +1,5 @@
-"""The vLLM servers of a run: each request goes to one that lives, and a server that returns gets the weights first."""
+"""The vLLM servers of a run: each request goes to one that lives. A server that was gone and is back gets the weights
+and further requests with the next batch, or at once if no other lives."""
 
 from __future__ import annotations
 
@@ -21,10 +22,8 @@ CURRENT_SECONDS = 1.0
 """How long a check of a server's weights holds for requests that begin: no server restarts faster."""
 POLL_SECONDS = 1.0
 """Seconds between two checks whether a server is back."""
-SETTLE_SECONDS = 0.05
-"""Seconds between two checks whether a server is still being loaded with weights."""
 QUICK_SECONDS = 1.0
-"""For the check of a server that was gone, before weights are loaded on the others."""
+"""For the check of a server that was gone, where others live."""
 ATTEMPTS = 3
 """Attempts of a request if its server dies during it, and one more for each further server."""
 
@@ -36,10 +35,6 @@ class FleetServer:
     client: VLLMClient
     is_live: bool = True
     """Whether requests are sent to it."""
-    returns: int = 0
-    """Number of times that it was gone and came back."""
-    revival: asyncio.Task[None] | None = None
-    """Waits for the return of a server that is gone."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its weights are checked or loaded."""
     has_policy: bool = False
@@ -72,6 +67,8 @@ class ServerFleet:
     """Why the last request failed."""
     _refusal: RunFailed | None = field(default=None, init=False)
     """Why a server that is back cannot be used."""
+    _waiting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held by the request that looks for a server, while no server lives."""
 
     @classmethod
     def of(cls, clients: Iterable[VLLMClient], sync: WeightSync) -> ServerFleet:
@@ -131,7 +128,7 @@ class ServerFleet:
                     await self.sync.load(server.client, version)
                     server.has_policy = True
             except (ServerGoneError, ServerTimeoutError) as error:
-                await self._lose(server, server.returns, error)
+                await self._lose(server, error)
 
         await run_all(map(load_on, self.servers))
         if not self.live:
@@ -146,11 +143,9 @@ class ServerFleet:
         """
         attempts = ATTEMPTS + len(self.servers) - 1
         for _ in range(attempts):
-            self._look_for_lost()
             if not self.live:
                 await self._wait_for_one()
             server = self.live[place % len(self.live)]
-            returns = server.returns
             try:
                 if self.policy is None:  # else the request names the weights
                     await self._ensure_loaded(server, time.monotonic() - CURRENT_SECONDS)
@@ -169,22 +164,15 @@ class ServerFleet:
                     return result
                 self.cause = "it was restarted, and had lost the weights of the policy"
             except (ServerGoneError, ServerTimeoutError) as error:
-                await self._lose(server, returns, error)
+                await self._lose(server, error)
         raise RunFailed(f"{self._name} failed {attempts} times at the same request: {self.cause}")
 
-    async def settle(self) -> None:
-        """Stop waiting for servers that are gone, and wait for those that are getting the weights. Called before other
-        weights are written."""
-        for server in self.servers:
-            while (task := server.revival) is not None and not task.done():
-                if not server.lock.locked():
-                    task.cancel()
-                await asyncio.wait([task], timeout=SETTLE_SECONDS)  # after a refused load it would be tried again
-            server.revival = None
+    async def look_for_lost(self) -> None:
+        """Use the servers again that were gone and are back."""
+        await run_all(self._try_again(server, QUICK_SECONDS) for server in self.servers if not server.is_live)
 
     async def close(self) -> None:
         """Remove files of weights, and close connections."""
-        await self.settle()
         self.sync.close()
         for server in self.servers:
             await server.client.close()
@@ -221,28 +209,17 @@ class ServerFleet:
                 await self.sync.load(server.client, self.version)
             server.has_policy, server.last_check = True, start
 
-    async def _lose(self, server: FleetServer, returns: int, error: ServerGoneError | ServerTimeoutError) -> None:
-        """Send no more requests to a server, unless it has come back since the request that failed. One that exceeded
-        the deadline is gone if it answers nothing at all and another one lives; else the error is raised."""
+    async def _lose(self, server: FleetServer, error: ServerGoneError | ServerTimeoutError) -> None:
+        """Send no more requests to a server. One that exceeded the deadline is gone if it answers nothing at all and
+        another one lives; else the error is raised."""
         if isinstance(error, ServerTimeoutError):
             has_other = any(other.is_live for other in self.servers if other is not server)
             if not has_other or await server.client.is_up():
                 raise error
         self.cause = str(error)
-        if server.is_live and server.returns == returns:
+        if server.is_live:
             server.is_live = False
             self.report_lost(server, self.cause)
-
-    def _look_for_lost(self) -> None:
-        """Wait for the return of each server that is gone, beside the requests to the others."""
-        for server in self.servers:
-            if not server.is_live and (server.revival is None or server.revival.done()):
-                server.revival = asyncio.create_task(self._revive(server))
-
-    async def _revive(self, server: FleetServer) -> None:
-        while not server.is_live:
-            await asyncio.sleep(POLL_SECONDS)  # a server that dies may answer for a moment longer
-            await self._try_again(server, HEALTH_SECONDS)
 
     async def _try_again(self, server: FleetServer, seconds: float) -> None:
         """Use a server again if it answers within these seconds, and takes the weights."""
@@ -258,7 +235,6 @@ class ServerFleet:
             self._refusal = refused
             return
         server.is_live = True
-        server.returns += 1
         self._tell(f"The vLLM server at {server.client.url} is back, and has the weights of the policy.")
         activity.tick()
 
@@ -268,19 +244,18 @@ class ServerFleet:
         Raises:
             RunFailed: none comes back, or one that does refuses the weights.
         """
-        start = time.monotonic()
+        start, self._refusal = time.monotonic(), None
         are, none_was = ("are", "none was") if len(self.servers) > 1 else ("is", "was not")
-        self._refusal = None
-        while not self.live:
-            self._look_for_lost()
-            if self._refusal is not None:
-                raise self._refusal
-            if reason := self.give_up_reason():
-                raise RunFailed(f"{self._name} {are} gone: {self.cause}\n{reason}")
-            if time.monotonic() > start + self.restart_timeout:
-                raise RunFailed(
-                    f"{self._name} {are} gone, and {none_was} back within {self.restart_timeout:.0f} seconds:"
-                    f" {self.cause}\nSee vLLM's log for the reason."
-                )
-            revivals = [server.revival for server in self.servers if server.revival is not None]
-            await asyncio.wait(revivals, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        async with self._waiting:
+            while not self.live:
+                if reason := self.give_up_reason():
+                    raise RunFailed(f"{self._name} {are} gone: {self.cause}\n{reason}")
+                if time.monotonic() > start + self.restart_timeout:
+                    raise RunFailed(
+                        f"{self._name} {are} gone, and {none_was} back within {self.restart_timeout:.0f} seconds:"
+                        f" {self.cause}\nSee vLLM's log for the reason."
+                    )
+                await asyncio.sleep(POLL_SECONDS)  # a server that dies may answer for a moment longer
+                await run_all(self._try_again(server, HEALTH_SECONDS) for server in self.servers)
+                if self._refusal is not None and not self.live:
+                    raise self._refusal

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -46,10 +47,9 @@ class CachedRows:
 
 def padded(prompts: list[list[int]], pad: int, device: torch.device) -> CachedRows:
     """Prompts padded on the left, without a cache."""
-    width = max(map(len, prompts))
-    ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return CachedRows(torch.tensor(ids, device=device), torch.tensor(mask, device=device))
+    rows = [torch.tensor(prompt, device=device) for prompt in prompts]
+    ids = pad_sequence(rows, True, pad, padding_side="left")
+    return CachedRows(ids, pad_sequence(list(map(torch.ones_like, rows)), True, padding_side="left"))
 
 
 def with_prompts_once(model: Any, rows: CachedRows) -> CachedRows:

@@ -20,9 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers.utils import logging
 
-from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.scopes import savable_generation_config
-from aitrain.engines.sharded_tensors import gathered, is_sharded, reshard
+from aitrain.engines.sharded_tensors import gathered, is_sharded, merged_weights, reshard
 from aitrain.errors import RunFailed, ServerGoneError, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
 
@@ -196,7 +195,7 @@ class DiskSync(WeightSync):
     """Syncs all weights, to a server in its development mode, which replaces its own."""
 
     renews = False
-    """Whether the server is on the CPU and its output layer must be repacked: see tied_head.py."""
+    """Whether the server is on the CPU and its output layer must be repacked: see worker_extension.py."""
 
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         """All weights, with a merged adapter."""

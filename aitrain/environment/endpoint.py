@@ -17,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -62,23 +62,15 @@ class ChatAnswer:
     @classmethod
     def of(cls, turn: AssistantTurn, number: int) -> ChatAnswer:
         """The answer of a turn, the `number`th of its episode."""
-        if not turn.calls:
-            return cls({"role": "assistant", "content": turn.text}, turn.usage)
-        calls = [
-            {
-                "id": f"call_{number}_{place}",
-                "type": "function",
-                # arguments that cannot be read are no JSON here either, as from any server
-                "function": {
-                    "name": call.name,
-                    "arguments": call.problem
-                    if call.arguments is None
-                    else json.dumps(call.arguments, ensure_ascii=False),
-                },
-            }
-            for place, call in enumerate(turn.calls)
-        ]
-        return cls({"role": "assistant", "content": turn.text or None, "tool_calls": calls}, turn.usage)
+        message: Message = {"role": "assistant", "content": turn.text or (None if turn.calls else "")}
+        for place, call in enumerate(turn.calls):
+            # arguments that cannot be read are no JSON here either, as from any server
+            is_read = call.arguments is not None
+            arguments = json.dumps(call.arguments, ensure_ascii=False) if is_read else call.problem
+            function = {"name": call.name, "arguments": arguments}
+            calls = message.setdefault("tool_calls", [])
+            calls.append({"id": f"call_{number}_{place}", "type": "function", "function": function})
+        return cls(message, turn.usage)
 
     @property
     def finish_reason(self) -> str:
@@ -129,9 +121,7 @@ class _ChatMessage(BaseModel):
         if self.role == "tool":
             name = names.get(self.tool_call_id, self.name or "")
             if not name:
-                raise RefusedRequestError(
-                    400, "a tool's message has no tool_call_id of a call in the messages before it"
-                )
+                raise ValueError("a tool's message has no tool_call_id of a call in the messages before it")
             read["name"] = name
         return read
 
@@ -154,39 +144,30 @@ def read_request(messages: object, tools: object = None, is_trained: bool = True
     Raises:
         RefusedRequestError: they are not in OpenAI's format.
     """
-    if isinstance(messages, str) or not isinstance(messages, Iterable):
-        raise RefusedRequestError(
-            400, f"messages is {type(messages).__name__}: give a list of messages", None, "messages"
-        )
+    param, read_tools = "messages", None
     try:
+        if isinstance(messages, str) or not isinstance(messages, Iterable):
+            raise ValueError(f"it is {type(messages).__name__}: give a list of messages")
+        names = dict[str | None, str]()
         given = _MESSAGES.validate_python(list(messages), from_attributes=True)
+        read = tuple(message.read(names) for message in given)
+        if not read or read[-1]["role"] == "assistant":
+            raise ValueError("end with one that the policy is to answer")
+        param = "tools"
+        if tools is not None:
+            if isinstance(tools, (str, Mapping)) or not isinstance(tools, Iterable):
+                raise ValueError(f"it is {type(tools).__name__}: give a list of schemas")
+            schemas = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
+            read_tools = tuple(shown_tool(schema).schema for schema in schemas)
     except ValidationError as error:
         first = error.errors()[0]
-        place, what = first["loc"], first["msg"]
-        what = "only text is understood" if "content" in place else f"{what}, as in {{'role': ..., 'content': ...}}"
-        raise RefusedRequestError(
-            400, f"messages[{place[0]}].{'.'.join(map(str, place[1:]))}: {what}", None, "messages"
-        ) from None
-    names = dict[str | None, str]()
-    read = tuple(message.read(names) for message in given)
-    if not read:
-        raise RefusedRequestError(400, "messages is empty", None, "messages")
-    if read[-1]["role"] == "assistant":
-        what = "the last message is the assistant's: end with one that the policy is to answer"
-        raise RefusedRequestError(400, what, None, "messages")
-    return ChatRequest(read, _read_tools(tools), is_trained)
-
-
-def _read_tools(tools: object) -> tuple[ToolJson, ...] | None:
-    if tools is None:
-        return None
-    if isinstance(tools, (str, Mapping)) or not isinstance(tools, Iterable):
-        raise RefusedRequestError(400, f"tools is {type(tools).__name__}: give a list of schemas", None, "tools")
-    try:
-        given = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
-        return tuple(shown_tool(tool).schema for tool in given)
-    except (InvalidToolError, AttributeError) as error:
-        raise RefusedRequestError(400, f"tools: {' '.join(str(error).split())}", None, "tools") from None
+        place, what = first["loc"], f"{first['msg']}, as in {{'role': ..., 'content': ...}}"
+        what = "only text is understood" if "content" in place else what
+        what = f"messages[{place[0]}].{'.'.join(map(str, place[1:]))}: {what}"
+        raise RefusedRequestError(400, what, None, param) from None
+    except (ValueError, InvalidToolError, AttributeError) as error:
+        raise RefusedRequestError(400, f"{param}: {' '.join(str(error).split())}", None, param) from None
+    return ChatRequest(read, read_tools, is_trained)
 
 
 # -- the conversation that is trained
@@ -229,12 +210,14 @@ class TrainedConversation:
 
     def _problem(self, request: ChatRequest) -> str:
         if request.tools is not None and request.tools != self.tools:
-            return f"changed the tools: they were {_names(self.tools)}, now {_names(request.tools)}"
+            was, now = ([function_part(tool).get("name") for tool in tools] for tools in (self.tools, request.tools))
+            return f"changed the tools: they were {was}, now {now}"
         known = len(self.messages)
-        for number, (was, now) in enumerate(zip(self.messages, request.messages, strict=False)):
-            if _comparable(was) != _comparable(now):
-                whose = "the policy's answer" if was["role"] == "assistant" else f"role {was['role']}"
-                return f"rewrote messages[{number}] ({whose}): it was {_shown(was)}, now {_shown(now)}"
+        for number, (before, after) in enumerate(zip(self.messages, request.messages, strict=False)):
+            if _comparable(before) != _comparable(after):
+                whose = "the policy's answer" if before["role"] == "assistant" else f"role {before['role']}"
+                shown = [short(" ".join(map(repr, filter(None, _comparable(one)[1:])))) for one in (before, after)]
+                return f"rewrote messages[{number}] ({whose}): it was {shown[0]}, now {shown[1]}"
         if len(request.messages) == known - 1:
             return "asked for a second answer to the same messages, without the policy's first (a retry, perhaps?)"
         if len(request.messages) <= known:
@@ -242,20 +225,10 @@ class TrainedConversation:
         return ""
 
 
-def _comparable(message: Message) -> object:
+def _comparable(message: Message) -> tuple[object, ...]:
     """What makes two messages the same; clients strip and drop the rest."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     return message["role"], message["content"].strip(), calls, message.get("name")
-
-
-def _shown(message: Message) -> str:
-    calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
-    called = f" with calls of {', '.join(calls)}" if calls else ""
-    return f"{short(repr(message['content']))}{called}"
-
-
-def _names(tools: Sequence[ToolJson]) -> str:
-    return ", ".join(str(function_part(tool).get("name")) for tool in tools) or "none"
 
 
 MAX_REFUSALS = 100
@@ -331,7 +304,7 @@ BLOCKED = 2.0
 """Seconds without progress after which a rollout is taken to block the event loop."""
 
 _USED = {"model", "messages", "tools", "stream", "stream_options", "n"}
-_HARMLESS = {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}
+_USED |= {"user", "metadata", "store", "parallel_tool_calls", "service_tier"}  # which change no answer
 _BLOCKS_LOOP = (
     "the rollout is `async def` and waits for the policy with a client that is not async, which blocks every other"
     " episode: use AsyncOpenAI or httpx.AsyncClient, or write `def rollout`"
@@ -352,100 +325,75 @@ class EndpointServer:
         threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
 
     async def _answer(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse, Response
+        from starlette.responses import JSONResponse
 
         try:
-            answer = await self._answered(request)
+            return await self._answered(request)
         except Exception as error:  # a client that is not answered asks again
-            status, problem = _problem(error)
-            return JSONResponse({"error": problem}, status)
-        return JSONResponse(answer) if isinstance(answer, dict) else Response(answer, media_type="text/event-stream")
+            status, code, param, what = 400, None, None, str(error)
+            if isinstance(error, RefusedRequestError):
+                status, code, param = error.status, error.code, error.param
+            elif isinstance(error, EpisodeTruncated):
+                code, param = "context_length_exceeded", "messages"
+            elif not isinstance(error, AitrainError):
+                what = f"the request cannot be read: {describe_error(error)}"
+            kind = "authentication_error" if status == 401 else "invalid_request_error"
+            return JSONResponse({"error": {"message": what, "type": kind, "param": param, "code": code}}, status)
 
-    async def _answered(self, request: Request) -> Message | bytes:
-        """The body of an answer: JSON, or server-sent events."""
+    async def _answered(self, request: Request) -> Response:
+        """JSON, or server-sent events."""
+        from starlette.responses import JSONResponse, Response
+
         if not has_token(request, self.key):
             raise RefusedRequestError(401, "wrong API key: use endpoint.api_key", "invalid_api_key")
         name, _, path = request.path_params["path"].partition("/")
         episode = self.episodes.get(name)
         if episode is None:
             raise RefusedRequestError(404, "no such episode, or it is over: use endpoint.base_url", "episode_over")
-        models = {name: {"id": name, "object": "model", "created": 0, "owned_by": "aitrain"} for name in MODELS}
         if request.method == "GET" and path == "v1/models":
-            return {"object": "list", "data": list(models.values())}
-        if request.method == "GET" and (model := models.get(path.removeprefix("v1/models/"))):
-            return model
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "aitrain"} for name in MODELS]
+            return JSONResponse({"object": "list", "data": models})
         if request.method == "GET" or path != "v1/chat/completions":
             what = f"there is no {request.method} /{path}: only /v1/chat/completions and /v1/models"
             raise RefusedRequestError(404, what)
         body = await json_body(request, MAX_BODY)
-        future = asyncio.wrap_future(episode.ask(_chat_request(body)))
+        model = body.get("model")
+        if model not in MODELS:
+            what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
+            raise RefusedRequestError(404, what, "model_not_found", "model")
+        if body.get("n") not in (None, 1):
+            raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request", None, "n")
+        rest = {name: body[name] for name in sorted(body.keys() - _USED)}
+        ignored = [name for name, value in rest.items() if value not in (None, "auto") and value is not False]
+        asked = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
+        future = asyncio.wrap_future(episode.ask(replace(asked, ignored=tuple(ignored))))
         # other episodes may have to wait for the event loop, which must be free
         if not (await asyncio.wait([future], timeout=BLOCKED))[0]:
             blocks = await asyncio.to_thread(episode.blocks_loop, BLOCKED)
             if blocks and not future.done():
                 raise RefusedRequestError(400, _BLOCKS_LOOP, "blocks_event_loop")
         answer = await future
-        if body.get("stream"):
-            return _streamed(body, answer)
-        choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
-        return {**_head(body, "chat.completion"), "choices": [choice], **_usage(answer)}
-
-
-def _problem(error: Exception) -> tuple[int, Message]:
-    """The status of a request that is refused, and the error in OpenAI's format."""
-    status, code, param, what = 400, None, None, str(error)
-    if isinstance(error, RefusedRequestError):
-        status, code, param = error.status, error.code, error.param
-    elif isinstance(error, EpisodeTruncated):
-        code, param = "context_length_exceeded", "messages"
-    elif not isinstance(error, AitrainError):
-        what = f"the request cannot be read: {describe_error(error)}"
-    kind = "authentication_error" if status == 401 else "invalid_request_error"
-    return status, {"message": what, "type": kind, "param": param, "code": code}
-
-
-def _chat_request(body: Message) -> ChatRequest:
-    """The request in a body.
-
-    Raises:
-        RefusedRequestError: it is not in OpenAI's format, or asks for what cannot be had.
-    """
-    model = body.get("model")
-    if model not in MODELS:
-        what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
-        raise RefusedRequestError(404, what, "model_not_found", "model")
-    if body.get("n") not in (None, 1):
-        raise RefusedRequestError(400, "n must be 1: an episode has one answer to each request", None, "n")
-    request = read_request(body.get("messages"), body.get("tools"), model == MODELS[0])
-    rest = {name: value for name, value in body.items() if name not in _USED | _HARMLESS}
-    asks = (name for name, value in rest.items() if value is not None and value != "auto" and value is not False)
-    return replace(request, ignored=tuple(sorted(asks)))
-
-
-def _head(body: Message, kind: str) -> Message:
-    name = f"chatcmpl-{secrets.token_hex(8)}"
-    return {"id": name, "object": kind, "created": int(time.time()), "model": body["model"]}
-
-
-def _usage(answer: ChatAnswer) -> Message:
-    if answer.usage is None:
-        return {}
-    prompt, completion = answer.usage.prompt, answer.usage.completion
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {"usage": usage}
-
-
-def _streamed(body: Message, answer: ChatAnswer) -> bytes:
-    """The answer as server-sent events: it is complete before the first one, so there are few."""
-    message = dict(answer.message)
-    if message.get("tool_calls"):
-        message["tool_calls"] = [{**call, "index": place} for place, call in enumerate(message["tool_calls"])]
-    head = _head(body, "chat.completion.chunk")
-    parts: list[tuple[Message, str | None]] = [(message, None), ({}, answer.finish_reason)]
-    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in parts]
-    if (body.get("stream_options") or {}).get("include_usage"):
-        chunks.append({**head, "choices": [], **_usage(answer)})
-    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+        message, end, used = answer.message, answer.finish_reason, answer.usage
+        usage: Message | None = None
+        if used is not None:
+            total = used.prompt + used.completion
+            usage = {"prompt_tokens": used.prompt, "completion_tokens": used.completion, "total_tokens": total}
+        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": int(time.time()), "model": model}
+        if not body.get("stream"):
+            choice = {"index": 0, "message": message, "finish_reason": end, "logprobs": None}
+            return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+        # it is complete before the first event, so there are few
+        calls = [{**call, "index": place} for place, call in enumerate(message.get("tool_calls", ()))]
+        delta = {**message, "tool_calls": calls} if calls else message
+        chunks: list[Message] = [
+            {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": end}]},
+        ]
+        if (body.get("stream_options") or {}).get("include_usage"):
+            chunks.append({"choices": [], "usage": usage})
+        head["object"] = "chat.completion.chunk"
+        events = [f"data: {json.dumps({**head, **chunk})}\n\n" for chunk in chunks]
+        return Response("".join([*events, "data: [DONE]\n\n"]), media_type="text/event-stream")
 
 
 _lock = threading.Lock()
@@ -478,53 +426,37 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_server)
 
 
-class _Address:
-    """The part that both kinds of endpoints share: an address for clients of OpenAI's API."""
+class Endpoint:
+    """The policy in a `rollout`, and its address for clients of OpenAI's API."""
 
     model = MODELS[0]
     """Name of the policy, whose answers are trained."""
     untrained_model = MODELS[1]
     """Name of the policy for other conversations, which are not trained."""
 
-    def __init__(self, requests: RequestQueue) -> None:
-        self._requests = requests
+    def __init__(self, requests: RequestQueue, is_async: bool) -> None:
+        self._requests, self._is_async, self._path = requests, is_async, secrets.token_hex(8)
 
     @cached_property
-    def _server(self) -> EndpointServer:
-        return endpoint_server()
-
-    @cached_property
-    def _path(self) -> str:
-        path = secrets.token_hex(8)
-        self._server.episodes[path] = self._requests
-        return path
-
-    @property
     def base_url(self) -> str:
-        """Address of this episode for clients of OpenAI's API: http://127.0.0.1:PORT/EPISODE/v1."""
-        return f"{self._server.url}/{self._path}/v1"
+        """Address of this episode: http://127.0.0.1:PORT/EPISODE/v1."""
+        server = endpoint_server()
+        server.episodes[self._path] = self._requests
+        return f"{server.url}/{self._path}/v1"
 
     @property
     def api_key(self) -> str:
         """The key that the address wants."""
-        return self._server.key
+        return endpoint_server().key
 
     def close(self) -> None:
         """Forget the address of this episode."""
-        if "_path" in self.__dict__:
-            self._server.episodes.pop(self._path, None)
+        if "base_url" in vars(self):
+            endpoint_server().episodes.pop(self._path, None)
 
-    def _ask(self, messages: Iterable[object], tools: Iterable[object] | None, trained: bool) -> Future[ChatAnswer]:
-        return self._requests.ask(read_request(messages, tools, trained))
-
-
-class Endpoint(_Address):
-    """The policy in an `async def rollout`."""
-
-    async def chat(
-        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
-    ) -> Message:
-        """The policy's answer to the messages, as an OpenAI-style dict with `role`, `content` and perhaps `tool_calls`.
+    def chat(self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True) -> Any:
+        """The policy's answer to the messages, as an OpenAI-style dict with `role`, `content` and perhaps `tool_calls`;
+        in an `async def rollout` it is awaited.
 
         The trained conversation only grows: each request begins with the messages of the one before and the policy's
         answer. With `trained=False` it is another conversation, which is not trained.
@@ -532,27 +464,21 @@ class Endpoint(_Address):
         Raises:
             EpisodeTruncated: a limit has ended the episode.
             ValueError: messages or tools are not in OpenAI's format.
-        """
-        return (await self.answer(messages, tools, trained)).message
-
-    async def answer(
-        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
-    ) -> ChatAnswer:
-        """The same with the number of tokens and the reason for the end."""
-        return await asyncio.wrap_future(self._ask(messages, tools, trained))
-
-
-class BlockingEndpoint(_Address):
-    """The policy in a `def rollout`, which runs in a thread of its own."""
-
-    def chat(self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True) -> Message:
-        """The same as `Endpoint.chat`, without await.
-
-        Raises:
             RuntimeError: it is called on the event loop that all episodes share, and would block it.
         """
+        if self._is_async:
+            return self._message(messages, tools, trained)
         if is_on_shared_loop():
             raise RuntimeError(
                 "endpoint.chat blocks every episode here: write `async def rollout`, where it is awaited"
             )
-        return self._ask(messages, tools, trained).result().message
+        return self._requests.ask(read_request(messages, tools, trained)).result().message
+
+    async def _message(self, *request: Any) -> Message:
+        return (await self.answer(*request)).message
+
+    async def answer(
+        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
+    ) -> ChatAnswer:
+        """The same, always awaited, with the number of tokens and the reason for the end."""
+        return await asyncio.wrap_future(self._requests.ask(read_request(messages, tools, trained)))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript, call_reference
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
@@ -42,8 +40,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-PAGE_ROWS, PAGE_BYTES = 1000, 4 << 20
-"""Rows of one page of the dataset, and about their bytes."""
+PAGE_ROWS = 200
+"""Rows of one page of the dataset."""
 IDLE_SECONDS = 3600.0
 """Seconds without a call after which a session is ended, also if its client lives."""
 ANSWER_SECONDS = 5.0
@@ -54,16 +52,14 @@ END_SECONDS = 5.0
 MAX_BODY = 64 << 20
 """Maximum bytes of a request."""
 
-T = TypeVar("T")
-
 
 @dataclass(eq=False)
 class ClientEpisode:
     """One episode of a client, and its last call."""
 
     client: str
+    case: Case
     session: SessionLike | None = None
-    case: Case | None = None
     number: int = -1
     call: asyncio.Task[EnvAnswer] | None = None
     hangs: bool = False
@@ -77,7 +73,8 @@ class ClientEpisode:
 
 @dataclass(eq=False)
 class EnvService:
-    """Plays the episodes of all clients; `runner` has the environment, its threads and its processes."""
+    """Serves one environment, and plays the episodes of all clients; `runner` has the environment, its threads and its
+    processes."""
 
     runner: EnvRunner
     cases: Sequence[Case]
@@ -86,12 +83,78 @@ class EnvService:
     source: Sequence[Mapping[str, object]] = ()
     """The environment's files, each with `name` and `text`."""
     notify: Callable[[str], object] = lambda _: None
+    host: str = "127.0.0.1"
+    port: int = 0
 
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends the server."""
+    token: str = ""
     _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)
     _failures: FailureCount = field(default_factory=FailureCount)
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
     _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def serve(self, on_ready: Callable[[str], object]) -> None:
+        """Serve until `stop` is set; `on_ready` is called with the URL.
+
+        Raises:
+            OSError: the port is taken, or the address is none of this machine.
+            ConfigError: the token cannot be written.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
+        port = listener.getsockname()[1]
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        self.token, file = env_token() or secrets.token_urlsafe(32), None if env_token() else token_file(port)
+        if file is not None:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.unlink(missing_ok=True)  # of a server that was killed
+                with open(file, "x", encoding="ascii", opener=partial(os.open, mode=0o600)) as new:
+                    new.write(self.token)
+            except OSError as error:
+                raise ConfigError(
+                    f"The server's token cannot be written to {file}: {error.strerror}\n"
+                    f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
+                ) from None
+        server = http_server(self._answer)
+        serving = asyncio.ensure_future(server.serve([listener]))
+        try:
+            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            while not self.stop.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.stop.wait(), END_SECONDS)
+                await self.end_lost()
+        finally:
+            if file is not None:
+                file.unlink(missing_ok=True)
+            episodes, self._episodes = list(self._episodes.values()), {}
+            for episode in episodes:
+                if episode.call is not None:
+                    episode.call.cancel()
+            await self._end(episodes)
+            server.should_exit = True
+            await serving
+
+    async def _answer(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        status, path = 200, request.url.path
+        try:
+            if not has_token(request, self.token):  # before the body is read
+                raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
+            if request.method == "GET":
+                answer = encode(self.read(path, request.query_params))
+            else:
+                body, client = await json_body(request, MAX_BODY), request.headers.get(CLIENT_HEADER, "")
+                self.hear(client)
+                answer = await self.answer(client, path, body)
+        except RefusedRequestError as error:
+            status, answer = error.status, encode({"error": str(error)})
+        except Exception as error:
+            status, answer = 500, encode({"error": describe_error(error)})
+        return Response(answer, status, media_type="application/json")
 
     # -- what clients read
 
@@ -111,12 +174,9 @@ class EnvService:
         first, end = (0, self.description.train) if dataset == "train" else (self.description.train, len(self.cases))
         if dataset not in ("train", "held_out") or not 0 <= start <= end - first:
             raise RefusedRequestError(404, f"there are no rows {dataset} from {start}")
-        rows, size, number = list[object](), 0, first + start
-        while number < end and len(rows) < PAGE_ROWS and size < PAGE_BYTES:
-            rows.append(to_wire(self.cases[number].row))
-            size += len(json.dumps(rows[-1]))
-            number += 1
-        return {"environment": self.description.id, "rows": rows, "next": number - first if number < end else None}
+        last = min(first + start + PAGE_ROWS, end)
+        rows = [to_wire(self.cases[number].row) for number in range(first + start, last)]
+        return {"environment": self.description.id, "rows": rows, "next": last - first if last < end else None}
 
     # -- calls
 
@@ -125,12 +185,12 @@ class EnvService:
         self._heard[client] = time.monotonic()
 
     async def answer(self, client: str, path: str, body: JsonObject) -> bytes:
-        """The answer to a POST request, as JSON.
+        """The answer to a POST request, as JSON. A call of an episode is made once: one that is sent again gets the
+        same answer.
 
         Raises:
             RefusedRequestError: the request is wrong.
         """
-        self.hear(client)
         if path == "/v1/alive":
             return b"{}"
         if path == "/v1/close":
@@ -138,19 +198,19 @@ class EnvService:
             await self._end([episode] if episode else [])
             return b"{}"
         if path == "/v1/reference":
-            return encode({"value": await self._reference(body.get("case_idx"), body.get("case"))})
+            case_idx, row = body.get("case_idx"), body.get("case")
+            named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
+            known = next((case for case in named if row in (None, to_wire(case.row))), None)
+            if known is None or not self.description.has_reference:
+                raise RefusedRequestError(404, f"there is no reference for case {case_idx}")
+            outcome = await self.runner.pool.call(partial(call_reference, self.runner.environment, known))
+            if outcome.failure is not None:
+                raise RefusedRequestError(400, f"reference {outcome.failure.message}")
+            return encode({"value": to_wire(outcome.value)})
         try:
             call = decode(EnvCall, body)
         except ValueError as error:
             raise RefusedRequestError(400, f"the call cannot be read: {error}"[:500]) from error
-        answer = await self._call(client, path, call)
-        try:
-            return encode(answer)
-        except (TypeError, ValueError, RecursionError) as error:
-            return encode(EnvAnswer(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
-
-    async def _call(self, client: str, path: str, call: EnvCall) -> EnvAnswer:
-        """Make a call of an episode, once: one that is sent again gets the same answer."""
         if call.environment != self.description.id:
             what = f"({self.description.name}, {self.description.train} rows)"
             raise RefusedRequestError(409, f"this server now serves another environment {what}")
@@ -163,18 +223,23 @@ class EnvService:
             if self.runner.pool.abandoned >= ABANDONED_LIMIT:
                 what = f"{self.runner.pool.abandoned} calls hang at {self.runner.pool.last_hang}"
                 raise RefusedRequestError(503, f"{what}: restart with --rl-env-isolation process, which ends them")
-            episode = self._episodes[call.session] = ClientEpisode(client)
+            episode = self._episodes[call.session] = ClientEpisode(client, self.cases[call.case])
         if call.number > episode.number:
             episode.number, episode.last_call = call.number, time.monotonic()
             episode.call = asyncio.ensure_future(self._made(path, episode, call))
         elif call.number < episode.number or episode.call is None:
             raise RefusedRequestError(409, f"call {call.number} of this episode was answered before")
         done, _ = await asyncio.wait([episode.call], timeout=ANSWER_SECONDS)
-        return episode.call.result() if done else EnvAnswer(is_running=True)
+        answer = episode.call.result() if done else EnvAnswer(is_running=True)
+        try:
+            return encode(answer)
+        except (TypeError, ValueError, RecursionError) as error:
+            return encode(EnvAnswer(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
 
     async def _made(self, path: str, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
-        case = episode.case = episode.case or self.cases[call.case]
-        runner, value = self.runner, None
+        runner, case = self.runner, episode.case
+        order: AbstractAsyncContextManager[object] = nullcontext()
+        job: Callable[[], Any]
         if path == "/v1/open":
             if runner.plays_alone:
                 try:
@@ -184,54 +249,37 @@ class EnvService:
                 episode.is_alone = True
                 if not runner.plays_alone:  # any more
                     self._leave(episode)
-            opened = await self._run(episode, partial(runner.open_session, case, call.seed, call.score_bounds), call)
-            episode.session, value = opened.value or (None, None)
-            return _answered(opened, value)
-        if path == "/v1/respond":
+            job = partial(runner.open_session, case, call.seed, call.score_bounds)
+        elif path == "/v1/respond":
             if episode.session is None or call.turn is None:
                 raise RefusedRequestError(400, "respond needs an open session and a turn")
-            responded = await self._run(episode, partial(episode.session.respond, call.turn), call)
-            return _answered(responded, responded.value)
-        job: Callable[[], Any]
-        if path == "/v1/score":
+            job = partial(episode.session.respond, call.turn)
+        elif path == "/v1/score":
             transcript = Transcript(case, call.completion)
             job = partial(runner.score_session, episode.session, transcript, call.score_bounds)
-            is_ordered = runner.policy.is_serial and episode.session is None
+            order = self._in_order if runner.policy.is_serial and episode.session is None else order
         elif path == "/v1/score_group":
             job = group_job(runner, Group(case, call.members), call.score_bounds)
-            is_ordered = True  # groups may be compared with what earlier ones left on the environment
+            order = self._in_order  # groups may be compared with what earlier ones left on the environment
         else:
             raise RefusedRequestError(404, f"there is no {path}")
-        async with self._in_order if is_ordered else nullcontext():
-            scored = await self._run(episode, job, call)
-        return _answered(scored, scored.value)
-
-    async def _reference(self, case_idx: object, row: object) -> object:
-        named = (case for case in self.cases if to_wire(case.case_idx) == case_idx)
-        known = next((case for case in named if row in (None, to_wire(case.row))), None)
-        if known is None or not self.description.has_reference:
-            raise RefusedRequestError(404, f"there is no reference for case {case_idx}")
-        outcome = await self.runner.pool.call(partial(call_reference, self.runner.environment, known))
-        if outcome.failure is not None:
-            raise RefusedRequestError(400, f"reference {outcome.failure.message}")
-        return to_wire(outcome.value)
-
-    async def _run(self, episode: ClientEpisode, job: Callable[[], T], call: EnvCall) -> Outcome[T]:
-        """Make a call within its deadline; the first failure of each kind is shown."""
-        outcome = await self.runner.call(job, call.timeout)
-        if self.runner.may_play_alone:
-            failure = self.runner.policy.end_batch()  # of an episode that has changed something that others see
-            self.runner.policy.begin_batch()
+        async with order:  # within its deadline
+            outcome: Outcome[Any] = await runner.call(job, call.timeout)
+        if runner.may_play_alone:
+            failure = runner.policy.end_batch()  # of an episode that has changed something that others see
+            runner.policy.begin_batch()
             for other in self._episodes.values():
                 other.spoiled = failure or other.spoiled
         if episode.spoiled is not None:
             outcome = replace(outcome, value=None, failure=episode.spoiled)
         episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
-        failure = outcome.failure or getattr(outcome.value, "failure", None)
-        if failure is not None:
+        value, failure = outcome.value, outcome.failure or getattr(outcome.value, "failure", None)
+        if failure is not None:  # the first of each kind is shown
             for message in self._failures.first_of_each([(failure.kind, failure.message)]):
                 self.notify(f"A call of case {call.case} failed, it {message}")
-        return outcome
+        if path == "/v1/open" and value is not None:
+            episode.session, value = value
+        return EnvAnswer(value, outcome.failure, outcome.seconds)
 
     # -- ends
 
@@ -251,14 +299,6 @@ class EnvService:
             self.notify(f"Ended {len(lost)} episodes of clients that are gone.")
         await self._end(lost)
 
-    async def end_all(self) -> None:
-        """End all sessions; their calls are cancelled."""
-        episodes, self._episodes = list(self._episodes.values()), {}
-        for episode in episodes:
-            if episode.call is not None:
-                episode.call.cancel()
-        await self._end(episodes)
-
     async def _end(self, episodes: Sequence[ClientEpisode]) -> None:
         """Close sessions, except those that hang (a process that hung was ended)."""
         left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
@@ -273,81 +313,3 @@ class EnvService:
         if episode.is_alone:
             episode.is_alone = False
             self._alone.release()
-
-
-def _answered(outcome: Outcome[Any], value: object) -> EnvAnswer:
-    return EnvAnswer(None if outcome.failure else value, outcome.failure, outcome.seconds)
-
-
-class EnvHttpServer:
-    """Serves one environment until it is stopped."""
-
-    def __init__(self, service: EnvService, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.service, self.host, self.port = service, host, port
-        self.stop = asyncio.Event()
-        self._has_file = not env_token()
-        self._token = env_token() or secrets.token_urlsafe(32)
-
-    async def serve(self, on_ready: Callable[[str], object]) -> None:
-        """Serve until `stop` is set; `on_ready` is called with the URL.
-
-        Raises:
-            OSError: the port is taken, or the address is none of this machine.
-            ConfigError: the token cannot be written.
-        """
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
-        port = listener.getsockname()[1]
-        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
-        if self._has_file:
-            _write_token(token_file(port), self._token)
-        server = http_server(self._answer)
-        serving = asyncio.ensure_future(server.serve([listener]))
-        try:
-            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            while not self.stop.is_set():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.stop.wait(), END_SECONDS)
-                await self.service.end_lost()
-        finally:
-            if self._has_file:
-                token_file(port).unlink(missing_ok=True)
-            await self.service.end_all()
-            server.should_exit = True
-            await serving
-
-    async def _answer(self, request: Request) -> Response:
-        from starlette.responses import Response
-
-        status = 200
-        try:
-            if not has_token(request, self._token):  # before the body is read
-                raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
-            if request.method == "GET":
-                answer = encode(self.service.read(request.url.path, request.query_params))
-            else:
-                body, client = await json_body(request, MAX_BODY), request.headers.get(CLIENT_HEADER, "")
-                answer = await self.service.answer(client, request.url.path, body)
-        except RefusedRequestError as error:
-            status, answer = error.status, encode({"error": str(error)})
-        except Exception as error:
-            status, answer = 500, encode({"error": describe_error(error)})
-        return Response(answer, status, media_type="application/json")
-
-
-def _write_token(file: Path, token: str) -> None:
-    """Write a file that only this user can read.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)  # of a server that was killed
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as new:
-            new.write(token)
-    except OSError as error:
-        raise ConfigError(
-            f"The server's token cannot be written to {file}: {error.strerror}\n"
-            f"Set {TOKEN_VARIABLE} to a long random text, here and where the training runs."
-        ) from None

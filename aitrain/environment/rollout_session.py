@@ -23,7 +23,6 @@ from aitrain.environment.contract import (
     shown,
 )
 from aitrain.environment.endpoint import (
-    BlockingEndpoint,
     ChatAnswer,
     Endpoint,
     PendingRequest,
@@ -133,7 +132,7 @@ class RolloutSession:
         self.environment, self.bounds = environment, bounds
         self._requests = RequestQueue()
         self._conversation = TrainedConversation()
-        self._endpoint: Endpoint | BlockingEndpoint | None = None
+        self._endpoint: Endpoint | None = None
         self._pending: PendingRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
@@ -148,7 +147,7 @@ class RolloutSession:
         """Start the rollout, and wait for its first request."""
         method = self.environment.rollout
         is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
-        self._endpoint = Endpoint(self._requests) if is_async else BlockingEndpoint(self._requests)
+        self._endpoint = Endpoint(self._requests, is_async)
         with within("rollout"):
             named = arguments_for(method, {**arguments, "endpoint": self._endpoint})
             call = partial(method, **copy_arguments(named, shared=("endpoint",)))

@@ -10,32 +10,30 @@ import socket
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import TypeAdapter
 
 from aitrain import activity
 from aitrain.environment.contract import ENV_KINDS, Bounds, Case, ScoreResult
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
 from aitrain.environment.tools import ToolOffer, Tools
+from aitrain.environment.urls import check_url, is_local
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import current_task, is_abandoned, paused
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
 PROTOCOL = 2
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
 CLIENT_HEADER = "X-Aitrain-Client"
 """Header with the name of the client, whose sessions are ended when the server has not heard of it for a while."""
 CLIENT_SECONDS = 60.0
@@ -127,10 +125,10 @@ def env_token(url: str = "") -> str:
     Raises:
         ConfigError: it cannot be sent in a header.
     """
-    token, server = os.environ.get(TOKEN_VARIABLE, ""), urlsplit(url)
-    if not token and server.hostname in LOCAL:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token and is_local(url):
         with suppress(OSError):
-            return token_file(server.port or 80).read_text(encoding="ascii")
+            return token_file(urlsplit(url).port or 80).read_text(encoding="ascii")
     if not all("!" <= character <= "~" for character in token):
         raise ConfigError(f"{TOKEN_VARIABLE}: a token has only ASCII letters, digits and signs, without spaces")
     return token
@@ -157,15 +155,11 @@ def decode(kind: type[T], value: object) -> T:
     Raises:
         ValueError: the value has another form.
     """
-    from pydantic import TypeAdapter  # here, because most commands have no served environment
-
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    found: T = _ADAPTERS[kind].validate_python(value)
+    found: T = _adapter(kind).validate_python(value)
     return found
 
 
-_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
+_adapter: Any = cache(TypeAdapter)
 
 
 def to_wire(value: object) -> Any:
@@ -209,32 +203,32 @@ def checked_urls(given: str) -> list[str]:
         ConfigError: one is not a URL, or holds credentials; or the token cannot be sent.
     """
     env_token()
-    urls = [url.strip().rstrip("/") for url in given.split(",")]
-    for url in urls:
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL:
-            parsed = httpx.URL("")
-        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-            raise ConfigError(f"rl_env: {url or given} is not a URL\nGive one such as http://10.0.0.5:8000.")
-        if parsed.userinfo:
-            raise ConfigError(
-                f"rl_env: the URL of {parsed.host} holds credentials\n"
-                f"Put the server's token into the environment variable {TOKEN_VARIABLE}."
-            )
-    return urls
+    try:
+        return [check_url(url.strip(), TOKEN_VARIABLE) for url in given.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"rl_env: {error}") from None
+
+
+@cache
+def _http(process: int) -> httpx.Client:
+    """The connections of a process; a forked one has its own, and another name, which its sessions belong to."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    headers = {"Content-Type": "application/json", CLIENT_HEADER: f"{_NAME}-{process}"}
+    return httpx.Client(trust_env=False, limits=limits, headers=headers)
+
+
+_NAME = uuid.uuid4().hex
 
 
 @dataclass(eq=False)
 class EnvConnection:
-    """The connections of this process to one server."""
+    """One server, and what is known of it."""
 
     url: str
-    client: str = ""
-    """Name of this process, which the sessions belong to."""
-    _http: httpx.Client | None = None
-    _pid: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    playing: int = 0
+    """Episodes of this process that are played there."""
+    lost_until: float = 0.0
+    """The time until which other servers are preferred."""
 
     def request(
         self, method: str, path: str, body: bytes | None = None, seconds: float | None = SILENCE_SECONDS
@@ -245,18 +239,12 @@ class EnvConnection:
             ConnectionError: the server cannot be reached, or does not answer.
             RefusedCallError: it refuses the request.
         """
-        with self._lock:
-            if self._http is None or self._pid != os.getpid():  # a forked process has connections of its own
-                limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-                self._http = httpx.Client(trust_env=False, limits=limits, verify=self.url.startswith("https:"))
-                self._pid, self.client = os.getpid(), uuid.uuid4().hex
-            http = self._http
-        headers = {"Content-Type": "application/json", CLIENT_HEADER: self.client}
-        if token := env_token(self.url):
-            headers["Authorization"] = f"Bearer {token}"
+        token, timeout = env_token(self.url), httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
-            response = http.request(method, self.url + path, content=body, headers=headers, timeout=timeout)
+            response = _http(os.getpid()).request(
+                method, self.url + path, content=body, headers=headers, timeout=timeout
+            )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ConnectionError(f"the environment's server at {self.url} cannot be reached: {error}") from error
         except httpx.TransportError as error:
@@ -275,70 +263,17 @@ class EnvConnection:
             raise RefusedCallError(f"{self.url}{path}: {str(found.get('error'))[:500]}", response.status_code)
         return found
 
-    def close(self) -> None:
-        """Close the connections."""
-        with self._lock:
-            http, self._http = self._http, None
-        if http is not None:
-            http.close()
-
-
-@dataclass(eq=False)
-class ServerPool:
-    """The servers of one environment: each episode is played on the one that plays the fewest."""
-
-    connections: Sequence[EnvConnection]
-    id: str = ""
-    _playing: Counter[EnvConnection] = field(default_factory=Counter)
-    _lost: dict[EnvConnection, float] = field(default_factory=dict)  # the time at which it is tried again
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _closed: threading.Event = field(default_factory=threading.Event)
-    _pulse: threading.Thread | None = None
-
-    def take(self) -> EnvConnection:
-        """A server for an episode; those that were lost only if there is no other."""
-        with self._lock:
-            now = time.monotonic()
-            chosen = min(self.connections, key=lambda one: (self._lost.get(one, 0.0) > now, self._playing[one]))
-            self._playing[chosen] += 1
-            if self._pulse is None or not self._pulse.is_alive():  # also in a forked process
-                self._pulse = threading.Thread(target=self._keep_alive, name="served-environment", daemon=True)
-                self._pulse.start()
-        return chosen
-
-    def give_back(self, server: EnvConnection, is_lost: bool = False) -> None:
-        """An episode has left the server."""
-        with self._lock:
-            self._playing[server] -= 1
-            if is_lost:
-                self._lost[server] = time.monotonic() + 10 * RETRY_SECONDS
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._closed.set()
-        for connection in self.connections:
-            connection.close()
-
-    def _keep_alive(self) -> None:
-        """Tell the servers that this process lives, while their sessions wait for the model."""
-        while not self._closed.wait(CLIENT_SECONDS / 6):
-            for server in self.connections:
-                with suppress(ConnectionError, RefusedCallError):  # the next call says what is wrong
-                    if self._playing[server]:
-                        server.request("POST", "/v1/alive", b"{}")
-
 
 @dataclass(eq=False)
 class ServedSession:
     """One episode on a server. Calls are numbered, so that one whose connection was lost can be sent again."""
 
-    servers: ServerPool
+    environment: ServedEnvironment
     first: EnvCall
     """What is sent with each call."""
     only: EnvConnection | None = None
     """The only server that can answer; None: any of them."""
     _server: EnvConnection | None = None
-    _name: str = field(default_factory=lambda: uuid.uuid4().hex)
     _number: int = 0
 
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
@@ -360,10 +295,9 @@ class ServedSession:
 
     def close(self) -> None:
         """End the session."""
-        server = self._leave()
-        if server is not None:
+        if (server := self._leave()) is not None:
             with suppress(ConnectionError, RefusedCallError):  # the server ends sessions of clients that it lost
-                server.request("POST", "/v1/close", encode({"session": self._name}))
+                server.request("POST", "/v1/close", encode({"session": self.first.session}))
 
     def call(self, path: str, kind: type[T], **arguments: Any) -> T:
         """The value of a call; the clock of this process stands still, as that of the server counts.
@@ -373,7 +307,7 @@ class ServedSession:
         """
         task = current_task.get()
         timeout = None if task is None else task.timeout
-        call = replace(self.first, session=self._name, number=self._number, timeout=timeout, **arguments)
+        call = replace(self.first, number=self._number, timeout=timeout, **arguments)
         self._number += 1
         with paused():
             received = self._send(path, call)
@@ -394,8 +328,10 @@ class ServedSession:
         patience, lost_at, refusals = call.timeout or CLIENT_SECONDS, 0.0, 0
         is_free = call.number == 0 and self.only is None
         while True:
-            server = self.only or self._server or self.servers.take()
-            self._server = None if self.only else server
+            if self.only is None and self._server is None:
+                self._server = self.environment.take_server()
+            server = self.only or self._server
+            assert server is not None
             try:
                 received = server.request("POST", path, encode(call))
                 if not received.get("is_running"):
@@ -405,11 +341,10 @@ class ServedSession:
                     raise CallFailed(Failure("raised", "cancelled: the result is no longer needed"))
             except RefusedCallError as error:
                 refusals += 1
-                if is_free and refusals < len(self.servers.connections):
-                    self._leave(is_lost=True)
-                    continue
-                why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
-                raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
+                if not is_free or refusals >= len(self.environment.connections):
+                    why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
+                    raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
+                self._leave(is_lost=True)
             except ConnectionError as error:
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() > lost_at + patience or is_abandoned():
@@ -421,7 +356,10 @@ class ServedSession:
     def _leave(self, is_lost: bool = False) -> EnvConnection | None:
         server, self._server = self._server, None
         if server is not None:
-            self.servers.give_back(server, is_lost)
+            with self.environment.lock:
+                server.playing -= 1
+                if is_lost:
+                    server.lost_until = time.monotonic() + 10 * RETRY_SECONDS
         return server
 
 
@@ -430,18 +368,39 @@ CONCURRENT_CALLS = 256
 
 
 class ServedEnvironment:
-    """The environment of one server, or of several that serve the same one. `connect` makes a subclass that has its
-    name, and the methods that it has there."""
+    """The environment of one server, or of several that serve the same one: each episode is played on the one that
+    plays the fewest. `connect` makes a subclass that has the environment's name, and the methods that it has there."""
 
-    def __init__(self, servers: ServerPool, description: EnvDescription) -> None:
-        self.servers, self.description = servers, description
+    def __init__(self, connections: Sequence[EnvConnection], description: EnvDescription) -> None:
+        self.connections, self.description = connections, description
         self.requirements = replace(description.requires, isolation=None)  # the server's own processes
         self.offered_tools = None if description.tools is None else Tools.offered(description.tools)
         self.facts: JsonObject = {
             **description.facts,
             "class": description.name,
-            "served_by": [connection.url for connection in servers.connections],
+            "served_by": [connection.url for connection in connections],
         }
+        self.lock, self._closed = threading.Lock(), threading.Event()
+        self._pulse: threading.Thread | None = None
+
+    def take_server(self) -> EnvConnection:
+        """A server for an episode; those that were lost only if there is no other."""
+        with self.lock:
+            now = time.monotonic()
+            chosen = min(self.connections, key=lambda one: (one.lost_until > now, one.playing))
+            chosen.playing += 1
+            if self._pulse is None or not self._pulse.is_alive():  # also in a forked process
+                self._pulse = threading.Thread(target=self._keep_alive, name="served-environment", daemon=True)
+                self._pulse.start()
+        return chosen
+
+    def _keep_alive(self) -> None:
+        """Tell the servers that this process lives, while their sessions wait for the model."""
+        while not self._closed.wait(CLIENT_SECONDS / 6):
+            for server in self.connections:
+                with suppress(ConnectionError, RefusedCallError):  # the next call says what is wrong
+                    if server.playing:
+                        server.request("POST", "/v1/alive", b"{}")
 
     def build_dataset(self, tokenizer: object) -> list[JsonObject]:
         """The rows, in the form in which rollout records have them."""
@@ -461,61 +420,56 @@ class ServedEnvironment:
     def is_serial(self) -> bool:
         """Whether a server says now that calls, or episodes, are to be made one after another."""
         try:
-            return any(server.request("GET", "/v1/environment")["is_serial"] for server in self.servers.connections)
+            return any(server.request("GET", "/v1/environment")["is_serial"] for server in self.connections)
         except (ConnectionError, RefusedCallError):
             return self.description.is_serial
 
-    def session(self, case: Case | None, bounds: Bounds) -> ServedSession:
+    def session(self, case: Case | None, bounds: Bounds, **more: Any) -> ServedSession:
         """The session of a new episode."""
-        if case is None:
-            raise ValueError("a session of a served environment needs its case")
-        return ServedSession(self.servers, EnvCall("", 0, self.servers.id, case.own_number, bounds=_json(bounds)))
+        assert case is not None
+        low, high = map(finite, bounds)
+        call = EnvCall(uuid.uuid4().hex, 0, self.description.id, case.own_number, bounds=(low, high), **more)
+        return ServedSession(self, call)
 
     def score(self, group: Group, bounds: Bounds) -> list[ScoreResult]:
         """The results of `score_group`, always on the first server, as they may depend on earlier groups."""
-        number, members = group.case.own_number, tuple(group.members)
-        first = EnvCall("", 0, self.servers.id, number, members=members, bounds=_json(bounds))
-        return ServedSession(self.servers, first, self.servers.connections[0]).call(
-            "/v1/score_group", list[ScoreResult]
-        )
+        session = self.session(group.case, bounds, members=tuple(group.members))
+        session.only = self.connections[0]
+        return session.call("/v1/score_group", list[ScoreResult])
 
     def reference_of(self, case_idx: object, case: JsonObject) -> Any:
         """What the environment's `reference` returns, if it has one."""
-        try:
-            asked = encode({"case_idx": case_idx, "case": case})
-            return self.servers.connections[0].request("POST", "/v1/reference", asked, seconds=None)["value"]
-        except (ConnectionError, RefusedCallError) as error:
-            raise EnvironmentFailed(f"The environment's server did not answer for reference: {error}") from error
+        body = encode({"case_idx": case_idx, "case": case})
+        return self._asked("POST", "/v1/reference", "reference", body, seconds=None)["value"]
 
     def served_source(self) -> list[tuple[str, str]]:
         """Names and texts of the environment's files; only names inside of a folder."""
         try:
-            files = self.servers.connections[0].request("GET", "/v1/source")["files"]
+            files = self.connections[0].request("GET", "/v1/source")["files"]
         except (ConnectionError, RefusedCallError):
             return []
         paths = [(PurePosixPath(str(file["name"])), str(file["text"])) for file in files]
         return [(str(path), text) for path, text in paths if not path.is_absolute() and ".." not in path.parts]
 
     def close(self) -> None:
-        """Close the connections; the servers keep their environment."""
-        self.servers.close()
+        """Leave the servers, which keep their environment."""
+        self._closed.set()
 
     def _rows(self, dataset: str) -> list[JsonObject]:
         rows, start = list[JsonObject](), 0
         while start is not None:
-            try:
-                page = self.servers.connections[0].request("GET", f"/v1/rows?dataset={dataset}&start={start}")
-            except (ConnectionError, RefusedCallError) as error:
-                raise EnvironmentFailed(f"The environment's rows cannot be read: {error}") from error
-            if page["environment"] != self.servers.id:
+            page = self._asked("GET", f"/v1/rows?dataset={dataset}&start={start}", "its rows")
+            if page["environment"] != self.description.id:
                 raise EnvironmentFailed("The environment's server was restarted with another environment")
             rows += page["rows"]
             start = page["next"]
         return rows
 
-
-def _json(bounds: Bounds) -> tuple[float | None, float | None]:
-    return finite(bounds[0]), finite(bounds[1])
+    def _asked(self, method: str, path: str, what: str, body: bytes | None = None, **more: Any) -> JsonObject:
+        try:
+            return self.connections[0].request(method, path, body, **more)
+        except (ConnectionError, RefusedCallError) as error:
+            raise EnvironmentFailed(f"The environment's server did not answer for {what}: {error}") from error
 
 
 # -- connecting
@@ -538,7 +492,18 @@ def connect(urls: str, /, **keywords: object) -> ServedEnvironment:
                 f"The servers at {connections[0].url} and {connection.url} serve different environments:\n"
                 f"{_named(first)}\n{_named(other)}\nStart both with the same files, configuration and seed."
             )
-    return _class_of(first)(ServerPool(connections, first.id), first)
+    methods: dict[str, Any] = {first.kind: _played_elsewhere(first.parameters)}
+    if first.held_out is not None:
+        methods["build_eval_dataset"] = ServedEnvironment.held_out_rows
+    if first.scores_groups:
+        methods["score_group"] = _played_elsewhere(None)
+    if first.has_reference:
+        methods["reference"] = ServedEnvironment.reference_of
+    if first.tools is not None:
+        methods["get_tools"] = lambda self: []  # see offered_tools
+    # a class with the name of the environment's, which no file here is the source of
+    kind: type[ServedEnvironment] = type(first.name, (ServedEnvironment,), {"__module__": "aitrain.served", **methods})
+    return kind(connections, first)
 
 
 def check_id(urls: str, keywords: Mapping[str, object]) -> None:
@@ -564,6 +529,9 @@ def _described(connection: EnvConnection) -> EnvDescription:
                 f" aitrain {PROTOCOL}\nInstall the same version of aitrain on both machines."
             )
         description = decode(EnvDescription, given)
+        is_named = description.name.isprintable() and all(map(str.isidentifier, description.parameters or ()))
+        if description.kind not in ENV_KINDS or not is_named:
+            raise ValueError(f"it describes no environment: kind {description.kind}")
     except ConnectionError as error:
         raise EnvironmentFailed(
             f"{str(error)[0].upper()}{str(error)[1:]}\nStart it first: aitrain env serve ENV --port PORT"
@@ -573,31 +541,11 @@ def _described(connection: EnvConnection) -> EnvDescription:
         raise EnvironmentFailed(f"The environment's server refused {error}{advice}") from error
     except ValueError as error:
         raise EnvironmentFailed(f"The server at {connection.url} is not one of aitrain env serve: {error}") from error
-    is_named = description.name.isprintable() and all(map(str.isidentifier, description.parameters or ()))
-    if description.kind not in ENV_KINDS or not is_named:
-        raise EnvironmentFailed(f"The server at {connection.url} describes no environment: kind {description.kind}")
     return description
 
 
 def _named(description: EnvDescription) -> str:
     return f"{description.name}, {description.train} rows, source {str(description.facts.get('sha256'))[:12]}"
-
-
-def _class_of(description: EnvDescription) -> type[ServedEnvironment]:
-    """A class with the name of the environment's, and those methods by which others tell what it can do."""
-    members: dict[str, Any] = {
-        "__module__": "aitrain.served",  # no file here is its source
-        description.kind: _played_elsewhere(description.parameters),
-    }
-    if description.held_out is not None:
-        members["build_eval_dataset"] = ServedEnvironment.held_out_rows
-    if description.scores_groups:
-        members["score_group"] = _played_elsewhere(None)
-    if description.has_reference:
-        members["reference"] = ServedEnvironment.reference_of
-    if description.tools is not None:
-        members["get_tools"] = lambda self: []  # see offered_tools
-    return type(description.name, (ServedEnvironment,), members)
 
 
 def _played_elsewhere(parameters: Sequence[str] | None) -> Any:

@@ -8,22 +8,21 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import itertools
 import json
 import re
+import textwrap
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, NamedTuple, NotRequired, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError
+from pydantic.experimental.arguments_schema import generate_arguments_schema
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_jsonable_python
-from typing_extensions import TypedDict
+from pydantic_core import CoreSchema, SchemaValidator, core_schema, to_jsonable_python
 
 from aitrain.environment.contract import ToolResult
-from aitrain.environment.tool_call_parser import TOO_DEEP, ToolCall, ToolJson, clean, is_deep, short
+from aitrain.environment.tool_call_parser import ToolCall, ToolJson, clean, short
 from aitrain.errors import AitrainError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
@@ -56,41 +55,37 @@ class ToolOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolOffer:
-    """The tools of an environment that runs elsewhere: schemas of those that it runs, and of the others."""
+    """The tools of an environment that runs elsewhere."""
 
-    run: tuple[ToolJson, ...] = ()
-    shown: tuple[ToolJson, ...] = ()
-    of_schemas: bool = True
+    schemas: tuple[ToolJson, ...]
+    are_only_shown: bool
+    of_schemas: bool
 
 
 class Tools:
     """The tools of an environment or of one episode; `schemas` are passed to the chat template.
 
-    If no schema names a method, the schemas are only shown to the model, and the environment parses the calls itself:
-    `len` is then 0.
+    If no schema names a method, they `are_only_shown` to the model, and the environment parses and runs the calls
+    itself: `len` is then 0.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), shown: Iterable[Tool] = (), of_schemas: bool = True) -> None:
-        self._tools, self._shown = {tool.name: tool for tool in tools}, [tool.schema for tool in shown]
-        self.schemas: list[ToolJson] = [*(tool.schema for tool in self._tools.values()), *self._shown]
+    def __init__(self, tools: Iterable[Tool] = (), are_only_shown: bool = False, of_schemas: bool = True) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self.schemas: list[ToolJson] = [tool.schema for tool in self._tools.values()]
+        self.are_only_shown = are_only_shown and bool(self._tools)
         self.of_schemas = of_schemas
         """Whether get_tools returned only JSON schemas, which string prompts ignore."""
 
     @property
     def offer(self) -> ToolOffer:
         """The tools for a process that does not have the environment."""
-        return ToolOffer(tuple(tool.schema for tool in self._tools.values()), tuple(self._shown), self.of_schemas)
+        return ToolOffer(tuple(self.schemas), self.are_only_shown, self.of_schemas)
 
     @classmethod
     def offered(cls, offer: ToolOffer) -> Tools:
         """The tools of an environment that runs elsewhere; they cannot be run here."""
-        run, shown = ([Tool(function_part(each)["name"], each) for each in part] for part in (offer.run, offer.shown))
-        return cls(run, shown, offer.of_schemas)
-
-    @property
-    def are_only_shown(self) -> bool:
-        """Whether the environment parses and runs the calls itself."""
-        return bool(self.schemas) and not self._tools
+        tools = (Tool(function_part(schema)["name"], schema) for schema in offer.schemas)
+        return cls(tools, offer.are_only_shown, offer.of_schemas)
 
     @classmethod
     def of(cls, owner: object, runs_calls: bool = True) -> Tools:
@@ -119,11 +114,10 @@ class Tools:
                 label = short(named if isinstance(named, str) and named else repr(item))
                 raise EnvironmentFailed(f"{place}: {label}: {error}") from None
             found[tool.name] = tool
-        of_schemas = all(isinstance(item, dict) for item in items)
-        return cls((), found.values(), of_schemas) if only_shown else cls(found.values(), (), of_schemas)
+        return cls(found.values(), only_shown, all(isinstance(item, dict) for item in items))
 
     def __len__(self) -> int:
-        return len(self._tools)
+        return 0 if self.are_only_shown else len(self._tools)
 
     def run(self, call: ToolCall) -> ToolOutcome:
         """Run a call, or find out what is wrong with it.
@@ -133,13 +127,11 @@ class Tools:
         """
         tool, named = self._tools.get(str(call.name)), short(str(call.name))
         problem = call.problem
-        if not problem and not isinstance(call.arguments, dict):  # arguments that did not come from read_calls
-            problem = "the arguments are not a JSON object"
-        elif not problem and is_deep(call.arguments):
-            problem = TOO_DEEP
-        if problem or tool is None:
+        if not problem and tool is None:
             near, names = did_you_mean(named, self._tools), ", ".join(self._tools) or "none"
-            return _wrong(problem or f"there is no tool {named}.{near} Tools: {names}")
+            problem = f"there is no tool {named}.{near} Tools: {names}"
+        if problem or tool is None:
+            return _wrong(problem)
         values, problems = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
         if problems:
             return _wrong(f"{tool.name}: {'; '.join(short(problem, 200) for problem in problems)}")
@@ -155,11 +147,10 @@ def _wrong(problem: str) -> ToolOutcome:
 
 def _as_text(result: object) -> str:
     """What a tool returned, as the model reads it."""
-    plain = result.value if isinstance(result, Enum) else result
     try:
-        plain = to_jsonable_python(plain, fallback=str)
+        plain = to_jsonable_python(result, fallback=str)
     except ValueError:  # a list that holds itself, bytes that are no text
-        plain = str(plain)
+        plain = str(result)
     return clean(plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False))
 
 
@@ -180,12 +171,34 @@ def _listed(owner: object, place: str) -> list[object]:
     return found
 
 
-def _name_problems(given: Collection[str], required: Iterable[str], known: Collection[str]) -> list[str]:
-    """Messages about missing arguments, and about at most three unknown ones."""
-    missing = [f"missing argument: {name}" for name in required if name not in given]
-    unknown = itertools.islice((short(name) for name in given if name not in known), 3)
-    near = {name: did_you_mean(name, known) for name in unknown}
-    return missing + [f"unknown argument: {name}{hint and '.'}{hint}" for name, hint in near.items()]
+@dataclass(frozen=True)
+class _Arguments:
+    """What checks the arguments of a tool's calls."""
+
+    validator: SchemaValidator
+    names: Collection[str]
+    converts: bool = True
+    """Whether the tool gets the values that pydantic makes of the model's."""
+    nullable: Collection[str] = ()
+    """Parameters whose default is None: null is the default, for every hint."""
+
+    def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
+        """Keyword arguments for the function, and the problems of the arguments that the model gave."""
+        known = {name: value for name, value in given.items() if value is not None or name not in self.nullable}
+        try:
+            _, values = self.validator.validate_python(known)
+        except ValidationError as error:
+            return {}, [self._problem(one["type"], one["loc"], one["msg"]) for one in error.errors(include_url=False)]
+        return values if self.converts else given, []
+
+    def _problem(self, kind: str, place: tuple[int | str, ...], what: str) -> str:
+        name = str(place[0])
+        if kind == "unexpected_keyword_argument":
+            near = did_you_mean(name, self.names)
+            return f"unknown argument: {short(name)}{near and '.'}{near}"
+        if len(place) == 1 and kind.startswith("missing"):
+            return f"missing argument: {name}"
+        return f"{'.'.join(map(str, place))}: {what}"
 
 
 def _is_json(value: object) -> bool:
@@ -212,47 +225,20 @@ def _tool_of_function(function: Any) -> Tool:
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise InvalidToolError("it has no name to call it by\nWrite it as a method or a function, with def.")
-    known = _described(getattr(function, "__func__", function), inspect.ismethod(function))
-    schema = {"name": name, "description": known.description, "parameters": copy.deepcopy(known.parameters)}
-    return Tool(name, {"type": "function", "function": schema}, function, known.read)
+    function_itself = inspect.unwrap(getattr(function, "__func__", function))
+    description, parameters, arguments = _described(function_itself, inspect.ismethod(function))
+    schema = {"name": name, "description": description, "parameters": copy.deepcopy(parameters)}
+    return Tool(name, {"type": "function", "function": schema}, function, arguments.read)
 
 
-@dataclass(frozen=True)
-class _Arguments:
-    """Description of a function, JSON schema of its parameters, and what checks the arguments of a call."""
-
-    description: str
-    parameters: ToolJson
-    defaults: Mapping[str, object]
-    """Python's default of each parameter, or `inspect.Parameter.empty`."""
-    adapter: TypeAdapter[Any]
-
-    def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
-        """Keyword arguments for the function, and the problems of the arguments that the model gave.
-
-        An argument that is missing gets Python's default; so does null if that default is None, for every hint.
-        """
-        problems = _name_problems(given, self.parameters["required"], self.defaults)
-        null = {name for name, value in given.items() if value is None and self.defaults.get(name, "") is None}
-        try:
-            read = self.adapter.validate_python({name: value for name, value in given.items() if name not in null})
-        except ValidationError as error:
-            wrong = error.errors(include_url=False, include_context=False, include_input=False)
-            # `problems` names missing arguments already; an argument has at most three problems in the message
-            shown = (each for each in wrong if each["type"] != "missing" or len(each["loc"]) > 1)
-            found = [
-                f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
-                for _, of_one in itertools.groupby(shown, key=lambda each: each["loc"][0])
-                for each in itertools.islice(of_one, 3)
-            ]
-            return {}, [*found, *problems]
-        return dict(read), problems
-
-
-class _QuietSchema(GenerateJsonSchema):
-    """Leaves out defaults that JSON cannot hold, without a warning."""
+class _ToolSchema(GenerateJsonSchema):
+    """Leaves out titles, and defaults that JSON cannot hold, without a warning."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as pydantic has it
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        """Whether a field has a title."""
+        return False
 
 
 _NOT_NAMED = {
@@ -263,62 +249,38 @@ _NOT_NAMED = {
 
 
 @functools.lru_cache(maxsize=256)  # the objects of different episodes have the same methods
-def _described(source: Any, is_bound: bool) -> _Arguments:
-    """Read a function's signature, hints and docstring; `is_bound`: its first parameter is `self`."""
+def _described(function: Any, is_bound: bool) -> tuple[str, ToolJson, _Arguments]:
+    """The description of a function, the JSON schema of its parameters, and what checks the arguments of a call;
+    `is_bound`: its first parameter is `self`."""
     try:
-        parameters = list(inspect.signature(source).parameters.values())[is_bound:]
+        parameters = list(inspect.signature(function).parameters.values())[is_bound:]
     except (TypeError, ValueError):
         raise InvalidToolError("Python knows no signature of it\nCall it from a function of your own.") from None
     for parameter in parameters:
         if parameter.kind in _NOT_NAMED:
             raise InvalidToolError(_NOT_NAMED[parameter.kind].format(parameter.name))
-    defaults = {parameter.name: parameter.default for parameter in parameters}
-    hints = _hints(source, defaults)
-    adapter, schema = _checked_by(hints, defaults)
-    description, texts = _read_docstring(inspect.getdoc(source) or "")
-    shown = {"type": "object", "properties": {}, "required": [], **_flat(schema, schema.get("$defs", {}))}
-    for name, each in shown["properties"].items():
-        if text := _text_of_hint(hints[name]) or each.get("description") or texts.get(name):
-            each["description"] = text
-        default = defaults[name]
-        if default is not inspect.Parameter.empty and _is_json(default):
-            each["default"] = to_jsonable_python(default)
-    return _Arguments(description, shown, defaults, adapter)
-
-
-def _hints(source: Any, defaults: Mapping[str, object]) -> dict[str, Any]:
-    """Hints of the parameters. The return hint is not evaluated, as it may name what is not imported."""
-    function = inspect.unwrap(source)
-    known = getattr(function, "__annotations__", {})
-    own = types.SimpleNamespace(__annotations__={name: known[name] for name in defaults if name in known})
+    strict = ConfigDict(allow_inf_nan=False)
     try:
-        hints = get_type_hints(own, globalns=getattr(function, "__globals__", {}), include_extras=True)
+        core = generate_arguments_schema(
+            function, "arguments", lambda place, *_: "skip" if is_bound and place == 0 else None, strict
+        )
+        schema, validator = _ToolSchema().generate(core), SchemaValidator(core, {"allow_inf_nan": False})
+        hints = get_type_hints(function, include_extras=True)
     except Exception as error:
-        why = short(f"{type(error).__name__}: {error}", 200)
-        what = "Define or import what the hints name at the top of the module."
-        raise InvalidToolError(f"the hints of its arguments cannot be read: {why}\n{what}") from None
-    return {name: hints.get(name, Any) for name in defaults}
-
-
-def _checked_by(hints: Mapping[str, Any], defaults: Mapping[str, object]) -> tuple[TypeAdapter[Any], ToolJson]:
-    """What checks arguments with these hints, and their JSON schema.
-
-    Raises:
-        InvalidToolError: a hint is of a type that pydantic or JSON does not know.
-    """
-    is_needed = {name: defaults[name] is inspect.Parameter.empty for name in hints}
-    fields = {name: hint if is_needed[name] else NotRequired[hint] for name, hint in hints.items()}
-    arguments = cast(Any, TypedDict)("Arguments", fields)
-    arguments.__pydantic_config__ = ConfigDict(allow_inf_nan=False)
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(arguments)
-        return adapter, adapter.json_schema(schema_generator=_QuietSchema)
-    except Exception as error:
-        for name in hints if len(hints) > 1 else ():
-            _checked_by({name: hints[name]}, defaults)  # raises for the one to name
         why = short(re.split(r"\n|\. ", str(error))[0], 200)
-        what = "Hint it with int, str, list[...], Literal[...], a dataclass or a pydantic model."
-        raise InvalidToolError(f"its argument {next(iter(hints))} cannot be described: {why}\n{what}") from None
+        what = (
+            "Hint them with int, str, list[...], Literal[...], a dataclass or a pydantic model, which the module"
+            " defines or imports at its top."
+        )
+        raise InvalidToolError(f"its arguments cannot be described: {why}\n{what}") from None
+    description, texts = _read_docstring(inspect.getdoc(function) or "")
+    flat = _flat(schema, schema.pop("$defs", {}))
+    for name, each in flat["properties"].items():
+        if text := _text_of_hint(hints.get(name)) or each.get("description") or texts.get(name):
+            each["description"] = text
+    shown = {"type": "object", "properties": flat["properties"], "required": flat.get("required", [])}
+    nullable = [parameter.name for parameter in parameters if parameter.default is None]
+    return description, shown, _Arguments(validator, list(flat["properties"]), True, nullable)
 
 
 def _text_of_hint(hint: object) -> str | None:
@@ -328,40 +290,23 @@ def _text_of_hint(hint: object) -> str | None:
     return next(texts, None)
 
 
-_SECTION = re.compile(
-    r"(Args|Arguments|Parameters|Params):\s*$|(Returns?|Raises|Yields):|:(param|type|returns?|raises)\b"
-)
-_ITEM = re.compile(r"(?::param\s(?:[^:]*\s)?|\s+)(\w+)\s*(?:\((?:[^()]|\([^()]*\))*\))?\s*:(.*)")
+_SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Params|Returns?|Raises|Yields):|^:\w", re.MULTILINE)
+_ARGS = re.compile(r"^(?:Args|Arguments|Parameters|Params):[ \t]*\n((?:[ \t].*\n?|\n)*)", re.MULTILINE)
+_TEXT = r":(.*(?:\n[ \t]+.*)*)"  # with the lines that are indented further
+_ITEM = re.compile(r"^(\w+)[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?[ \t]*" + _TEXT, re.MULTILINE)
+_PARAM = re.compile(r"^:param\s(?:[^:]*\s)?(\w+)" + _TEXT, re.MULTILINE)
 
 
 def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
     """The description, and the text of each argument, from Google's `Args:` or `:param name: text`."""
-    lines = doc.splitlines()
-    end = next((number for number, line in enumerate(lines) if _SECTION.match(line)), len(lines))
-    paragraphs = re.split(r"\n\s*\n", "\n".join(lines[:end]))
-    about = "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
-    texts: dict[str, list[str]] = {}
-    current: list[str] = []
-    indent, is_args = 0, False
-    for line in lines[end:]:
-        depth = len(line) - len(line.lstrip())
-        if line.strip() and not depth:  # another section, or another :param:
-            current, indent, is_args = [], 0, line.startswith(("Arg", "Param"))
-        indent = indent or depth
-        item = _ITEM.match(line)
-        if item and (line.startswith(":") or (is_args and depth == indent)):
-            current = texts.setdefault(item[1], [])
-            line = item[2]
-        current.append(line)
-    return about, {name: " ".join(" ".join(text).split()) for name, text in texts.items()}
-
-
-_DROPPED = {"title", "discriminator", "$defs"}
-_VERBATIM = {"default", "enum", "const", "examples", "required"}
+    about = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", _SECTION.split(doc)[0])]
+    section = _ARGS.search(doc)
+    items = _ITEM.findall(textwrap.dedent(section[1]) if section else "") + _PARAM.findall(doc)
+    return "\n".join(about).strip(), {name: " ".join(text.split()) for name, text in items}
 
 
 def _flat(node: Any, defs: Mapping[str, ToolJson], inside: tuple[str, ...] = ()) -> Any:
-    """The schema as models read it best: without titles, and with each `$ref` replaced by its definition. Inside of
+    """The schema as models read it best: with each `$ref` replaced by its definition, without its title. Inside of
     itself a recursive definition is any object."""
     if isinstance(node, list):
         return [_flat(each, defs, inside) for each in node]
@@ -369,18 +314,10 @@ def _flat(node: Any, defs: Mapping[str, ToolJson], inside: tuple[str, ...] = ())
         return node
     name = str(node.get("$ref", "")).removeprefix("#/$defs/")
     if name in defs:
-        beside = {key: value for key, value in node.items() if key != "$ref"}
         definition: ToolJson = {"type": "object"} if name in inside else defs[name]
-        return _flat({**definition, **beside}, defs, (*inside, name))
-    flat: ToolJson = {}
-    for key, value in node.items():
-        if key in ("properties", "patternProperties"):
-            flat[key] = {name: _flat(each, defs, inside) for name, each in value.items()}
-        elif key in _VERBATIM:
-            flat |= {key: value} if _is_json(value) else {}
-        elif key not in _DROPPED:
-            flat[key] = _flat(value, defs, inside)
-    return flat
+        beside = {**definition, **node}
+        return _flat({key: beside[key] for key in beside if key not in ("$ref", "title")}, defs, (*inside, name))
+    return {key: _flat(value, defs, inside) for key, value in node.items()}
 
 
 # -- tools that are JSON schemas
@@ -434,43 +371,47 @@ def _tool_of_schema(item: ToolJson, owner: object) -> Tool:
             " the environment parses the calls itself."
         )
     shown, parameters = shown_tool(item), function_part(item).get("parameters") or {}
-    required = dict.fromkeys(parameters.get("required", []))
+    required, properties = dict.fromkeys(parameters.get("required", [])), parameters.get("properties", {})
     try:
         signature = inspect.signature(method)
         signature.bind(**required)
-        signature.bind(**required, **dict.fromkeys(parameters.get("properties", {}).keys() - required))
+        signature.bind(**required, **dict.fromkeys(properties.keys() - required))
     except TypeError as error:
         raise InvalidToolError(f"the schema does not fit the method: {error}\nMake their arguments the same.") from None
-    return Tool(shown.name, shown.schema, method, functools.partial(_checked, parameters))
+    core = [
+        core_schema.arguments_parameter(
+            name,
+            kind if name in required else core_schema.with_default_schema(kind, default=None),
+            mode="keyword_only",
+        )
+        for name, kind in ((name, _core_schema(schema)) for name, schema in properties.items())
+    ]
+    rest = core_schema.any_schema() if parameters.get("additionalProperties") else None
+    validator = SchemaValidator(core_schema.arguments_schema(core, var_kwargs_schema=rest))
+    return Tool(shown.name, shown.schema, method, _Arguments(validator, properties, converts=False).read)
 
 
-def _checked(parameters: ToolJson, given: ToolJson) -> tuple[ToolJson, list[str]]:
-    """The arguments, unconverted, and their problems."""
-    properties = parameters.get("properties", {})
-    wrong = {name: _misfit(value, properties.get(name, {})) for name, value in given.items()}
-    problems = [f"{name}: {problem}" for name, problem in wrong.items() if problem]
-    known = {**properties, **given} if parameters.get("additionalProperties") else properties
-    return given, problems + _name_problems(given, parameters.get("required", []), known)
+_TYPES: dict[str, CoreSchema] = {
+    "string": core_schema.str_schema(strict=True),
+    "integer": core_schema.int_schema(strict=True),
+    "number": core_schema.float_schema(strict=True),
+    "boolean": core_schema.bool_schema(strict=True),
+    "array": core_schema.list_schema(strict=True),
+    "object": core_schema.dict_schema(strict=True),
+    "null": core_schema.none_schema(),
+}
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
-    "array": (list,), "object": (dict,), "null": (type(None),),
-}  # fmt: skip
-
-
-def _misfit(value: object, schema: ToolJson) -> str:
-    """What is wrong with a value; True and False are not numbers, and an unknown type fits everything."""
-    if value is None and schema.get("nullable"):
-        return ""
+def _core_schema(schema: ToolJson) -> CoreSchema:
+    """What checks a value by the types or the options of its schema; an unknown type is any."""
     names = schema.get("type", [])
-    names = [str(name) for name in (names if isinstance(names, list) else [names])]
-    fits = (
-        name not in _TYPES or (isinstance(value, _TYPES[name]) and isinstance(value, bool) == (name == "boolean"))
-        for name in names
-    )
-    if names and not any(fits):
-        return f"should be of type {' or '.join(names)}"
-    options = schema.get("enum")
-    is_option = not isinstance(options, list) or value in options
-    return "" if is_option else f"should be one of {json.dumps(options, ensure_ascii=False)}"
+    kinds = [
+        _TYPES.get(str(name), core_schema.any_schema()) for name in (names if isinstance(names, list) else [names])
+    ]
+    if isinstance(schema.get("enum"), list):
+        kinds = [core_schema.literal_schema(schema["enum"])]
+    if kinds and schema.get("nullable"):
+        kinds.append(core_schema.none_schema())
+    if len(kinds) > 1:
+        return core_schema.union_schema(kinds)
+    return kinds[0] if kinds else core_schema.any_schema()

@@ -18,7 +18,7 @@ import numpy
 
 from aitrain.environment.contract import env_kind, named_by, scores_groups
 from aitrain.environment.dataset import fingerprint
-from aitrain.environment.env_service import EnvHttpServer, EnvService
+from aitrain.environment.env_service import EnvService
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.runner import NoModel, start_runner
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
@@ -64,16 +64,16 @@ def serve_environment(config: TrainConfig, tokenizer: object, is_loaded: IsLoade
     if opened.note:
         say(opened.note)
     with closing(runner):
-        service = EnvService(runner, opened.all_cases, description, kept_files(environment), say)
-        asyncio.run(_serve(service, place, say))
+        service = EnvService(runner, opened.all_cases, description, kept_files(environment), say, *place)
+        asyncio.run(_serve(service, say))
 
 
-async def _serve(service: EnvService, place: tuple[str, int], say: Say) -> None:
-    server, signals = EnvHttpServer(service, *place), list[int]()
+async def _serve(service: EnvService, say: Say) -> None:
+    signals = list[int]()
 
     def stop(number: int) -> None:
         signals.append(number)
-        server.stop.set()
+        service.stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
@@ -85,9 +85,9 @@ async def _serve(service: EnvService, place: tuple[str, int], say: Say) -> None:
         say(f"Train on it with: aitrain grpo --rl-env {url}")
 
     try:
-        await server.serve(on_ready)
+        await service.serve(on_ready)
     except OSError as error:
-        raise ConfigError(f"--host {place[0]} --port {place[1]}: {error.strerror or error}") from error
+        raise ConfigError(f"--host {service.host} --port {service.port}: {error.strerror or error}") from error
     if signal.SIGINT in signals:
         raise KeyboardInterrupt
 

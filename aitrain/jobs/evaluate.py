@@ -19,10 +19,10 @@ from aitrain.runs.environment_source import files_of
 from aitrain.runs.eval_result import PHASE, EvalFacts, EvalResult, changed_since, eval_result, model_of
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import as_float
-from aitrain.runs.mixture import mean_score
 from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, write_json
+from aitrain.runs.statistics import mean_score
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.eval_preparation import PreparedEval, prepare_eval
 from aitrain.training.evaluation import EvalPhase, PlayedSample, RecordedScores, evaluate, recorded_scores
@@ -133,10 +133,9 @@ def _whole_batches(folder: RunFolder, prepared: PreparedEval) -> RecordedScores:
         whole[name] = {key: found[name][key] for keys in batches if keys <= found[name].keys() for key in keys}
     kept = {(f"{PHASE}_{name}", *key) for name, keys in whole.items() for key in keys}
 
-    def is_kept(values: dict[str, object]) -> bool:
-        record = RolloutRecord.from_json(values)
+    def is_kept(record: RolloutRecord) -> bool:
         return (record.eval_phase, record.row_number, record.sample or 0) in kept
 
     for file in folder.rollouts.glob("*.jsonl"):
-        keep_lines(file, is_kept)
+        keep_lines(file, is_kept, RolloutRecord.from_json)
     return whole

@@ -24,9 +24,9 @@ from aitrain.errors import (
 from aitrain.events import Ended
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, forget, newest_checkpoint, step_of
 from aitrain.runs.early_stop import time_to_target
-from aitrain.runs.mixture import env_results, score_table
 from aitrain.runs.result import Result
 from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.statistics import env_results, score_table
 from aitrain.runs.verdict import verdict_of_scores
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.evaluation import EvalScores

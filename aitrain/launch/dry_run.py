@@ -1,20 +1,17 @@
-"""Starts the process of a dry run, a training process that loads no weights, and waits for its end."""
+"""A dry run: one training process that loads no weights."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import tempfile
-import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted, RunFailed
-from aitrain.events import DRY_RUN_VARIABLE, Ended, Failed, Note, Phase, decode
-from aitrain.execution.process_tree import ProcessTree
+from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted
+from aitrain.events import DRY_RUN_VARIABLE, Event, Failed, Note, Phase
+from aitrain.launch.machines import LaunchedRank
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import process_variables, worker_command
-from aitrain.redaction import RedactedLog, disable_telemetry
+from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
 
 
@@ -29,51 +26,37 @@ def dry_run(
     Raises:
         AitrainError: the run would be refused, by the same error.
     """
-    disable_telemetry(plan.config.telemetry)
-    variables = {**process_variables(plan), DRY_RUN_VARIABLE: str(plan.batch.processes)}
-    notes, phase, is_late = list[Note](), "starting", threading.Event()
-    end: Failed | Ended | None = None
+    notes, phases = list[Note](), ["starting"]
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event)
+        elif isinstance(event, Phase):
+            phases.append(event.text)
+            show_phase(event.text)
+
     with tempfile.TemporaryDirectory(prefix="aitrain-dry-run-") as parent:
         folder = RunFolder(Path(parent))
         folder.write_config(plan.config)
-        log = RedactedLog(folder.log, variables)
-        command = worker_command(plan, folder, plan.checkpoint)
-        tree = ProcessTree(command, env=variables, stdout=subprocess.PIPE, stderr=log.pipe)
-
-        def give_up() -> None:
-            is_late.set()
-            tree.kill()
-
-        timer = threading.Timer(plan.config.stall_timeout, give_up)
-        timer.start()
-        try:
-            for line in tree.stdout:
-                match decode(line.decode(errors="replace")):
-                    case Note() as note:
-                        notes.append(note)
-                    case Phase(phase):
-                        show_phase(phase)
-                    case Ended() | Failed() as end:
-                        break
-            else:
-                tree.wait()
-        except KeyboardInterrupt:
-            raise Interrupted("Stopped.") from None
-        finally:
-            timer.cancel()
-            code = tree.close()
-            log.close()
-            tree.stdout.close()
+        processes = _AtOnce(replace(plan, launched=None), folder, hear, ranks=[LaunchedRank()])
+        processes.variables = {DRY_RUN_VARIABLE: str(plan.batch.processes)}
+        end = processes.run()
         if show_output is not None:
             show_output(folder.log.read_text(encoding="utf-8", errors="replace"))
-    if end is None and is_late.is_set():
-        late = f"The dry run took more than {plan.config.stall_timeout:g} seconds (--stall-timeout), while {phase}"
-        raise EnvironmentFailed(late)
-    if end is None:
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise RunFailed(f"The process ended without an error message while {phase}: {how}")
     if isinstance(end, Failed):
-        error = AitrainError(end.message)
+        seconds, error = plan.config.stall_timeout, AitrainError(end.message)
         error.exit_code = end.exit_code
-        raise error
+        if end.status == "stalled":
+            why = f"The dry run made no progress for {seconds:g} seconds (--stall-timeout), while {phases[-1]}"
+            error = EnvironmentFailed(why)
+        raise Interrupted(end.message) if end.exit_code == Interrupted.exit_code else error
     return notes
+
+
+class _AtOnce(Processes):
+    """Has nothing to save: a request to stop ends it at once."""
+
+    def stop(self) -> None:
+        """End the process."""
+        self.stops += 1
+        super().stop()

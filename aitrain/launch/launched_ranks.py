@@ -22,9 +22,8 @@ from typing import Any, NoReturn
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import COMMAND_VARIABLE, LAUNCHER_VARIABLE
-from aitrain.launch.machine_store import POLL, MachineStore, StoreLostError, join_store, serve_store
 from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_ranks
-from aitrain.launch.nodes import NodeGroup
+from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, StoreLostError, join_store, serve_store
 from aitrain.options.train import TrainConfig
 
 MEET_SECONDS = 600.0

@@ -6,10 +6,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 
+DEFAULT_PORT = TrainConfig.model_fields["master_port"].default
 PORTS = range(20000, 30000)
 """Ports for jobs that have no MASTER_PORT, so that jobs that share a machine do not meet each other."""
 RANK_VARIABLES = (
@@ -17,12 +19,8 @@ RANK_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
 )
 """Environment variables from which torch's `env://` knows the other processes."""
-FOREIGN_VARIABLES = (
-    *("GROUP_RANK", "ROLE_RANK", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
-"""Variables of launchers that accelerate or torch would read in a training process."""
+FOREIGN = ("ACCELERATE_", "GROUP_RANK", "ROLE_RANK", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCAL")
+"""Beginnings of variables of launchers that accelerate or torch would read in a training process."""
 MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "MPI_LOCALRANKID": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
@@ -93,41 +91,42 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
     Raises:
         ConfigError: the processes are not spread evenly, or nothing says where they meet.
     """
-    tasks, nodes = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_STEP_NUM_NODES")
+    number = partial(_number, environ)
+    tasks, nodes = number("SLURM_STEP_NUM_TASKS"), number("SLURM_STEP_NUM_NODES")
     local = next((name for name in MPI if name in environ), None)
     if {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= environ.keys():
         for name, instead in (("FSDP", "--distributed-backend fsdp2"), ("DEEPSPEED", "--trl deepspeed=FILE")):
             if environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
                 raise ConfigError(f"accelerate launch is set up for {name}, which is an option here\nUse {instead}.")
-        world = _number(environ, "WORLD_SIZE")
+        world = number("WORLD_SIZE")
         if world == 1 and "TORCHELASTIC_RUN_ID" not in environ:  # a single process that no torchrun restarts
             return None
         found = LaunchedRank(
-            _number(environ, "RANK", 0),
+            number("RANK", 0),
             world,
-            _number(environ, "LOCAL_RANK", 0),
-            _number(environ, "LOCAL_WORLD_SIZE", world),
+            number("LOCAL_RANK", 0),
+            number("LOCAL_WORLD_SIZE", world),
             environ.get("MASTER_ADDR", "127.0.0.1"),
-            _number(environ, "MASTER_PORT", 29500),
+            number("MASTER_PORT", 29500),
             environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+            number("TORCHELASTIC_RESTART_COUNT", 0),
         )
     elif "SLURM_PROCID" in environ and tasks > nodes:
         if tasks % nodes:
             raise ConfigError(f"srun started {tasks} tasks on {nodes} nodes\nUse the same number on each of them.")
-        share, number = tasks // nodes, _number(environ, "SLURM_LOCALID", 0)
-        rank = _number(environ, "SLURM_NODEID", 0) * share + number
-        found = LaunchedRank(rank, tasks, number, share, *_slurm_place(environ))
-    elif local is not None and _number(environ, MPI[local][1]) > 1:
-        rank, world, share = (_number(environ, name, 0) for name in MPI[local])
+        share, local_rank = tasks // nodes, number("SLURM_LOCALID", 0)
+        rank = number("SLURM_NODEID", 0) * share + local_rank
+        found = LaunchedRank(rank, tasks, local_rank, share, *_slurm_place(environ))
+    elif local is not None and number(MPI[local][1]) > 1:
+        rank, world, share = (number(name, 0) for name in MPI[local])
         if "MASTER_ADDR" not in environ and world > share:
             raise ConfigError(
                 "mpirun does not say where the machines meet\nSet MASTER_ADDR to the name of the first one."
             )
         # on one machine, a port by the number of the process that started the ranks
-        port = PORTS[os.getppid() % len(PORTS)] if world == share else 29400
-        place = environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT", port)
-        found = LaunchedRank(rank, world, _number(environ, local, 0), share, *place)
+        port = PORTS[os.getppid() % len(PORTS)] if world == share else DEFAULT_PORT
+        place = environ.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT", port)
+        found = LaunchedRank(rank, world, number(local, 0), share, *place)
     elif {ONE_PROCESS, "MASTER_PORT"} <= environ.keys() and "RANK" not in environ:
         raise ConfigError("accelerate launch was asked for several processes, and started one\nAdd --multi_gpu.")
     else:
@@ -142,18 +141,18 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
 
 def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process but for those by which a launcher, or accelerate's, describes the ranks."""
-    dropped = {*RANK_VARIABLES, *FOREIGN_VARIABLES}
     return {
-        name: value for name, value in environ.items() if name not in dropped and not name.startswith("ACCELERATE_")
+        name: value for name, value in environ.items() if name not in RANK_VARIABLES and not name.startswith(FOREIGN)
     }
 
 
 def _slurm_place(environ: Mapping[str, str]) -> tuple[str, int]:
     """The first machine of SLURM's step, and a port by the numbers of job and step."""
+    number = partial(_number, environ)
     names = re.sub(r"\[(\w+)[^\]]*\]", r"\1", environ.get("SLURM_STEP_NODELIST", ""))  # `gpu[01-03,7],login`
-    spread = _number(environ, "SLURM_JOB_ID") * 7 + _number(environ, "SLURM_STEP_ID", 0)
+    spread = number("SLURM_JOB_ID") * 7 + number("SLURM_STEP_ID", 0)
     address = environ.get("MASTER_ADDR", names.partition(",")[0])
-    return address, _number(environ, "MASTER_PORT", PORTS[spread % len(PORTS)])
+    return address, number("MASTER_PORT", PORTS[spread % len(PORTS)])
 
 
 def find_nodes(config: TrainConfig, environ: Mapping[str, str] = os.environ) -> Nodes | None:
@@ -172,9 +171,8 @@ def find_nodes(config: TrainConfig, environ: Mapping[str, str] = os.environ) -> 
         if config.nnodes is None and (config.node_rank is not None or config.master_addr is not None):
             raise ConfigError("node_rank: without --nnodes there is one machine\nAdd --nnodes, or omit --node-rank.")
         return None
-    default_port = TrainConfig.model_fields["master_port"].default
     if given is not None and given.count == count:
-        port = given.port if config.master_port == default_port else config.master_port
+        port = given.port if config.master_port == DEFAULT_PORT else config.master_port
         return Nodes(count, given.rank, config.master_addr or given.address, port)
     if config.node_rank is None or config.master_addr is None:
         missing = "node_rank" if config.node_rank is None else "master_addr"
@@ -189,14 +187,14 @@ def find_nodes(config: TrainConfig, environ: Mapping[str, str] = os.environ) -> 
 
 def given_machines(environ: Mapping[str, str]) -> Nodes | None:
     """The machines by the variables of a launcher that started one command on each; None if there is one machine."""
-    tasks, nodes = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_STEP_NUM_NODES")
+    number = partial(_number, environ)
+    tasks, nodes = number("SLURM_STEP_NUM_TASKS"), number("SLURM_STEP_NUM_NODES")
     if "SLURM_PROCID" in environ and tasks > 1:
-        return Nodes(nodes, _number(environ, "SLURM_NODEID", 0), *_slurm_place(environ))
-    world = _number(environ, "WORLD_SIZE")
+        return Nodes(nodes, number("SLURM_NODEID", 0), *_slurm_place(environ))
+    world = number("WORLD_SIZE")
     if world > 1 and {"RANK", "MASTER_ADDR"} <= environ.keys():
-        default_port = TrainConfig.model_fields["master_port"].default
-        port = _number(environ, "MASTER_PORT", default_port)
-        return Nodes(world, _number(environ, "RANK", 0), environ["MASTER_ADDR"], port)
+        port = number("MASTER_PORT", DEFAULT_PORT)
+        return Nodes(world, number("RANK", 0), environ["MASTER_ADDR"], port)
     return None
 
 

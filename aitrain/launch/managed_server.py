@@ -14,9 +14,11 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.named_models import named_folder
 from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, new_key
-from aitrain.vllm.server_arguments import argument_words
-from aitrain.vllm.server_process import ServerConfig, VLLMServer, stop_all
+from aitrain.vllm.server_arguments import argument_words, common_arguments, training_arguments
+from aitrain.vllm.server_process import ServerConfig, VLLMServer, running
 
+QUANTIZATIONS = {"fp8": "fp8_per_channel"}
+"""vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
 LOOK = 0.5
 """Seconds between two checks whether a server lives."""
 
@@ -36,8 +38,7 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
     plans = server_plans(plan, folder)
     many = f"{len(plans)} servers: " if len(plans) > 1 else ""
     with ExitStack() as stack:
-        servers = VLLMServer.start_all(plans, lambda text: announce(Phase(f"{many}{text}")))
-        stack.callback(stop_all, servers)
+        servers = stack.enter_context(running(plans, lambda text: announce(Phase(f"{many}{text}"))))
         stack.enter_context(_Restarter(servers, plan.config.vllm_max_restarts, announce, folder).watching())
         yield {SERVER_VARIABLE: ",".join(server.url for server in servers), KEY_VARIABLE: plans[0].key}
 
@@ -52,22 +53,28 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     if dtype == "float32" and config.vllm_quantization is not None:
         dtype = "bfloat16"  # vLLM computes with FP8 weights in half precision only
     host, key = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK), new_key()
+    arguments = common_arguments(
+        str(named_folder(config.model) or config.model),
+        plan.server_gpus,
+        lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
+        dtype=dtype,
+        memory=config.vllm_memory,
+        tensor_parallel=config.vllm_tensor_parallel_size,
+        trust_remote_code=config.trust_remote_code,
+    )
+    optional = {
+        "max_model_len": context,
+        "quantization": config.vllm_quantization and QUANTIZATIONS[config.vllm_quantization],
+        "speculative_config": config.vllm_speculative,
+    }
+    arguments |= training_arguments(plan.server_gpus, config.seed)
+    arguments |= {name: value for name, value in optional.items() if value is not None}
+    arguments |= {name.replace("-", "_"): value for name, value in config.vllm_args.items()}
     return [
         ServerConfig(
-            model=str(named_folder(config.model) or config.model),
-            log=folder.path / ("vllm-server.log" if count == 1 else f"vllm-server-{number}.log"),
-            gpus=plan.server_gpus[number * config.vllm_server_gpus :][: config.vllm_server_gpus],
-            tensor_parallel=config.vllm_tensor_parallel_size,
-            data_parallel=config.vllm_data_parallel_size,
-            quantization=config.vllm_quantization,
-            speculative=config.vllm_speculative,
-            more=config.vllm_args,
-            context=context,
-            lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
-            memory=config.vllm_memory,
-            dtype=dtype,
-            trust_remote_code=config.trust_remote_code,
-            seed=config.seed,
+            arguments,
+            folder.path / ("vllm-server.log" if count == 1 else f"vllm-server-{number}.log"),
+            plan.server_gpus[number * config.vllm_server_gpus :][: config.vllm_server_gpus],
             host=host,
             key=key,
         )
@@ -79,11 +86,7 @@ def servers_in_words(plan: RunPlan) -> str:
     """The servers that a run starts, for its plan."""
     config = plan.config
     where = f"GPU {', '.join(plan.server_gpus)}" if plan.server_gpus else "the CPU"
-    if config.launcher == "ray":
-        where = "one machine of the Ray cluster"
     parts = [f"{config.vllm_servers} on {where}", f"weights by {config.weight_sync}"]
-    if config.vllm_data_parallel_size > 1:
-        parts.append(f"{config.vllm_data_parallel_size} copies of the model in each")
     if config.vllm_quantization is not None:
         parts.append(f"{config.vllm_quantization} base")
     if config.vllm_speculative is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,16 +55,34 @@ class ModelShape:
 
 
 def read_model_shape(model: str) -> ModelShape | None:
-    """Shape of a model in a folder or in the Hub's cache; None if it cannot be read."""
+    """Shape of a model in a folder or in the Hub's cache; None if it cannot be read. Sizes have other names in
+    config.json by architecture."""
     folder = folder_of(model)
     if folder is None:
         return None
-    config = read_object(folder / "config.json")
-    sizes = _sizes(config.get("text_config") or config)
-    tensors = _tensors(folder)
-    if sizes is None or not tensors:
+    config, tensors = read_object(folder / "config.json"), _tensors(folder)
+    config = config.get("text_config") or config
+
+    def size(*names: str, usual: int = 0) -> int:
+        given = (config.get(name) for name in names)
+        return next((value for value in given if isinstance(value, int) and value > 0), usual)
+
+    hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head", "num_heads")
+    layers, vocabulary = size("num_hidden_layers", "n_layer", "num_layers"), size("vocab_size")
+    if not (layers and hidden and heads and vocabulary and tensors):
         return None
-    return ModelShape(sum(map(math.prod, tensors.values())), **sizes, linears=tuple(_linears(tensors)))
+    intermediate = size("intermediate_size", "n_inner", "ffn_dim", usual=4 * hidden)
+    kv_heads = size("num_key_value_heads", usual=heads)
+    head_dim = size("head_dim", usual=max(1, hidden // heads))
+    linears = []
+    for name, shape in tensors.items():  # those of layers have the layer's number in their name
+        parts = name.split(".")
+        if len(shape) == 2 and parts[-1] == "weight" and any(part.isdigit() for part in parts):
+            linears.append(Linear(parts[-2], sum(shape), math.prod(shape)))
+    weights = sum(map(math.prod, tensors.values()))
+    return ModelShape(
+        weights, layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary, linears=tuple(linears)
+    )
 
 
 def is_small(model: str) -> bool:
@@ -78,13 +95,10 @@ def is_small(model: str) -> bool:
 
 
 def folder_of(model: str) -> Path | None:
-    """Folder of a model's files on this machine, None if there is none."""
+    """Folder of a model's files on this machine, or its snapshot in the Hub's cache; None if there is none."""
     folder = named_folder(model) or Path(os.path.expanduser(model))
-    return folder if os.path.isfile(folder / "config.json") else _cached(model)
-
-
-def _cached(model: str) -> Path | None:
-    """Snapshot of a Hub model's main branch in the Hub's cache."""
+    if os.path.isfile(folder / "config.json"):
+        return folder
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
     repository = cache / f"models--{model.replace('/', '--')}"
@@ -94,30 +108,6 @@ def _cached(model: str) -> Path | None:
         return None
     folder = repository / "snapshots" / commit
     return folder if (folder / "config.json").is_file() else None
-
-
-_NAMES = {
-    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "num_heads"),
-    "vocabulary": ("vocab_size",),
-    "intermediate": ("intermediate_size", "n_inner", "ffn_dim"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-}
-"""Names of the sizes in config.json, by architecture."""
-
-
-def _sizes(config: Mapping[str, object]) -> dict[str, int] | None:
-    found: dict[str, int] = {}
-    for size, names in _NAMES.items():
-        given = (config.get(name) for name in names)
-        found[size] = next((value for value in given if isinstance(value, int) and value > 0), 0)
-    layers, hidden, heads, vocabulary = (found[size] for size in ("layers", "hidden", "heads", "vocabulary"))
-    if not (layers and hidden and heads and vocabulary):
-        return None
-    usual = {"intermediate": 4 * hidden, "kv_heads": heads, "head_dim": max(1, hidden // heads)}
-    return {size: value or usual[size] for size, value in found.items()}
 
 
 def _tensors(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -136,11 +126,3 @@ def _tensors(folder: Path) -> dict[str, tuple[int, ...]]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
     return shapes
-
-
-def _linears(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Linear]:
-    """Weight matrices of the layers, which have a layer number in their name, unlike embeddings and output layer."""
-    for name, shape in tensors.items():
-        parts = name.split(".")
-        if len(shape) == 2 and parts[-1] == "weight" and any(part.isdigit() for part in parts):
-            yield Linear(parts[-2], sum(shape), math.prod(shape))

@@ -1,8 +1,10 @@
-"""Several machines as one run: what must be equal on all of them, the folder that they share, and which one is lost.
+"""Several machines as one run: what they tell each other before and beside the training, what must be equal on all of
+them, the folder that they share, and which one is lost.
 
-The command runs on each machine, and all are connected to a MachineStore that node 0 or the launcher runs. All that a
-machine tells the others is its state, a JSON object in the store, which it writes several times a second. Node 0 reads
-the states of all others, and these read that of node 0.
+The command runs on each machine, and all are connected to a store that node 0 or the launcher runs, JSON in torch's
+TCPStore. It has no authentication: whoever reaches its port can read and write it, so no secret is put there. All that
+a machine tells the others is its state, a JSON object in the store, which it writes several times a second. Node 0
+reads the states of all others, and these read that of node 0.
 """
 
 from __future__ import annotations
@@ -17,20 +19,30 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aitrain.errors import AitrainError, ConfigError, RunFailed
-from aitrain.launch.machine_store import POLL, MachineStore, StoreLostError
 from aitrain.launch.machines import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE, version_of
 from aitrain.redaction import without_secrets
 from aitrain.runs.node_info import NodeInfo
+from aitrain.runs.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+POLL = 0.1
+"""Seconds between two looks for a value."""
+TRY_SECONDS = 5.0
+"""Seconds of one attempt to connect; Ctrl-C is heard between two."""
+STORE_SECONDS = 60.0
+"""Maximum seconds for the store to answer."""
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft")
 """Packages whose versions must be equal."""
 PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
@@ -54,18 +66,109 @@ State: TypeAlias = dict[str, Any]
 agree before the run `hello` and `sees`, on node 0 `machines`, `folder` and `begin`."""
 
 
+# -- the store
+
+
+class StoreLostError(RunFailed):
+    """The store does not answer: its machine or the connection to it is lost."""
+
+
+@contextmanager
+def _lost_if_silent() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise StoreLostError("The store of the run is gone") from error
+
+
+class MachineStore:
+    """Values by name, for all processes that are connected. Every method raises StoreLostError if the store is gone."""
+
+    def __init__(self, store: Store, prefix: str = "aitrain") -> None:
+        self._store, self._prefix = store, prefix
+
+    def below(self, start: int) -> MachineStore:
+        """The same store with names of its own, for one of several starts of the processes."""
+        return MachineStore(self._store, f"{self._prefix}/{start}")
+
+    def put(self, name: str, value: object) -> None:
+        """Set a value."""
+        with _lost_if_silent():
+            self._store.set(f"{self._prefix}/{name}", json.dumps(value))
+
+    def get(self, name: str) -> Any:
+        """A value; None if it is not set yet."""
+        key = f"{self._prefix}/{name}"
+        with _lost_if_silent():
+            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    def is_first(self, name: str) -> bool:
+        """Whether no other process has asked this."""
+        with _lost_if_silent():
+            return self._store.add(f"{self._prefix}/{name}", 1) == 1
+
+
+def serve_store(address: str, port: int, is_local: bool) -> MachineStore:
+    """Run the store in this process; for one machine it listens on 127.0.0.1 only.
+
+    Raises:
+        ConfigError: the port is in use.
+    """
+    from torch._C._distributed_c10d import TCPStore  # here and below, because one process needs no store
+
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server(("127.0.0.1" if is_local else "", port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            f"master_port: port {port} cannot be used on this machine: {error.strerror}\n"
+            "Choose another with --master-port, on all machines."
+        ) from None
+    here = "127.0.0.1" if family == socket.AF_INET else "::1"
+    timeout = timedelta(seconds=STORE_SECONDS)
+    return MachineStore(
+        TCPStore(here, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach())
+    )
+
+
+def join_store(address: str, port: int, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> MachineStore:
+    """Connect to the store, which may not run yet. `meanwhile` is called between two attempts.
+
+    Raises:
+        ConfigError: nothing answers there within these seconds.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=TRY_SECONDS).close()
+            store = TCPStore(address, port, None, False, timedelta(seconds=STORE_SECONDS), wait_for_workers=False)
+            return MachineStore(store)
+        except (OSError, RuntimeError) as error:
+            why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        meanwhile()
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"master_addr: node 0 does not answer at {address}:{port}: {why}\n"
+                "Start the command with --node-rank 0 there."
+            )
+        time.sleep(POLL)
+
+
 # -- what must be equal
 
 
 def facts(config: TrainConfig, env_files: Sequence[Path | None], processes: int) -> Facts:
     """What must be equal on all machines, without secrets."""
     options = {name: value for name, value in config.written().items() if name not in PER_NODE}
+    model = Path(config.model).expanduser()
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: version_of(name) for name in PACKAGES},
-        "aitrain's code": _source_hash(PACKAGE / "__init__.py"),
-        "the environment's code": ", ".join(str(_source_hash(file)) for file in env_files),
-        "the model's files": _model_hash(Path(config.model).expanduser()),
+        "aitrain's code": _code_hash(PACKAGE / "__init__.py"),
+        "the environment's code": ", ".join(str(_code_hash(file)) for file in env_files),
+        "the model's files": _hash(model, model.iterdir()) if model.is_dir() else None,
         "number of training processes": processes,
         **without_secrets(json.loads(json.dumps(options, default=str))),
     }
@@ -83,25 +186,21 @@ def difference(own: Facts, theirs: Facts) -> str:
     return "; ".join([*shown, *(["..."] if len(names) > 3 else [])])
 
 
-def _source_hash(file: Path | None) -> str | None:
+def _code_hash(file: Path | None) -> str | None:
     """Of the environment's file, or of all modules of its package."""
     if file is None or not file.is_file():
         return None
     is_package = (file.parent / "__init__.py").exists()
-    total = hashlib.sha256()
-    for each in sorted(file.parent.rglob("*.py")) if is_package else [file]:
-        total.update(each.relative_to(file.parent).as_posix().encode() + b"\0" + each.read_bytes() + b"\0")
-    return total.hexdigest()[:12]
+    return _hash(file.parent, file.parent.rglob("*.py") if is_package else [file])
 
 
-def _model_hash(folder: Path) -> str | None:
-    """Of a local model: names and sizes of its files, and the content of the small ones."""
-    if not folder.is_dir():
-        return None
+def _hash(folder: Path, files: Iterable[Path]) -> str:
+    """Of names and sizes of files, and the content of the small ones."""
     total = hashlib.sha256()
-    for file in sorted(file for file in folder.iterdir() if file.is_file()):
+    for file in sorted(file for file in files if file.is_file()):
         size = file.stat().st_size
-        total.update(f"{file.name} {size}\0".encode() + (file.read_bytes() if size < SMALL_FILE else b""))
+        content = file.read_bytes() if size < SMALL_FILE else b""
+        total.update(f"{file.relative_to(folder).as_posix()} {size}\0".encode() + content)
     return total.hexdigest()[:12]
 
 
@@ -220,54 +319,52 @@ class NodeGroup:
 
     # -- the run folder
 
-    def show_folder(self, folder: Path, checkpoint: Path | None, epoch: int = 0) -> None:
-        """On node 0: tell the others the run folder, which all of them must see.
+    def show_folder(self, folder: Path | None, checkpoint: Path | None = None, epoch: int = 0) -> None:
+        """On node 0: tell the others the run folder, which all of them must see; None: the run had finished.
 
         Raises:
             ConfigError: one does not see it.
             AitrainError: one is gone.
         """
-        proof = folder / f".seen-{secrets.token_hex(8)}"
-        proof.touch()
-        told = {"path": str(folder.resolve()), "proof": proof.name, "epoch": epoch}
-        self.store.put("folder", told["path"])  # for a start after this one
+        told = Facts()
+        if folder is not None:
+            name = checkpoint and checkpoint.name
+            told = {"path": str(folder.resolve()), "proof": f".seen-{secrets.token_hex(8)}", "epoch": epoch}
+            told["checkpoint"] = name
+            (folder / told["proof"]).touch()
+            self.store.put("folder", told["path"])  # for a start after this one
         try:
-            sees = self._tell_folder({**told, "checkpoint": checkpoint and checkpoint.name})
+            self.say(folder=told)
+            sees = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
         finally:
-            proof.unlink(missing_ok=True)
-        if unseen := [self.name(rank) for rank in self.others if not sees[rank]]:
+            if folder is not None:
+                (folder / told["proof"]).unlink(missing_ok=True)
+        for rank, seen in sees.items():
+            if seen is None:
+                raise RunFailed(f"{self.name(rank)} does not answer\nSee the output there.")
+        unseen = [self.name(rank) for rank in self.others if not sees[rank]]
+        if folder is not None and unseen:
             raise not_shared(folder, " and ".join(unseen), "do not see" if len(unseen) > 1 else "does not see")
 
-    def show_done(self) -> None:
-        """On node 0: tell the others that the run had finished."""
-        self._tell_folder({"done": True})
-
-    def _tell_folder(self, told: Facts) -> dict[int, bool]:
-        """What the others say to the run folder."""
-        self.say(folder=told)
-        said = {rank: self.hear(rank, "sees", ANSWER_SECONDS) for rank in self.others}
-        if silent := [rank for rank, sees in said.items() if sees is None]:
-            raise RunFailed(f"{self.name(silent[0])} does not answer\nSee the output there.")
-        return said
-
-    def find_folder(self) -> SharedFolder | None:
-        """On another machine: the run folder of node 0; None if the run had finished.
+    def find_folder(self) -> tuple[RunFolder, Path | None] | None:
+        """On another machine: the run folder of node 0, and the checkpoint to continue from; None if the run had
+        finished.
 
         Raises:
             ConfigError: this machine does not see it; node 0 is told.
             AitrainError: node 0 is gone, or has failed.
         """
         told = self.hear(0, "folder")
-        is_done = "done" in told
-        sees = is_done or appears(Path(told["path"]) / told["proof"])
-        self.say(sees=sees)
-        if is_done:
+        if not told:
+            self.say(sees=True)
             return None
         path = Path(told["path"])
+        sees = appears(path / told["proof"])
+        self.say(sees=sees)
         if not sees:
             raise not_shared(path, "this machine", "does not see")
         checkpoint = path / "checkpoints" / told["checkpoint"] if told["checkpoint"] else None
-        return SharedFolder(path, checkpoint, told["epoch"])
+        return RunFolder(path, epoch=told["epoch"]), checkpoint
 
     # -- the end
 
@@ -334,15 +431,6 @@ def silence(ddp_timeout: float) -> float:
 
 
 # -- the shared folder
-
-
-@dataclass(frozen=True)
-class SharedFolder:
-    """The run folder on another machine than node 0."""
-
-    path: Path
-    checkpoint: Path | None
-    epoch: int = 0
 
 
 def appears(file: Path) -> bool:

@@ -11,18 +11,20 @@ from dataclasses import dataclass
 
 PATIENCE = 10.0
 """Timeout of nvidia-smi in seconds."""
-QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
-USE_QUERY = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+QUERY = "--query-gpu=index,name,memory.total,memory.free,memory.used,utilization.gpu"
+FORMAT = "--format=csv,noheader,nounits"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, with its memory in MiB; None if unknown."""
+    """One GPU, with its memory in MiB and its use in percent; None if unknown."""
 
     index: str
     name: str
     total: int | None
     free: int | None
+    used: int | None = None
+    percent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,14 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(named) if "-1" not in named else tuple(named[: named.index("-1")])
 
 
-def ask_driver(versions: bool = False) -> Driver | None:
-    """The driver's answer, with `versions` also its own and CUDA's; None if nvidia-smi is not installed."""
+def ask_driver(versions: bool = False, only: str = "") -> Driver | None:
+    """The driver's answer, with `versions` also its own and CUDA's; None if nvidia-smi is not installed. `only` names
+    GPUs as CUDA_VISIBLE_DEVICES does."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
     try:
-        code, answer = _ask(tool, *QUERY)
+        code, answer = _ask(tool, QUERY, FORMAT, *([f"--id={only}"] if only else []))
         if code and "no devices" not in answer.lower():
             lines = [line.strip()[:200] for line in answer.splitlines() if line.strip()]
             return Driver(failure=lines[0] if lines else f"nvidia-smi ended with exit code {code}")
@@ -61,28 +64,15 @@ def ask_driver(versions: bool = False) -> Driver | None:
         return Driver(failure=f"nvidia-smi did not answer within {PATIENCE:g} seconds")
     except OSError as error:
         return Driver(failure=f"nvidia-smi cannot be run: {error.strerror or error}")
-    gpus = tuple(gpu for gpu in map(_gpu, answer.splitlines()) if gpu is not None)
-    return Driver(gpus, _number("driver|kmd", version), _number("cuda|cuda umd", version))
-
-
-def gpu_use() -> dict[str, tuple[float | None, float | None]] | None:
-    """Use from 0 to 1 and memory in GiB, by index, of the GPUs that CUDA_VISIBLE_DEVICES names, or of all without it;
-    None if nvidia-smi is not installed or fails."""
-    tool, visible = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if tool is None or visible in ("", "-1"):
-        return None
-    try:
-        code, answer = _ask(tool, *USE_QUERY, *([f"--id={visible}"] if visible else []))
-    except (subprocess.TimeoutExpired, OSError):
-        return None
-    rows = [[field.strip() for field in line.split(",")] for line in answer.splitlines()]
-    found = {row[0]: (_scaled(row[1], 100), _scaled(row[2], 1024)) for row in rows if len(row) == 3}
-    return found if code == 0 else None
-
-
-def _scaled(field: str, by: float) -> float | None:
-    """A number divided by another one; None for `[N/A]`."""
-    return round(float(field) / by, 3) if field.isdecimal() else None
+    gpus = []
+    for (
+        line
+    ) in answer.splitlines():  # `0, NVIDIA H200, 143771, 143164, 607, 0`; memory is `[N/A]` if it is the system's
+        index, _, rest = line.partition(",")
+        name, *numbers = (field.strip() for field in rest.rsplit(",", 4))
+        if index.strip().isdecimal() and len(numbers) == 4:
+            gpus.append(Gpu(index.strip(), name, *(int(n) if n.isdecimal() else None for n in numbers)))
+    return Driver(tuple(gpus), _number("driver|kmd", version), _number("cuda|cuda umd", version))
 
 
 def _ask(tool: str, *arguments: str) -> tuple[int, str]:
@@ -105,16 +95,6 @@ def _ask(tool: str, *arguments: str) -> tuple[int, str]:
             process.wait(timeout=1)
         raise
     return process.returncode, answer
-
-
-def _gpu(line: str) -> Gpu | None:
-    """Parses `0, NVIDIA H200, 143771, 143164`; memory is `[N/A]` if it is the system's."""
-    index, _, rest = line.partition(",")
-    fields = [field.strip() for field in rest.rsplit(",", 2)]
-    if not index.strip().isdecimal() or len(fields) != 3:
-        return None
-    total, free = (int(field) if field.isdecimal() else None for field in fields[1:])
-    return Gpu(index.strip(), fields[0], total, free)
 
 
 def _number(label: str, versions: str) -> str:

@@ -18,8 +18,7 @@ from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, idle_nodes, launched_rank
 from aitrain.launch.model_shape import folder_of, read_model_shape
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.resource_check import check_resources, check_vllm_memory, device_memory
-from aitrain.launch.resource_estimate import choose_batch_size
+from aitrain.launch.resource_estimate import check_resources, check_vllm_memory, choose_batch_size, device_memory
 from aitrain.named_models import named_folder
 from aitrain.options.algorithms import remarks
 from aitrain.options.environment import DECLARED_OPTIONS
@@ -44,9 +43,8 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.new_folder import locked, new_run_folder, refuse_to_begin
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import check_listen_address
-from aitrain.vllm.server_arguments import check_server_arguments
+from aitrain.vllm.server_arguments import check_server_arguments, needed_rank
 
 
 @dataclass(frozen=True)
@@ -126,10 +124,9 @@ def check(config: TrainConfig, has_environment: bool = False, locks: ExitStack |
     if config.starts_vllm_servers:
         if config.weight_sync == "adapter":
             needed_rank(config.lora_r)
-        if is_here:
-            _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
+        _check_servers(config, served, config.vllm_listen_address if is_first else None)  # the others start none
     elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
-        check_vllm_memory(config, gpus, processes // config.vllm_tensor_parallel_size)
+        check_vllm_memory(config, gpus)
 
     folder, checkpoint, is_done, skipped = None, None, False, list[str]()
     if is_first:  # which decides for the others
@@ -356,8 +353,7 @@ def check_packages(config: TrainConfig) -> None:
     Raises:
         ConfigError: one is not.
     """
-    needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else the server has its own
-    if config.use_vllm and needs_vllm and installed("vllm") is None:
+    if config.use_vllm and config.vllm_server_url is None and installed("vllm") is None:  # else the server has its own
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
         option = "launcher" if config.launcher == "ray" else "rl_env_workers"
@@ -390,7 +386,11 @@ def _gpus(config: TrainConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:
-    check_vllm_memory(config, gpus, engines=config.vllm_servers)
+    if config.vllm_speculative is not None and not gpus:
+        raise ConfigError(
+            "vllm_speculative: on the CPU, vLLM samples drafted tokens from another distribution\nLeave it out."
+        )
+    check_vllm_memory(config, gpus)
     if address is not None:
         check_listen_address(address)
 
@@ -407,17 +407,16 @@ def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, .
             f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
             f" {', '.join(gpus)}\nOmit it for one process per GPU."
         )
-    copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
-    if gpus and config.starts_vllm_servers and config.vllm_server_gpus < copies * each:
-        option = "vllm_tensor_parallel_size" if copies == 1 else "vllm_data_parallel_size"
+    parts = config.vllm_tensor_parallel_size
+    if gpus and config.starts_vllm_servers and config.vllm_server_gpus < parts:
         raise ConfigError(
-            f"{option}: {copies * each} GPUs for a server that has {config.vllm_server_gpus} (vllm_server_gpus)\n"
-            f"Add --vllm-server-gpus {copies * each}."
+            f"vllm_tensor_parallel_size: {parts} GPUs for a server that has {config.vllm_server_gpus}"
+            f" (vllm_server_gpus)\nAdd --vllm-server-gpus {parts}."
         )
-    if config.use_vllm and config.vllm_mode == "colocate" and count % config.vllm_tensor_parallel_size:
+    if config.use_vllm and config.vllm_mode == "colocate" and count % parts:
         raise ConfigError(
-            f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of"
-            f" {config.vllm_tensor_parallel_size}\nChoose a number of GPUs that divides them."
+            f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of {parts}\n"
+            "Choose a number of GPUs that divides them."
         )
     return count
 

@@ -16,7 +16,8 @@ import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,6 @@ from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.nodes import NodeGroup, State, appears, interface_variables
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import RedactedLog, disable_telemetry
@@ -82,6 +82,8 @@ class Processes:
     """All machines of the run, if there are several."""
     server: dict[str, str] = field(default_factory=dict)
     """Environment variables with address and key of the run's own vLLM servers."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Further environment variables."""
     trees: dict[int, ProcessTree | LaunchedProcess] = field(default_factory=dict)
     """The processes by rank, each with all that it has started."""
     pids: dict[int, int] = field(default_factory=dict)
@@ -236,7 +238,11 @@ class Processes:
             )
 
     def _command(self) -> list[str]:
-        return worker_command(self.plan, self.folder, self.checkpoint or self.plan.checkpoint)
+        """The command of a training process; all ranks have the same one."""
+        command = [*PYTHON, "-m", WORKER, str(self.folder.path), str(self.folder.epoch)]
+        if checkpoint := self.checkpoint or self.plan.checkpoint:
+            command += [str(checkpoint), *(["anyway"] if self.plan.config.resume_anyway else [])]
+        return command
 
     def _environment(self) -> dict[str, str]:
         return {**self._defaults(), **without_ranks(os.environ), **self._added()}
@@ -244,13 +250,22 @@ class Processes:
     def _defaults(self) -> dict[str, str]:
         """The variables that the user may have set otherwise."""
         interface = interface_variables(self.machines[self.node].address) if self.machines else {}
-        return {**default_variables(self.plan), **interface}
+        share, has_gpus = max(1, usable_cores() // self.plan.processes), bool(self.plan.gpus)
+        return {
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the cores from each other, and from other programs
+            "OMP_NUM_THREADS": "1" if not has_gpus and is_small(self.plan.config.model) else str(share),
+            **interface,
+        }
 
     def _added(self) -> dict[str, str]:
         """What this run adds to the variables of the command."""
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
         nodes = {node_info.VARIABLE: json.dumps(node_info.as_json(self.machines))} if self.machines else {}
-        return {**gpu_variables(self.plan), **self.server, **activity, **nodes}
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}  # the plan chose them
+        return {**gpus, **self.server, **activity, **nodes, **self.variables}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
@@ -262,7 +277,7 @@ class Processes:
             hung = self.watchdog.waited_for(int(timed_out[1])) if timed_out and self.watchdog else None
             if timed_out and hung:  # only this process can see for which rank that one waited in vain
                 phase = hung.seen.name if hung.seen else "starting"
-                why = f"rank {hung.rank} made no progress for {hung.idle.seconds:.0f} seconds ({phase})"
+                why = f"rank {hung.rank} made no progress for {hung.idle:.0f} seconds ({phase})"
                 event = replace(event, message=f"{timed_out[0]}: {why}{event.message[timed_out.end() :]}")
         if isinstance(event, (Failed, Ended)):
             self._remember(event)
@@ -431,31 +446,15 @@ def _write_last_line(pipe: int, waiting: list[threading.Thread]) -> None:
         opened.write(f"\n{ALL_HAVE_ENDED}".encode())
 
 
-def worker_command(plan: RunPlan, folder: RunFolder, checkpoint: Path | None) -> list[str]:
-    """The command of a training process; all ranks have the same one."""
-    arguments = [str(folder.path), str(folder.epoch), *([str(checkpoint)] if checkpoint else [])]
-    if plan.config.resume_anyway and checkpoint:
-        arguments.append("anyway")
-    return [*PYTHON, "-m", WORKER, *arguments]
-
-
-def process_variables(plan: RunPlan) -> dict[str, str]:
-    """Environment variables of a training process; those of the user win, except for the GPUs, which the plan chose."""
-    return {**default_variables(plan), **without_ranks(os.environ), **gpu_variables(plan)}
-
-
-def default_variables(plan: RunPlan) -> dict[str, str]:
-    """Environment variables of a training process that the user has not set."""
-    share = max(1, usable_cores() // plan.processes)
-    return {
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the cores from each other, and from other programs
-        "OMP_NUM_THREADS": "1" if not plan.gpus and is_small(plan.config.model) else str(share),
-    }
-
-
-def gpu_variables(plan: RunPlan) -> dict[str, str]:
-    """Makes only the GPUs of the plan visible."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
+@contextmanager
+def on_stop_signals(handler: Callable[..., object]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM; no-op outside the main thread, which alone can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, kept in before.items():
+            signal.signal(number, kept)

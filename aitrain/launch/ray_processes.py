@@ -25,10 +25,8 @@ from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Note, Phase, Step, decode, encode
 from aitrain.execution.ray_connection import connected, has_gpus, machines
 from aitrain.launch.machines import LaunchedRank
-from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import PATIENCE, Processes
-from aitrain.launch.stop_signals import on_stop_signals
+from aitrain.launch.processes import Processes, on_stop_signals
 from aitrain.redaction import disable_telemetry
 from aitrain.runs import node_info
 from aitrain.runs.checkpoint import newest_checkpoint
@@ -68,8 +66,6 @@ class RankJob:
     plan: RunPlan
     folder: RunFolder
     working_directory: str
-    server: dict[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables with address and key of the run's own vLLM servers."""
     variables: dict[str, str] = field(default_factory=dict)
     """Further environment variables."""
 
@@ -113,7 +109,6 @@ class RayProcesses(Processes):
             stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
             needs = " and ".join(f"{count:g} {name}" for name, count in training_needs().items())
             self.announce(Phase(f"waiting for {self.world} x {needs} of Ray"))
-            self.server = stack.enter_context(server_on_ray(self.plan, self.folder, self.announce))
             fitting = threading.Thread(target=self._fit, name="ray-train", daemon=True)
             fitting.start()
             self.is_started = True
@@ -133,7 +128,7 @@ class RayProcesses(Processes):
     def _fit(self) -> None:
         """Run Ray Train until the run has ended."""
         try:
-            fit(self.plan, self.folder, self.server)
+            fit(self.plan, self.folder)
         except BaseException as error:
             self.failure = error
 
@@ -201,12 +196,25 @@ class RayProcesses(Processes):
             (self.private / (KILL if number == signal.SIGKILL else STOP)).touch()
 
 
+def launcher_of(plan: RunPlan) -> type[Processes]:
+    """The class that runs a plan: that of `--launcher`.
+
+    Raises:
+        ConfigError: the plan is for several machines, and this command runs on one.
+    """
+    if plan.nodes is not None:
+        raise ConfigError("nnodes: only aitrain grpo runs on several machines\nOmit --nnodes here.")
+    if plan.config.launcher == "ray":
+        return RayProcesses
+    return Processes
+
+
 def training_needs() -> dict[str, float]:
     """What one training process reserves: a GPU, if the cluster has one."""
     return {"CPU": 1.0, "GPU": 1.0} if has_gpus() else {"CPU": 1.0}
 
 
-def fit(plan: RunPlan, folder: RunFolder, server: dict[str, str]) -> None:
+def fit(plan: RunPlan, folder: RunFolder) -> None:
     """Run Ray Train until the run has ended.
 
     Raises:
@@ -218,7 +226,7 @@ def fit(plan: RunPlan, folder: RunFolder, server: dict[str, str]) -> None:
 
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
     variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
-    job = RankJob(replace(plan, sources={}), replace(folder, made=()), os.getcwd(), server, variables)
+    job = RankJob(replace(plan, sources={}), replace(folder, made=()), os.getcwd(), variables)
     needs = training_needs()
     DataParallelTrainer(
         run_rank,
@@ -350,7 +358,7 @@ def parent_of(rank: LaunchedRank, places: list[RankPlace], job: RankJob, announc
     )
     nodes = nodes_of(places)
     node = [each.address for each in nodes].index(here[0].address)
-    return Processes(plan, job.folder, announce, ranks=[rank], node=node, machines=nodes, server=job.server)
+    return Processes(plan, job.folder, announce, ranks=[rank], node=node, machines=nodes)
 
 
 @contextmanager
@@ -371,63 +379,3 @@ def listening(processes: Processes) -> Iterator[None]:
         yield
     finally:
         over.set()
-
-
-# -- the vLLM servers
-
-
-@dataclass
-class ServerHost:
-    """Starts the servers, restarts those that die, and ends them. A Ray actor."""
-
-    plan: RunPlan
-    folder: RunFolder
-    _stack: ExitStack = field(default_factory=ExitStack)
-
-    def start(self) -> dict[str, str]:
-        """Start the servers, which listen at this machine's address; environment variables for training processes.
-
-        Raises:
-            RunFailed: a server cannot be started.
-        """
-        import ray.util
-
-        gpus = tuple(gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu)
-        config = self.plan.config.model_copy(update={"vllm_listen_address": ray.util.get_node_ip_address()})
-        plan = replace(self.plan, config=config, server_gpus=gpus)
-        return self._stack.enter_context(managed_server(plan, self.folder, lambda event: None))
-
-    def close(self) -> None:
-        """End the servers."""
-        self._stack.close()
-
-
-@contextmanager
-def server_on_ray(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[dict[str, str]]:
-    """Run the vLLM servers of a plan, if it has some, on a machine that Ray chooses; yields the environment variables
-    with which training processes reach them.
-
-    Raises:
-        RunFailed: a server cannot be started.
-    """
-    if not plan.config.starts_vllm_servers:
-        yield {}
-        return
-    announce(Phase("starting vLLM on a machine of Ray"))
-    import ray
-
-    gpus = plan.config.vllm_servers * plan.config.vllm_server_gpus if has_gpus() else 0
-    actor = ray.remote(num_cpus=1, num_gpus=gpus, max_concurrency=2)(ServerHost)
-    host = actor.remote(replace(plan, sources={}), folder)
-    starting = host.start.remote()
-    try:
-        while not ray.wait([starting], timeout=0.1)[0]:
-            pass  # Ctrl-C is heard
-        try:
-            variables = ray.get(starting)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, AitrainError) else RunFailed(str(error.cause)) from None
-        yield variables
-    finally:
-        with suppress(Exception):  # it is gone
-            ray.get(host.close.remote(), timeout=PATIENCE)

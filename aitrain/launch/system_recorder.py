@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from aitrain.launch.nvidia import gpu_use
+from aitrain.launch.nvidia import ask_driver
 from aitrain.machine import free_memory
 from aitrain.runs.run_folder import append_lines, read_lines, write_text
 
@@ -34,7 +34,7 @@ class SystemRecorder:
         self._every = every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._record, name="system recorder", daemon=True)
-        self._has_gpus = True
+        self._has_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
         self._before: tuple[float, Cpu] = 0.0, {}
 
     def __enter__(self) -> SystemRecorder:
@@ -54,8 +54,10 @@ class SystemRecorder:
                 start = time.monotonic()
                 append_lines(self.path, [self.sample()])
                 lines += 1
-                if lines >= MOST_LINES:
-                    lines = halve(self.path)
+                if lines >= MOST_LINES:  # every second one goes, but not the first
+                    kept = self.path.read_text(encoding="utf-8").splitlines(keepends=True)[::2]
+                    write_text(self.path, "".join(kept), durable=False)
+                    lines = len(kept)
                     self._every *= 2
                 took = time.monotonic() - start
 
@@ -75,21 +77,15 @@ class SystemRecorder:
         then, before = self._before
         used = sum(seconds - before.get(process, 0.0) for process, seconds in cpu.items())
         self._before = now, cpu
-        gpus = gpu_use() if self._has_gpus else None
-        self._has_gpus = gpus is not None  # there are none, or the driver does not answer: not asked again
+        driver = ask_driver(only=os.environ.get("CUDA_VISIBLE_DEVICES", "")) if self._has_gpus else None
+        gpus = driver.gpus if driver else ()
+        self._has_gpus = bool(gpus)  # there are none, or the driver does not answer: not asked again
         values = {
             "time": round(now, 1),
             "cpu_cores": round(used / max(now - then, 1e-3), 2),
             "memory_gib": round(memory / GIB, 3),
             "free_memory_gib": None if free is None else round(free / GIB, 3),
-            **{f"gpu_use/{index}": use for index, (use, _) in (gpus or {}).items()},
-            **{f"gpu_memory_gib/{index}": gib for index, (_, gib) in (gpus or {}).items()},
+            **{f"gpu_use/{gpu.index}": gpu.percent / 100 for gpu in gpus if gpu.percent is not None},
+            **{f"gpu_memory_gib/{gpu.index}": round(gpu.used / 1024, 3) for gpu in gpus if gpu.used is not None},
         }
         return {name: value for name, value in values.items() if value is not None}
-
-
-def halve(path: Path) -> int:
-    """Remove every second line of a file, but not the first one; returns how many are left."""
-    kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[::2]
-    write_text(path, "".join(kept), durable=False)
-    return len(kept)

@@ -20,7 +20,7 @@ from aitrain.options.value_types import (
 )
 
 _OF_AITRAINS_SERVERS = (
-    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_speculative", "vllm_data_parallel_size",
+    "vllm_servers", "vllm_listen_address", "vllm_quantization", "vllm_speculative",
     "vllm_args",
 )  # fmt: skip
 _PENALTIES = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
@@ -65,11 +65,6 @@ class GenerationOptions(Options):
         """The given options, as flags, that change the distribution from softmax(logits / temperature)."""
         return self.changed_flags("rl_top_k", "rl_top_p", "rl_min_p", *_PENALTIES)
 
-    @property
-    def history_sampling(self) -> list[str]:
-        """The given options, as flags, that depend on the whole completion, its tokens or its text."""
-        return self.changed_flags(*_PENALTIES, "rl_stop")
-
     def rules(self) -> Iterable[Rule]:
         """Limits that fit into each other."""
         return [
@@ -112,8 +107,8 @@ class VLLMOptions(Options):
     vllm_server_gpus: ResumeSafe[NonNegativeInt] = 1
     """GPUs of this machine, the last ones, that each vLLM server on it uses: training leaves them alone; 0: a server of
     yours shares the GPUs of the training."""
-    vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk", "nccl"]] = "auto"
-    """How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL."""
+    vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk"]] = "auto"
+    """How a server gets the weights: the LoRA adapter alone, or all weights as files (disk)."""
     vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
     """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory.
     The importance weights correct its rounding."""
@@ -121,9 +116,6 @@ class VLLMOptions(Options):
     """Speculative decoding of aitrain's vLLM servers, which samples from the same distribution: vLLM's
     speculative_config as a JSON object, such as
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
-    vllm_data_parallel_size: ResumeSafe[PositiveInt] = 1
-    """Copies of the model in each of aitrain's vLLM servers, each on --vllm-tensor-parallel-size GPUs; raise
-    --vllm-server-gpus with it."""
     vllm_args: ResumeSafe[Table] = Field({})
     """Any other argument of aitrain's vLLM servers, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64. In YAML
     a table."""
@@ -146,7 +138,7 @@ class VLLMOptions(Options):
         return self.use_vllm and self.vllm_mode == "server" and self.vllm_server_url is None
 
     def rules(self) -> Iterable[Rule]:
-        """An address needs a server, and NCCL one address; servers that aitrain starts have options of their own."""
+        """An address needs a server; servers that aitrain starts have options of their own."""
         has_url = self.vllm_server_url is not None
         of_ours = [name for name in _OF_AITRAINS_SERVERS if name in self.changed()]
         return [
@@ -161,10 +153,6 @@ class VLLMOptions(Options):
                 "To share one GPU, use --vllm-mode colocate, or start the server yourself (--vllm-server-url).",
             ),
             (
-                self.vllm_sync == "nccl" and len(self.vllm_server_urls) > 1,
-                "vllm_sync: nccl takes one server\nGive --vllm-server-url one address, or use --vllm-sync disk.",
-            ),
-            (
                 (self.vllm_speculative or {}).get("rejection_sample_method") == "synthetic",
                 "vllm_speculative: with synthetic rejection, vLLM samples tokens that the policy would not\n"
                 "Leave rejection_sample_method out.",
@@ -173,10 +161,5 @@ class VLLMOptions(Options):
                 has_url and not (self.use_vllm and self.vllm_mode == "server"),
                 "vllm_server_url: a server is used with --use-vllm and --vllm-mode server only (an eval: --use-vllm)\n"
                 "Add both, or leave the address out.",
-            ),
-            (
-                self.vllm_sync == "nccl" and not has_url,
-                "vllm_sync: nccl needs a server of yours that was started for it (--vllm-server-url)\n"
-                "Leave it out: aitrain's own server needs no NCCL.",
             ),
         ]

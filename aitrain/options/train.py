@@ -72,7 +72,7 @@ class TrainConfig(
 
     @property
     def weight_sync(self) -> str | None:
-        """How a vLLM server gets the weights: adapter, disk or nccl; None without a server."""
+        """How a vLLM server gets the weights: adapter or disk; None without a server."""
         if not self.use_vllm or self.vllm_mode != "server":
             return None
         return ("adapter" if self.peft else "disk") if self.vllm_sync == "auto" else self.vllm_sync
@@ -154,19 +154,14 @@ class TrainConfig(
                 f"rl_stop: a vLLM server takes at most {SERVED_STOPS} texts, not {len(self.rl_stop or ())}\n"
                 "Leave some out, or use --vllm-mode colocate.",
             ),
-            (
-                self.weight_sync == "nccl" and bool(self.history_sampling),
-                f"{', '.join(self.history_sampling)}: cannot be used with --vllm-sync nccl\n"
-                "Use --vllm-sync disk or adapter, or leave them out.",
-            ),
         ]
 
     def _ahead_rules(self) -> list[Rule]:
         return [
             (
-                self.rl_ahead > 0 and self.weight_sync not in ("adapter", "disk"),
+                self.rl_ahead > 0 and self.weight_sync is None,
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
-                "Use --use-vllm and --vllm-mode server, with --vllm-sync auto, adapter or disk.",
+                "Add --use-vllm and --vllm-mode server.",
             ),
             (
                 self.rl_ahead_turns and not self.rl_ahead,
@@ -176,6 +171,11 @@ class TrainConfig(
 
     def _ray_rules(self) -> list[Rule]:
         return [
+            (
+                self.launcher == "ray" and self.starts_vllm_servers,
+                "vllm_mode: with --launcher ray aitrain starts no vLLM server\n"
+                "Leave it out, so that vLLM runs in the training processes, or give --vllm-server-url.",
+            ),
             (
                 self.launcher == "ray" and self.num_processes is None,
                 "launcher: ray needs the number of training processes: add --num-processes N",

@@ -8,9 +8,6 @@ from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_fields import WITHOUT_EFFECT
 
-OF_NCCL = ("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port")
-"""Fields of TRL's own client of a vLLM server."""
-
 OPTION_FOR_LOADING = {
     "dtype": "--dtype",
     "torch_dtype": "--dtype",
@@ -40,8 +37,6 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield name, "add --distributed-backend fsdp2, or leave it out"
         if name == "cache_implementation" and config.use_vllm:
             yield name, "it is for transformers, and here vLLM generates: leave it out"
-        if name in OF_NCCL and config.weight_sync != "nccl":
-            yield name, "it is for --vllm-sync nccl: use --vllm-server-url, or leave it out"
         if name == "vllm_model_impl" and config.vllm_mode == "server":
             yield name, "it is for --vllm-mode colocate; a server of yours takes --model-impl"
     given = config.trl_table("model_init_kwargs")

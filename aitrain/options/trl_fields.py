@@ -45,7 +45,6 @@ OPTION_OF_FIELD = {
     "top_k": "rl_top_k",
     "top_p": "rl_top_p",
     "vllm_enable_sleep_mode": "vllm_sleep_mode",
-    "vllm_server_base_url": "vllm_server_url",
     "warmup_steps": "warmup_ratio",
 }
 """Fields that follow from an option. tests/test_preflight.py keeps it equal to what is handed to TRL."""
@@ -69,6 +68,9 @@ _COMMON_ADVICE = {
     "GRPO does not use it: leave it out": (
         "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
         "train_sampling_strategy",
+    ),
+    "aitrain has a client of its own: use --vllm-server-url": (
+        "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
     ),
 }  # fmt: skip
 

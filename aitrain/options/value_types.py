@@ -172,13 +172,13 @@ def _checked_score_range(value: str) -> str:
     return value.replace(" ", "")
 
 
-def score_bounds(text: str) -> tuple[float, float] | None:
-    """The lowest and the highest score of `LOW,HIGH`; infinite ones for `any`; None for any other text."""
-    if text == ANY_SCORE:
+def score_bounds(given: object) -> tuple[float, float] | None:
+    """The lowest and the highest score of `LOW,HIGH` or a list; infinite ones for `any`; None for anything else."""
+    if given == ANY_SCORE:
         return -math.inf, math.inf
     try:
-        low, high = map(float, text.split(","))
-    except ValueError:
+        low, high = map(float, given if isinstance(given, (list, tuple)) else str(given).split(","))
+    except (ValueError, TypeError):
         return None
     return (low, high) if -math.inf < low < high < math.inf else None
 

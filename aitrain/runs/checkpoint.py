@@ -1,7 +1,7 @@
 """Checkpoints as files: verified, published and deleted atomically, and compared with the run that resumes.
 
 checkpoints/checkpoint-<step>/
-  manifest.json      written last: size and sha256 of every other file, and the facts of the run
+  manifest.json      written last: sha256 of every other file, and the facts of the run
   ...                what the trainer writes (training/trainer_checkpoint.py); nothing here reads it
 """
 
@@ -13,19 +13,21 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.optimization import COMPLETIONS_PER_PASS
 from aitrain.options.option import options_of
 from aitrain.options.train import TrainConfig, pass_dependent
 from aitrain.redaction import without_secrets
-from aitrain.runs.json_values import JsonObject, as_object, read_whole
+from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, keep_lines, sync, to_json_object, write_json
+from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, sync, to_json_object, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
@@ -69,6 +71,9 @@ class Manifest:
     """Tokens sampled in training, on all processes."""
     epoch: int = 0
     """The epoch of the run folder (`RunFolder.epoch`) in which it was written."""
+
+
+MANIFEST_TYPE = TypeAdapter(Manifest)
 
 
 # -- reading
@@ -121,14 +126,9 @@ def check_whole(checkpoint: Path) -> None:
         raise CheckpointDamagedError(f"{missing[0]} is missing")
     if foreign := sorted(there.keys() - files.keys()):
         raise CheckpointDamagedError(f"{foreign[0]} does not belong to it")
-    for name, path in there.items():
-        size, wanted = path.stat().st_size, files[name]["size"]
-        if size != wanted:
-            raise CheckpointDamagedError(f"{name} has {size} bytes instead of {wanted}")
-    with ThreadPoolExecutor(4) as pool:
-        for name, digest in zip(there, pool.map(_digest_of, there.values()), strict=True):
-            if digest != files[name]["sha256"]:
-                raise CheckpointDamagedError(f"{name} was changed (its sha256 differs)")
+    for name, digest in _digests_of(there).items():
+        if digest != files[name]:
+            raise CheckpointDamagedError(f"{name} was changed (its sha256 differs)")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -137,27 +137,18 @@ def read_manifest(checkpoint: Path) -> Manifest:
     Raises:
         CheckpointDamagedError: the manifest is missing or was changed.
     """
-    content = _content(checkpoint)
-    known = {field.name: content[field.name] for field in fields(Manifest) if field.name in content}  # or its default
-    return Manifest(**known | {"best": content["best"] and Best(**content["best"])})
+    return MANIFEST_TYPE.validate_python(_content(checkpoint))
 
 
 def _content(checkpoint: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_whole(checkpoint / MANIFEST))
-        is_as_written = content.pop("sha256") == _digest(content)
-        step = content["step"]
-    except FileNotFoundError:
-        raise CheckpointDamagedError(
-            f"it has no {MANIFEST}: it was not written completely, or not by aitrain"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        is_as_written, step = False, None
-    if not is_as_written:
+    if not (checkpoint / MANIFEST).exists():
+        raise CheckpointDamagedError(f"it has no {MANIFEST}: it was not written completely, or not by aitrain")
+    content = read_object(checkpoint / MANIFEST)
+    if content.pop("sha256", None) != _digest(content):
         raise CheckpointDamagedError(f"{MANIFEST} was changed")
-    if step != step_of(checkpoint):
-        raise CheckpointDamagedError(f"{MANIFEST} is that of step {step}")
-    return dict(content)
+    if content["step"] != step_of(checkpoint):
+        raise CheckpointDamagedError(f"{MANIFEST} is that of step {content['step']}")
+    return content
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -167,9 +158,15 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder).as_posix(), path
 
 
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digests_of(files: Mapping[str, Path]) -> dict[str, str]:
+    """SHA-256 of files by their names, four at a time."""
+
+    def digest_of(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(files, pool.map(digest_of, files.values()), strict=True))
 
 
 def _digest(content: object) -> str:
@@ -181,14 +178,7 @@ def _digest(content: object) -> str:
 
 def seal(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a checkpoint, after all of its other files."""
-    files = dict(_files(folder))
-    with ThreadPoolExecutor(4) as pool:
-        digests = list(pool.map(_digest_of, files.values()))
-    sizes = [path.stat().st_size for path in files.values()]
-    named = zip(files, sizes, digests, strict=True)
-    content = to_json_object(
-        {**asdict(manifest), "files": {name: {"size": size, "sha256": digest} for name, size, digest in named}}
-    )
+    content = to_json_object({**asdict(manifest), "files": _digests_of(dict(_files(folder)))})
     sync_all(folder)
     write_json(folder / MANIFEST, {**content, "sha256": _digest(content)})
 
@@ -232,9 +222,9 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
     for checkpoint in checkpoints_of(folder):
         if step_of(checkpoint) > to.step:
             delete(checkpoint)
-    keep_lines(folder.metrics, lambda values: line_stays(to, MetricsLine.from_json(values)))
+    keep_lines(folder.metrics, lambda line: line_stays(to, line), MetricsLine.from_json)
     for file in folder.rollouts.glob("*.jsonl"):
-        keep_lines(file, lambda values: _record_stays(to, RolloutRecord.from_json(values)))
+        keep_lines(file, lambda record: _record_stays(to, record), RolloutRecord.from_json)
 
 
 def line_stays(to: Manifest, line: MetricsLine) -> bool:
@@ -257,15 +247,13 @@ def forget(folder: RunFolder) -> None:
 
 def clean_partial(folder: RunFolder) -> None:
     """Remove the unfinished files of a killed process, and restore those that it was replacing."""
-    for place in (folder.path, folder.checkpoints):
-        for old in place.glob(f"{OLD}*"):
-            whole = old.with_name(old.name.removeprefix(OLD))
-            if not whole.exists():
-                old.rename(whole)
     for unfinished in folder.unfinished():
         unfinished.unlink(missing_ok=True)  # another machine may have finished it
     for place in (folder.path, folder.checkpoints):
-        for unfinished in [path for kind in (STAGING, OLD) for path in place.glob(f"{kind}*")]:
+        for old in place.glob(f"{OLD}*"):
+            whole = old.with_name(old.name.removeprefix(OLD))
+            shutil.rmtree(old) if whole.exists() else old.rename(whole)
+        for unfinished in place.glob(f"{STAGING}*"):
             shutil.rmtree(unfinished)
 
 
@@ -281,13 +269,10 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
     if pass_dependent(config):
         old["batch_size"], new["batch_size"] = before.config.get("batch_size"), config.batch_size
     safe = {option.name for option in options_of(type(config)) if option.resume_safe}
-    declared = as_object(before.environment.get("requires")).keys() - config.model_fields_set
-    names = [name for name in {**old, **new} if name.partition(".")[0] not in {*safe, *declared}]
-    return [
-        f"{name}: {_shown(name, old.get(name))} -> {_shown(name, new.get(name))}"
-        for name in names
-        if old.get(name) != new.get(name)
-    ]
+    safe |= as_object(before.environment.get("requires")).keys() - config.model_fields_set
+    names = [name for name in {**old, **new} if name.partition(".")[0] not in safe]
+    changes = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
+    return [f"{name}: {_shown(name, one)} -> {_shown(name, other)}" for name, one, other in changes]
 
 
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
@@ -301,18 +286,16 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     if old["config"] != new["config"]:
         changes.append(f"rl_env_config: {old['config']} -> {new['config']}")
     if before.dataset != now.dataset:
-        held_out = [_shown("eval_cases", count) for count in (before.config.get("eval_cases"), config.eval_cases)]
-        is_split_alike = held_out[0] == held_out[1]
-        why = "the environment builds other training cases"
-        other_split = f"other training cases, with eval_cases {' -> '.join(held_out)}"
-        changes.append(f"dataset: {why if is_split_alike else other_split}")
+        one, other = (_shown("eval_cases", count) for count in (before.config.get("eval_cases"), config.eval_cases))
+        other_split = f"other training cases, with eval_cases {one} -> {other}"
+        changes.append(f"dataset: {'the environment builds other training cases' if one == other else other_split}")
     return changes
 
 
 def _sources(facts: JsonObject) -> list[object]:
     """Hashes and packages of the environment's source, or of those of several."""
-    each = as_object(facts.get("environments")).values()
-    return [facts["sha256"], facts.get("package"), *(as_object(one).get("sha256") for one in each)]
+    several = as_object(facts.get("environments")).values()
+    return [facts["sha256"], facts.get("package"), *(as_object(one).get("sha256") for one in several)]
 
 
 def _comparable(config: Mapping[str, object], processes: int) -> dict[str, Any]:

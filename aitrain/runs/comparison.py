@@ -8,41 +8,51 @@ corrected for the number of comparisons.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Literal, TypeAlias, TypeVar
 
 from aitrain.errors import ConfigError
-from aitrain.runs.case_key import match_cases
-from aitrain.runs.comparison_notes import missing_match, notes_on
-from aitrain.runs.held_out import IntervalValues, as_values, interval_text
+from aitrain.options.generation import GenerationOptions
+from aitrain.runs.held_out import IntervalValues, interval_text
 from aitrain.runs.html_table import html_line, html_table
-from aitrain.runs.intervals import EQUAL, Bounds
-from aitrain.runs.json_values import JsonObject
-from aitrain.runs.mixture import (
+from aitrain.runs.json_values import JsonObject, as_object
+from aitrain.runs.recorded_scoring import (
+    FORMAT,
+    LENIENT,
+    RecordedCase,
+    RecordedSample,
+    RecordedScoring,
+    match_cases,
+)
+from aitrain.runs.statistics import (
+    EQUAL,
+    FEWEST_CASES,
+    MOST_CASES,
+    WANTED_POWER,
     Mixture,
+    Power,
     ScoredEnv,
     bounds_of_mean,
     can_be_solved,
     chances,
-    interval_of_change,
+    holm,
     named,
     of_changes,
     of_means,
     recorded_mixture,
+    rows_of,
     weighted_changes,
 )
-from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
-from aitrain.runs.significance import FEWEST_CASES, MOST_CASES, WANTED_POWER, Power, holm
 from aitrain.runs.verdict import Verdict, verdict_of, verdict_sentence
 
-LENIENT = "lenient"
-"""The metric that is the score without the answer's format."""
-FORMAT = "format"
-"""The row of the score without the lenient one: what the format costs."""
 MOST_METRICS = 30
+COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
+"""Options that change what is sampled or scored; the model's own are what is compared."""
 
 T = TypeVar("T")
 
@@ -51,7 +61,7 @@ Matched: TypeAlias = tuple[RecordedCase, RecordedCase]
 Outcome: TypeAlias = Literal["won", "lost", "equal", "unscored"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ComparedRow:
     """One quantity of both models over the cases that both have it for."""
 
@@ -127,11 +137,6 @@ class Comparison:
         found = [pair for pair in self.pairs if pair.outcome == outcome]
         return sorted(found, key=lambda pair: -abs(pair.difference or 0.0))
 
-    @property
-    def only_in(self) -> tuple[int, int]:
-        """Number of cases that only A has, and that only B has."""
-        return len(self.a.cases) - len(self.pairs), len(self.b.cases) - len(self.pairs)
-
     def is_worse_by(self, margin: float) -> bool:
         """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
         high, mean = self.main.change["high"], self.main.change["mean"]
@@ -199,8 +204,8 @@ class Comparison:
             "counts": {
                 "matched": len(self.pairs),
                 **{outcome: len(self.cases(outcome)) for outcome in ("won", "lost", "equal", "unscored")},
-                "only_a": self.only_in[0],
-                "only_b": self.only_in[1],
+                "only_a": len(self.a.cases) - len(self.pairs),
+                "only_b": len(self.b.cases) - len(self.pairs),
             },
             "power": power
             and {
@@ -230,7 +235,10 @@ def compare_all(scorings: Sequence[RecordedScoring]) -> list[Comparison]:
     """
     comparisons = [_compare(scorings[0], other) for other in scorings[1:]]
     for name in {row.name for comparison in comparisons for row in comparison.rows}:
-        _correct(comparisons, name)
+        rows = [row for comparison in comparisons if (row := comparison.row(name)) is not None]
+        for row, corrected in zip(rows, holm([row.p_value or 0.0 for row in rows]), strict=True):
+            row.p_corrected = row.change["p_value"] = corrected
+            row.verdict = verdict_of(row.change)
     return comparisons
 
 
@@ -241,50 +249,33 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
         raise ConfigError(f"No decoding was scored in both: {kinds}\nEvaluate one of them with --decoding both.")
     matched = match_cases(*({case: one.key for case, one in scoring.cases.items()} for scoring in (a, b)))
     if not matched:
-        raise ConfigError(missing_match(a, b))
+        raise ConfigError(_missing_match(a, b))
     both, decoding = [(a.cases[one], b.cases[other]) for one, other in matched], decodings[0]
-    pairs = [CasePair(one, other, one.mean(decoding, _score), other.mean(decoding, _score)) for one, other in both]
+    pairs = [CasePair(one, other, one.mean(decoding), other.mean(decoding)) for one, other in both]
     mixture = _mixture(a, b, both)
     rows = list(_score_rows(both, decodings, mixture))
     if not any(row.name == decoding for row in rows):
         raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
-    shared = sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]
+    names = sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]
     free = tuple(replace(one, bounds=None) for one in mixture)
-    metrics = [
-        row for name in shared for row in _row(name, _values(both, _mean_of(decoding, _metric(name))), free, False)
-    ]
-    first, second = _values(both, _mean_of(decoding, _score))
+    metrics = [row for name in names for row in _row(name, _means(both, decoding, name), free, False)]
+    first, second = _means(both, decoding, "score")
     power = Power.of(weighted_changes(first, second, mixture), bounds_of_mean(mixture))
-    return Comparison(a, b, decoding, pairs, rows, metrics, notes_on(a, b, both), power)
-
-
-def _correct(comparisons: Sequence[Comparison], name: str) -> None:
-    """Correct the p-values of one row for the number of comparisons, and give the verdicts."""
-    found = [(one, row) for one in comparisons if (row := one.row(name)) is not None]
-    for (comparison, row), corrected in zip(found, holm([row.p_value or 0.0 for _, row in found]), strict=True):
-        change: IntervalValues = {**row.change, "p_value": corrected}
-        place = comparison.rows.index(row)
-        comparison.rows[place] = replace(row, change=change, p_corrected=corrected, verdict=verdict_of(change))
+    return Comparison(a, b, decoding, pairs, rows, metrics, list(_notes(a, b, both)), power)
 
 
 def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[RecordedSample, RecordedSample]:
     """Of each model the episode that shows the difference best: of a won case A's lowest score and B's highest."""
     sign = -1.0 if pair.outcome == "lost" else 1.0
-    first, second = (
-        [one for one in case.samples[comparison.decoding].values() if one.score is not None]
-        or list(case.samples[comparison.decoding].values())
-        for case in (pair.a, pair.b)
-    )
-    return (
-        min(first, key=lambda sample: sign * (sample.score or 0.0)),
-        max(second, key=lambda sample: sign * (sample.score or 0.0)),
-    )
+
+    def first(case: RecordedCase, sign: float) -> RecordedSample:
+        samples = case.samples[comparison.decoding].values()
+        return min(samples, key=lambda sample: (sample.score is None, sign * (sample.score or 0.0)))
+
+    return first(pair.a, sign), first(pair.b, -sign)
 
 
 # -- rows
-
-SampleValue: TypeAlias = Callable[[RecordedSample], float | None]
-CaseValue: TypeAlias = Callable[[RecordedCase], float | None]
 
 
 def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -> Mixture:
@@ -297,39 +288,30 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     first, second = (recorded_mixture(one.environment, one.options, cases) for one in (a, b))
     for one, other in product(first, second):
         if one.name == other.name and one.bounds != other.bounds:
-            found = f"{_range_text(one.bounds)} in {a.label} and {_range_text(other.bounds)} in {b.label}"
-            raise ConfigError(f"The score ranges differ: {found}\nScore both with the same environment and range.")
+            ranges = ["any" if bounds is None else "{:g},{:g}".format(*bounds) for bounds in (one.bounds, other.bounds)]
+            raise ConfigError(
+                f"The score ranges differ: {ranges[0]} in {a.label} and {ranges[1]} in {b.label}\n"
+                "Score both with the same environment and range."
+            )
     return tuple(one for one in (first if named(first) else second) if one.prompts)
-
-
-def _range_text(bounds: Bounds | None) -> str:
-    return "any" if bounds is None else ",".join(f"{end:g}" for end in bounds)
 
 
 def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture) -> Iterator[ComparedRow]:
     for name in decodings:
-        for row, envs in ((name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))):
-            yield from _row(row, _values(pairs, _mean_of(name, _score)), envs)
-        scorings = _values(pairs, _scores_of(name))
+        for row, envs in rows_of(name, mixture):
+            yield from _row(row, _means(pairs, name, "score"), envs)
+        scorings = _values(pairs, partial(RecordedCase.values, decoding=name))
         tries = min(max(map(len, scoring.values())) for scoring in scorings)
         if tries > 1:
             yield from _row(f"pass@{tries}", [chances(one, tries, mixture) for one in scorings], can_be_solved(mixture))
-    if _can_be_split(pairs, mixture):
-        yield from _row(LENIENT, _values(pairs, _mean_of(decodings[0], _lenient)), mixture)
-        distances = tuple(replace(one, bounds=_distances(one.bounds)) for one in mixture)
-        yield from _row(FORMAT, _values(pairs, _mean_of(decodings[0], _format)), distances)
-
-
-def _can_be_split(pairs: Sequence[Matched], mixture: Mixture) -> bool:
-    """Whether the scores have a lenient part: in one environment at least, and in none for one of the models only."""
+    # a score is split if it has a lenient part in one environment at least, and in none for one of the models only
     lenient = _values(pairs, lambda case: any(LENIENT in sample.metrics for sample in case.all_samples))
     known = [tuple(any(one.part(side).values()) for side in lenient) for one in mixture]
-    return any(map(all, known)) and all(first == second for first, second in known)
-
-
-def _distances(bounds: Bounds | None) -> Bounds | None:
-    """The bounds of a difference of scores."""
-    return bounds and (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    if any(map(all, known)) and all(first == second for first, second in known):
+        yield from _row(LENIENT, _means(pairs, decodings[0], LENIENT), mixture)
+        ends = [one.bounds and (one.bounds[0] - one.bounds[1], one.bounds[1] - one.bounds[0]) for one in mixture]
+        distances = (replace(one, bounds=bounds) for one, bounds in zip(mixture, ends, strict=True))
+        yield from _row(FORMAT, _means(pairs, decodings[0], FORMAT), tuple(distances))
 
 
 def _values(pairs: Sequence[Matched], value: Callable[[RecordedCase], T | None]) -> list[dict[str, T]]:
@@ -340,46 +322,83 @@ def _values(pairs: Sequence[Matched], value: Callable[[RecordedCase], T | None])
     ]
 
 
+def _means(pairs: Sequence[Matched], decoding: str, name: str) -> list[dict[str, float]]:
+    return _values(pairs, lambda case: case.mean(decoding, name))
+
+
 def _row(
     name: str, values: Sequence[Mapping[str, float]], mixture: Mixture, is_tested: bool = True
 ) -> Iterator[ComparedRow]:
     """The row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
     first, second = ({case: side[case] for case in values[0] if case in values[1]} for side in values)
-    mixture = tuple(_with_right_bounds(one, (first, second)) for one in mixture)
-    mean_a, mean_b = (as_values(of_means(side, mixture)) for side in (first, second))
-    change = of_changes(first, second, mixture) if is_tested else as_values(interval_of_change(first, second, mixture))
+
+    def with_right_bounds(one: ScoredEnv) -> ScoredEnv:
+        low, high = one.bounds or (-math.inf, math.inf)
+        is_within = all(low <= value <= high for side in (first, second) for value in one.part(side).values())
+        return one if is_within else replace(one, bounds=None)
+
+    envs = tuple(map(with_right_bounds, mixture))
+    mean_a, mean_b, change = of_means(first, envs), of_means(second, envs), of_changes(first, second, envs, is_tested)
     if mean_a and mean_b and change:
         yield ComparedRow(name, mean_a, mean_b, change, change.get("p_value"))
 
 
-def _with_right_bounds(one: ScoredEnv, sides: Sequence[Mapping[str, float]]) -> ScoredEnv:
-    low, high = one.bounds or (-math.inf, math.inf)
-    is_within = all(low <= value <= high for side in sides for value in one.part(side).values())
-    return one if is_within else replace(one, bounds=None)
+# -- what makes a comparison less fair or less certain
 
 
-def _score(sample: RecordedSample) -> float | None:
-    return sample.score
+def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -> Iterator[str]:
+    for scoring in (a, b):
+        if left_out := len(scoring.cases) - len(matched):
+            yield f"{left_out} of {len(scoring.cases)} cases are only in {scoring.label}: they are left out"
+    if other_seeds := sum(one.key.seed != other.key.seed for one, other in matched):
+        yield (
+            f"{other_seeds} of {len(matched)} cases were played with another seed of the environment: in an environment"
+            " that uses it, they are not the same cases"
+        )
+    for scoring in (a, b):
+        scores = [sample.score for sample in scoring.samples]
+        if unscored := scores.count(None):
+            yield f"{unscored} of {len(scores)} episodes of {scoring.label} have no score: they are left out"
+        if scoring.status not in ("", "finished"):
+            yield f"{scoring.label} is {scoring.status}: it may lack episodes"
+    if only := set(a.decodings) ^ set(b.decodings):
+        yield f"Only one of them has {' and '.join(sorted(only))} completions: those are left out"
+    known = [name for name in COMPARED_OPTIONS if name in a.options and name in b.options]
+    if differing := _differing({name: [a.options[name], b.options[name]] for name in known}):
+        yield f"Options differ, which may be a part of the change: {differing}"
+    envs = [as_object(one.environment.get("environments")) for one in (a, b)]
+    shares = [{name: as_object(facts).get("share") for name, facts in each.items()} for each in envs]
+    if all(shares) and shares[0] != shares[1]:
+        yield f"The environments have other shares in {b.label}: those of {a.label} weigh both scores"
+    facts = ("class", "sha256", "package", "config")
+    differing = _differing({name: [one.environment.get(name) for one in (a, b)] for name in facts})
+    if a.environment and b.environment and differing:
+        yield (
+            f"The environments differ: {differing}; the change may be one of the scorer."
+            " Apply one scorer to both: aitrain env rescore RUN"
+        )
 
 
-def _metric(name: str) -> SampleValue:
-    return lambda sample: sample.metrics.get(name)
+def _differing(pairs: Mapping[str, Sequence[object]]) -> str:
+    """The values that differ by their names, as `rl_temperature (1.0 and 0.5)`; long ones are cut."""
+    texts = {name: [json.dumps(value) for value in pair] for name, pair in pairs.items()}
+    shown = {name: [text if len(text) <= 60 else f"{text[:12]}…" for text in pair] for name, pair in texts.items()}
+    return ", ".join(f"{name} ({' and '.join(shown[name])})" for name, (one, other) in texts.items() if one != other)
 
 
-def _lenient(sample: RecordedSample) -> float | None:
-    """The lenient score; that of an episode without one is its score, so that both parts add up to it."""
-    lenient = sample.metrics.get(LENIENT)
-    return sample.score if sample.score is None or lenient is None else lenient
-
-
-def _format(sample: RecordedSample) -> float | None:
-    lenient = _lenient(sample)
-    return None if sample.score is None or lenient is None else sample.score - lenient
-
-
-def _scores_of(decoding: str) -> Callable[[RecordedCase], list[float]]:
-    return lambda case: case.scores(decoding)
-
-
-def _mean_of(decoding: str, value: SampleValue) -> CaseValue:
-    return lambda case: case.mean(decoding, value)
+def _missing_match(a: RecordedScoring, b: RecordedScoring) -> str:
+    """The error of two scorings without a common case, with the columns in which the first cases with the same prompt
+    differ."""
+    text = (
+        f"None of the {len(a.cases)} cases of {a.label} is among the {len(b.cases)} of {b.label}:"
+        " cases are matched by prompt and row, never by number\n"
+    )
+    first, second = (
+        {case.key.prompt: scoring.record(next(case.all_samples)).row for case in scoring.cases.values()}
+        for scoring in (a, b)
+    )
+    for prompt, row in first.items():
+        if (other := second.get(prompt)) is not None:
+            columns = sorted(name for name in row.keys() | other.keys() if row.get(name) != other.get(name))
+            return f"{text}Cases with the same prompt have another row: {', '.join(columns)}"
+    return f"{text}Score both models on the same cases: aitrain eval A B --rl-env ENV"

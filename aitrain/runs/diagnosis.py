@@ -1,30 +1,69 @@
 """The diagnosis of a run: conditions that keep it from learning, and signs of reward hacking and collapse, found in its
-metrics line by line, while it trains or afterwards. Each is reported once in a run."""
+metrics line by line, while it trains. Each is reported once in a run, with what to do about it.
+
+A rule is a function of a stretch of the run; its name is that of the condition in docs/diagnostics.md.
+
+Trends compare the first with the last quarter of a stretch. Metrics of neighbouring steps are alike: the policy changes
+slowly, and epochs repeat the same cases. Treated as independent, such values look more certain than they are. So the
+error of a change is that of means of first-order autoregressive noise, whose variance and correlation are measured
+around a straight line in each quarter. Noise that is correlated over most of a quarter looks like a trend there, and
+its error comes out too small: rules ask for a large change as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import fmean, linear_regression, median, stdev
+from typing import TypeAlias
 
-from aitrain.runs.held_out import bounds_of, recorded_table
-from aitrain.runs.json_values import JsonObject, as_int, as_text
-from aitrain.runs.level_rules import NEWEST, RunTraits, Values, lasts, level_rules
-from aitrain.runs.metrics_line import MetricsLine, read_metrics
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object
-from aitrain.runs.run_options import read_options
-from aitrain.runs.trend_rules import (
-    Past,
-    TrendRule,
-    all_at_the_top,
-    held_out_falls,
-    longer_without_gain,
-    one_component,
-    prompt_is_ignored,
-)
+from pydantic import TypeAdapter
 
+from aitrain.runs.held_out import UNIT, Bounds, bounds_of
+from aitrain.runs.json_values import JsonObject
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.run_folder import RunFolder, parsed_lines
+from aitrain.runs.statistics import Z
+
+LINES_IN_A_ROW = 5
+"""Consecutive lines of metrics for which a condition must hold before it is reported."""
+NEWEST, FIRST_LINES, MOST_OF_THEM = 20, 10, 0.75
+"""Newest lines of which so many must meet the condition as well, and while a run has fewer than FIRST_LINES, all of
+them: with few groups in a step, a few bad steps in a row come by chance."""
+SOLVED_LEVEL = 0.9
+"""Mean reward, as a fraction of the score range, above which equal scores and low entropy are expected."""
+TOO_HARD_LEVEL = 0.05
+"""Mean reward, as a fraction of the score range, below which the cases are reported as too hard."""
+ROUNDING = 0.1
+"""Largest mean difference of log-probabilities that rounding explains; bfloat16 causes up to about 0.05."""
 STRETCH = 40
 """Lines of the shortest stretch over which a trend is looked for; the others are twice as long each, and the whole
 run."""
+SHORTEST = 20
+"""Minimum number of values of a trend; a quarter then has five."""
+MOST_CORRELATED = 0.95
+"""Maximum correlation of neighbouring values that the error of a trend allows for."""
+LONGER, SURELY_LONGER, LONGER_TOKENS = 1.5, 1.25, 4.0
+"""Growth of completions that is reported: the estimate, its lower limit, and the tokens that it is at least."""
+STAYS = 0.08
+"""Upper limit of a rise that counts as none, as a fraction of the score range."""
+RISES = 0.1
+"""Change of the score, or of a component's part in it, that counts, as a fraction of the score range."""
+DEPENDS, DEPENDS_NO_MORE = 0.3, 0.15
+"""Prompt dependence that a policy has had, and the upper limit of what one that has lost it has."""
+MANY_SCORINGS = 6
+"""From this number of scorings on, their noise is measured by how they differ from one to the next."""
+TOP = 1e-6
+"""Distance from the highest score, as a fraction of the range, that rounding explains."""
+JUMP = 0.2
+"""Distance from the highest score, as a fraction of the range, that all lines before a jump must have."""
+BEFORE_A_JUMP = 10
+"""Lines before a jump to the highest score that must be alike."""
+
+Values: TypeAlias = Mapping[str, float]
+"""The metrics of a line that have a value."""
 
 
 @dataclass(frozen=True)
@@ -36,72 +75,444 @@ class RunFinding:
     text: str
 
 
+FINDING = TypeAdapter(RunFinding)
+
+
+@dataclass(frozen=True)
+class RunTraits:
+    """What diagnostics must know of the options of a run."""
+
+    bounds: Bounds | None = UNIT
+    """Lowest and highest score; None for an unbounded range."""
+    samples_uniformly: bool = True
+    """Whether rewards of different steps are of alike cases; --rl-sampling refill and difficulty choose them by their
+    scores."""
+    has_several_environments: bool = False
+    loss_type: str = "grpo"
+    ratio_by_sequence: bool = True
+    """Whether the importance ratio is a product over the tokens of an episode."""
+    samples_ahead: bool = False
+    """Whether the weights that sample are older than those that are trained (--rl-ahead)."""
+    reshaped_sampling: str = ""
+    """Options that change the sampling distribution, comma-separated; may be empty."""
+
+    def level(self, values: Values) -> float:
+        """Mean score of all that was played, discarded groups included, as a fraction of the score range, 0 to 1; the
+        middle for an unbounded range."""
+        if self.bounds is None:
+            return 0.5
+        low, high = self.bounds
+        return (values.get("cases/mean_score", values.get("reward", 0.0)) - low) / (high - low)
+
+    def is_solved(self, values: Values) -> bool:
+        """Whether the mean reward is near the highest score."""
+        return self.level(values) >= SOLVED_LEVEL
+
+
+@dataclass(frozen=True)
+class Change:
+    """Means of the first and of the last quarter of a series, and the standard error of each."""
+
+    before: float
+    after: float
+    error: float
+    mean: float
+    """The change itself."""
+    low: float
+    """Its lower limit, two standard errors below it."""
+    high: float
+
+
+def change_over(values: Sequence[float]) -> Change | None:
+    """The change over a series, None if it is too short."""
+    count, size = len(values), len(values) // 4
+    if count < SHORTEST:
+        return None
+    parts = [values[start : start + size] for start in (0, size, count - 2 * size, count - size)]
+    squares = products = 0.0
+    for part in parts:
+        slope, start = linear_regression(range(size), part)
+        distances = [value - start - slope * place for place, value in enumerate(part)]
+        squares += sum(distance**2 for distance in distances)
+        products += sum(one * other for one, other in pairwise(distances))
+    # the fitted line makes the correlation look smaller, by (2 + 4 rho) / size
+    correlation = (products / squares + 2 / size) / max(0.2, 1 - 4 / size) if squares else 0.0
+    correlation = min(MOST_CORRELATED, max(0.0, correlation))
+    variance = squares / (4 * (size - 2)) * (1 + correlation) / (1 - correlation)
+    before, after, error = fmean(parts[0]), fmean(parts[3]), math.sqrt(variance / size)
+    change, margin = after - before, 2 * math.sqrt(2) * error
+    return Change(before, after, error, change, change - margin, change + margin)
+
+
 @dataclass
+class Past:
+    """A stretch of a run up to now: its metrics, line by line, and all scorings of the held-out cases."""
+
+    traits: RunTraits
+    steps: list[int] = field(default_factory=list)
+    rows: list[Values] = field(default_factory=list)
+    scorings: list[MetricsLine] = field(default_factory=list)
+    first: Values = field(default_factory=dict)
+    """The first value of each metric in the run."""
+
+    def newest(self, size: int) -> Past:
+        """The newest lines."""
+        return replace(self, steps=self.steps[-size:], rows=self.rows[-size:])
+
+    def lasts(self, is_bad: Callable[[Values], bool]) -> bool:
+        """Whether a condition lasts that each line meets or not."""
+        rows = self.rows[-NEWEST:]
+        if len(rows) < LINES_IN_A_ROW or not all(map(is_bad, rows[-LINES_IN_A_ROW:])):
+            return False
+        return sum(map(is_bad, rows)) >= (1.0 if len(rows) < FIRST_LINES else MOST_OF_THEM) * len(rows)
+
+    def values(self, name: str) -> list[float]:
+        """The values of a metric, without lines that lack it."""
+        return [row[name] for row in self.rows if name in row]
+
+    def names(self, start: str) -> list[str]:
+        """Names of the metrics that begin so."""
+        return sorted({name for row in self.rows for name in row if name.startswith(start)})
+
+    def change(self, name: str) -> Change | None:
+        """How a metric has changed."""
+        return change_over(self.values(name))
+
+    @property
+    def scale(self) -> float:
+        """Size of the score range; of an unbounded one, four standard deviations within a group. 0 if unknown."""
+        if self.traits.bounds is not None:
+            return self.traits.bounds[1] - self.traits.bounds[0]
+        deviations = self.values("reward_std")
+        return 4 * fmean(deviations) if deviations else 0.0
+
+
+# -- what the newest lines show
+
+
+def zero_variance(past: Past) -> str | None:
+    """In most groups all completions score the same."""
+    traits, now, first = past.traits, past.rows[-1], past.first
+    if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not traits.is_solved(row)):
+        return None
+    same = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, "
+    where = f"mostly near {now.get('reward', 0.0):.2f}"
+    if traits.level(now) < TOO_HARD_LEVEL:
+        lowest, _ = traits.bounds or UNIT
+        if traits.level(first) > 2 * TOO_HARD_LEVEL:
+            return (
+                f"{same}at {lowest:g}; the mean was {first['reward']:.2f} in the first step, so the policy has become"
+                " worse. Lower --lr, or raise --rl-kl-coef."
+            )
+        where = f"at {lowest:g}: the cases are too hard"
+    unscored = ", or fewer than two have a score" if now.get("unscored", 0.0) > 0 else ""
+    refill = " --rl-sampling refill replaces such groups;" if traits.samples_uniformly else ""
+    return (
+        f"{same}{where}{unscored}. Such groups give no gradient: raise"
+        f" --rl-num-generations or --rl-temperature, give partial credit, or use easier cases;{refill}"
+        " --stop-when-flat ends such a run."
+    )
+
+
+def cut_off(past: Past) -> str | None:
+    """Many episodes end with an answer that is cut off."""
+    if not past.lasts(lambda row: row.get("completions/clipped_ratio", 0.0) > 0.5):
+        return None
+    return (
+        f"{past.rows[-1]['completions/clipped_ratio']:.0%} of the episodes end with an answer that is cut off: raise"
+        " --rl-max-new-tokens, or ask for shorter answers."
+    )
+
+
+def unscored(past: Past) -> str | None:
+    """Many episodes have no score."""
+    if not past.lasts(lambda row: row.get("unscored", 0.0) > 0.25):
+        return None
+    return (
+        f"{past.rows[-1]['unscored']:.0%} of the episodes have no score and give no gradient: failed/* in metrics.jsonl"
+        " counts the reasons, rollouts/ has the tracebacks; see --rl-env-timeout, --rl-env-retries,"
+        " --rl-env-isolation."
+    )
+
+
+def entropy(past: Past) -> str | None:
+    """The policy says nearly the same every time, and the task is not solved."""
+    lowest = min(0.1, 0.1 * past.first.get("entropy", 0.0))
+    if not past.lasts(lambda row: row.get("entropy", 1.0) < lowest and not past.traits.is_solved(row)):
+        return None
+    now = past.rows[-1]
+    return (
+        f"The policy's entropy has collapsed to {now['entropy']:.3f}: its completions are nearly identical, with"
+        f" reward {now.get('reward', 0.0):.2f}. Lower --lr, or raise --rl-temperature,"
+        " --rl-kl-coef or --rl-entropy-coef."
+    )
+
+
+def importance_ratio(past: Past) -> str | None:
+    """The importance ratio between vLLM and the trainer is far from 1."""
+    name, now, traits = "sampling/importance_sampling_ratio/mean", past.rows[-1], past.traits
+    if not past.lasts(lambda row: row.get(name, 1.0) < 0.5):
+        return None
+    gap, shift = now.get("sampling/sampling_logp_difference/mean", 0.0), now.get("sampling/logprob_shift/mean", 0.0)
+    intro = f"The mean importance ratio between vLLM and the trainer is {now[name]:.2f}: the gradient shrinks, because "
+    apart = f"{intro}log-probabilities of the same token differ by {gap:.2f} on average"
+    # a shift is about the correction that is added for truncated sampling
+    if abs(shift) > 0.001 and abs(gap - abs(shift)) < 0.3 * abs(shift):
+        return (
+            f"{intro}vLLM gives log-probabilities before {traits.reshaped_sampling}, and the trainer compares"
+            " those after it: start the server with --logprobs-mode processed_logprobs."
+        )
+    if gap <= ROUNDING and traits.ratio_by_sequence:
+        return (
+            f"{intro}it is a product over {now.get('completions/mean_length', 0.0):.0f} tokens of an episode, each of"
+            f" which differs by {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
+        )
+    if traits.samples_ahead:
+        return (
+            f"{apart}: the weights that sampled it are a rollout old, and have changed much since. Lower --lr or"
+            " --rl-updates-per-rollout, or leave out --rl-ahead."
+        )
+    return (
+        f"{apart}, more than rounding does: vLLM has other weights or another number format (--dtype,"
+        " --mixed-precision), or the server ignores the adapter."
+    )
+
+
+def top_score(past: Past) -> str | None:
+    """All scores are the highest one: from the first step, or from one step to the next."""
+    if past.traits.bounds is None or len(past.rows) < LINES_IN_A_ROW:
+        return None
+    top = past.traits.bounds[1]
+    rewards = [row.get("reward", -math.inf) for row in past.rows[-BEFORE_A_JUMP - LINES_IN_A_ROW - 1 :]]
+    if min(rewards[-LINES_IN_A_ROW:]) < top - TOP * past.scale:
+        return None
+    advice = "Run aitrain env check, which looks for answers that should not score, and read some rollouts"
+    if len(past.rows) == LINES_IN_A_ROW:
+        return (
+            f"All scores have been {top:g} since the first step: there is nothing to learn, or the scorer accepts any"
+            f" answer. {advice}; use harder cases."
+        )
+    before = rewards[: -LINES_IN_A_ROW - 1]  # one line may be of both
+    if len(before) < BEFORE_A_JUMP or max(before) > top - JUMP * past.scale or min(before) == -math.inf:
+        return None
+    half, noise = len(before) // 2, stdev(before)
+    if top - fmean(before) < 3 * noise or fmean(before[half:]) - fmean(before[:half]) > noise:
+        return None
+    return (
+        f"All scores are {top:g} since step {past.steps[-LINES_IN_A_ROW]}, after {fmean(before):.2f} before: a"
+        f" policy seldom learns this fast, so the scorer or a judge may accept any answer. {advice} of that step."
+    )
+
+
+# -- trends
+
+
+def length(past: Past) -> str | None:
+    """Completions have become longer and the score no better."""
+    lengths = past.values("completions/mean_length")
+    growth = change_over([math.log(max(length, 1e-9)) for length in lengths])
+    if growth is None or min(lengths) <= 0 or growth.mean < math.log(LONGER) or growth.low < math.log(SURELY_LONGER):
+        return None
+    before, after = math.exp(growth.before), math.exp(growth.after)
+    scores = _scores_that_stay(past)
+    if after - before < LONGER_TOKENS or scores is None:
+        return None
+    averages_by_length = past.traits.loss_type in ("grpo", "gspo", "sapo")
+    loss = "--rl-loss-type dr_grpo or dapo has no bias towards long wrong completions; " if averages_by_length else ""
+    return (
+        f"Completions have grown from {before:.0f} to {after:.0f} tokens since step {past.steps[0]}, and {scores}:"
+        f" {loss}--rl-overlong-buffer makes long completions cost reward; and read some of them, whether they repeat"
+        " themselves."
+    )
+
+
+def _scores_that_stay(past: Past) -> str | None:
+    """How the score has changed, in words, if it surely has not risen. Where cases are chosen by their scores, the
+    reward says nothing of the policy, and held-out scores are taken."""
+    if past.traits.samples_uniformly:
+        change = past.change("reward")
+        if change is None or past.scale == 0.0 or change.high > STAYS * past.scale:
+            return None
+        return f"the reward has not risen ({change.before:.2f}, then {change.after:.2f})"
+    scores = [one.eval_score for one in past.scorings if one.step >= past.steps[0] and one.eval_score is not None]
+    half = len(scores) // 2
+    if half < 3 or fmean(scores[-half:]) - fmean(scores[:half]) > STAYS / 2 * past.scale:
+        return None
+    return f"the held-out score has not risen ({fmean(scores[:half]):.2f}, then {fmean(scores[-half:]):.2f})"
+
+
+def component(past: Past) -> str | None:
+    """One component of the score accounts for its rise, at the cost of another one, or without one that never came; of
+    several environments, in the score of any."""
+    envs = [name.removeprefix("env/").removesuffix("score") for name in past.names("env/") if name.endswith("/score")]
+    found = (_dominant(past, env) for env in (envs if past.traits.has_several_environments else [""]))
+    return next(filter(None, found), None)
+
+
+def _dominant(past: Past, env: str) -> str | None:
+    score = f"env/{env}score" if env else "reward"
+    reward, scale = past.change(score), past.scale
+    if reward is None or scale == 0.0 or reward.mean < RISES * scale or reward.low < RISES / 2 * scale:
+        return None
+    parts = dict[str, tuple[float, Change]]()
+    for name in past.names(f"score_weight/{env}"):
+        metric, weights = name.removeprefix("score_weight/"), past.values(name)
+        change = past.change(f"env/{metric}")
+        if len(weights) >= LINES_IN_A_ROW and change is not None and abs(median(weights)) > 0.01 * scale:
+            parts[metric] = median(weights), change
+    if len(parts) < 2:
+        return None
+    name, (weight, largest) = max(parts.items(), key=lambda part: part[1][0] * part[1][1].mean)
+    gain, scores = weight * largest.mean, past.values(score)
+    later = change_over(scores[len(scores) // 2 :])
+    rises_no_more = later is not None and later.high <= STAYS * scale and past.traits.samples_uniformly
+    for other, (other_weight, change) in parts.items():
+        if other == name or other_weight <= 0:
+            continue
+        is_low = max(change.before, change.after) <= 0.2 and change.high <= STAYS  # of 0 to 1
+        never_came = gain >= 0.9 * reward.mean and other_weight >= weight / 2 and rises_no_more and is_low
+        falls = -other_weight * change.mean >= RISES * scale and change.high < 0 and change.after < 0.75 * change.before
+        if falls or never_came:
+            fate = f"has fallen from {change.before:.2f} to" if falls else f"stays at {change.before:.2f}, now"
+            return (
+                f"The component {name} dominates the score: since step {past.steps[0]} the reward has risen from"
+                f" {reward.before:.2f} to {reward.after:.2f}, {gain:+.2f} of it by {name}, while {other} {fate}"
+                f" {change.after:.2f}. Give {name} less weight, or let it count only where {other} is right."
+            )
+    return None
+
+
+def prompt_dependence(past: Past) -> str | None:
+    """Completions depended on their prompt, and no longer do; of several environments, those of any."""
+    for name in past.names("prompt_dependence"):
+        change, env = past.change(name), name.removeprefix("prompt_dependence").removeprefix("/")
+        if change is None or change.before < max(DEPENDS, 4 * change.error):
+            continue
+        if change.after + 2 * change.error > DEPENDS_NO_MORE or change.after > change.before / 4:
+            continue
+        reward = past.change(f"env/{env}/score" if env else "reward")
+        text = (
+            f"Completions{f' in {env}' if env else ''} no longer depend on the prompt: of pairs of prompts,"
+            f" {change.before:.0%} could be told apart by their completions around step {past.steps[0]}, now"
+            f" {max(0.0, change.after):.0%}."
+        )
+        if reward is not None and reward.mean > 2 * reward.error:
+            return (
+                f"{text} The reward has risen meanwhile, so one answer to all prompts scores well: run aitrain env"
+                " check, and score what the prompt asks for."
+            )
+        return f"{text} Lower --lr, raise --rl-kl-coef, or sample cases whose scores differ (--rl-sampling refill)."
+    return None
+
+
+# -- scorings of the held-out cases
+
+
+def held_out(past: Past) -> str | None:
+    """The held-out score has fallen from an earlier one."""
+    fall = _fall(past.scorings, past.scale)
+    if fall is None:
+        return None
+    step, before, after = fall
+    rewards = [(at, row["reward"]) for at, row in zip(past.steps, past.rows, strict=True) if "reward" in row]
+    since = [reward for at, reward in rewards if at > step]
+    quarter = max(1, len(since) // 4)
+    until = [reward for at, reward in rewards if at <= step][-quarter:]
+    then = fmean(until or since[:quarter] or [0.0])
+    now = fmean(since[-min(quarter, LINES_IN_A_ROW) :] or until or [0.0])
+    change, rises = change_over([*until, *since]), RISES * past.scale
+    much = max((before - after) / 2, rises)
+    text = f"The held-out score has fallen from {before:.2f} around step {step} to {after:.2f}"
+    means = f" ({then:.2f}, then {now:.2f})" if since else ""
+    if now - then <= -much or (change is not None and change.high < 0):
+        return (
+            f"{text}, and so has the reward{means}: the policy has become worse, or has collapsed. The usual cause is a"
+            " learning rate that is too high: lower --lr, or raise --rl-kl-coef; --save-best keeps the best step as the"
+            " model."
+        )
+    has_stayed = now - then >= rises or (change is not None and change.low > -much)
+    is_seen = past.traits.samples_uniformly and bool(since) and since[-1] > then - much  # a collapse may be a line old
+    if has_stayed and is_seen:
+        return (
+            f"{text}, while the reward has not{means}: the policy learns what only the training cases reward."
+            " --save-best or --patience keeps the best step; use more cases or fewer --epochs, raise --rl-kl-coef, and"
+            " read the best-rewarded rollouts for a hack."
+        )
+    return (
+        f"{text}; whether the reward has fallen with it cannot be told{means}. If it has, the policy has become worse:"
+        " lower --lr. If not, the policy learns what only the training cases reward: read the best-rewarded rollouts,"
+        " and use more cases. --save-best keeps the best step as the model."
+    )
+
+
+def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, float] | None:
+    """Step and score before a fall that noise does not explain, and the score now."""
+    scores = [one.eval_score or 0.0 for one in scorings]
+    errors = [(s - one.eval_low) / Z for s, one in zip(scores, scorings, strict=True) if one.eval_low is not None]
+    if len(scores) >= MANY_SCORINGS:
+        size = len(scores) // 3
+        means = [fmean(scores[start : start + size]) for start in range(len(scores) - size + 1)]
+        # of a difference of two scorings; half of what the intervals say at least, as few differences are equal by luck
+        noise = max(
+            math.sqrt(fmean((one - other) ** 2 for one, other in pairwise(scores))),
+            math.sqrt(2) * median(errors or [0.0]) / 2,
+        )
+        limit = 4 * noise / math.sqrt(size)
+    elif len(errors) == len(scores) > 1:
+        size, means = 1, scores
+        limit = 4 * math.hypot(errors[scores.index(max(scores[:-1]))], errors[-1])
+    else:
+        return None
+    best = means.index(max(means[:-size]))
+    fall = means[best] - means[-1]
+    return (scorings[best + size // 2].step, means[best], means[-1]) if fall > max(limit, RISES * scale) else None
+
+
+# -- a run
+
+Rule: TypeAlias = Callable[[Past], str | None]
+"""Returns the advice if its condition holds."""
+OF_LINES: tuple[Rule, ...] = (zero_variance, cut_off, unscored, entropy, importance_ratio, top_score)
+OF_STRETCHES: tuple[Rule, ...] = (length, component, prompt_dependence)
+
+
 class Diagnosis:
     """Finds conditions in the metrics of one run. Equal lines give equal findings, so a resumed run reads its own
     metrics again."""
 
-    traits: RunTraits = field(default_factory=RunTraits)
-    reported: set[str] = field(default_factory=set)
-    """Names of the conditions that were reported, which are not looked for any more."""
-    first: Values = field(default_factory=dict)
-    steps: list[int] = field(default_factory=list)
-    rows: list[Values] = field(default_factory=list)
-    scorings: list[MetricsLine] = field(default_factory=list)
-    _held: dict[str, list[bool]] = field(default_factory=dict)
+    def __init__(self, traits: RunTraits) -> None:
+        self.past = Past(traits)
+        self.reported = set[str]()
+        """Names of the conditions that were reported, which are not looked for any more."""
 
     def see(self, line: MetricsLine) -> list[RunFinding]:
         """Add a line of metrics, or a scoring; returns what is found with it."""
+        past = self.past
         if line.is_scoring:
-            later = [one for one in self.scorings if one.step != line.step]
-            self.scorings = sorted((*later, line), key=lambda one: one.step)
+            others = [one for one in past.scorings if one.step != line.step]
+            past.scorings = sorted((*others, line), key=lambda one: one.step)
         else:
             values = {name: value for name, value in line.series.items() if value is not None}
-            self.first = {**values, **self.first}
-            self.steps.append(line.step)
-            self.rows.append(values)
+            past.first = {**values, **past.first}
+            past.steps.append(line.step)
+            past.rows.append(values)
         found = []
-        for name, text in (*(() if line.is_scoring else self._in_levels()), *self._in_past(line.is_scoring)):
-            if name not in self.reported:
+        for rule, stretch in self._looks(line.is_scoring):
+            name = rule.__name__
+            if name not in self.reported and past.rows and (text := rule(stretch)):
                 self.reported.add(name)
                 found.append(RunFinding(name, line.step, text))
         return found
 
-    def _in_levels(self) -> Iterator[tuple[str, str]]:
-        now = self.rows[-1]
-        for rule in level_rules(self.traits):
-            held = self._held.setdefault(rule.name, [])
-            held.append(rule.is_triggered(now, self.first))
-            del held[:-NEWEST]
-            if rule.name not in self.reported and lasts(held):
-                yield rule.name, rule.advice(now, self.first)
-
-    def _in_past(self, is_scoring: bool) -> Iterator[tuple[str, str]]:
-        for name, rule, size in self._looks(is_scoring):
-            if name not in self.reported and self.rows:
-                past = Past(self.traits, self.steps[-size:], self.rows[-size:], self.scorings)
-                if text := rule(past):
-                    yield name, text
-
-    def _looks(self, is_scoring: bool) -> Iterator[tuple[str, TrendRule, int]]:
-        """The conditions to look for now, each with the number of newest lines."""
-        if is_scoring:
-            yield "held_out", held_out_falls, len(self.rows)
-            return
-        yield "top_score", all_at_the_top, len(self.rows)
-        for size in self._stretches():
-            yield "length", longer_without_gain, size
-            yield "component", one_component, size
-            yield "prompt_dependence", prompt_is_ignored, size
-
-    def _stretches(self) -> Iterator[int]:
-        """Sizes of the stretches to look at after this line: each one four times in its length."""
-        size, lines = STRETCH, len(self.rows)
-        while size <= lines:
+    def _looks(self, is_scoring: bool) -> Iterator[tuple[Rule, Past]]:
+        """The rules to apply now, each with the stretch that it looks at. Every stretch is looked at four times in its
+        length."""
+        yield from ((rule, self.past) for rule in ((held_out,) if is_scoring else OF_LINES))
+        size, lines = STRETCH, len(self.past.rows)
+        while size <= lines and not is_scoring:
             if lines % (size // 4) == 0:
-                yield size
-                if 2 * size > lines > size:
-                    yield lines
+                sizes = (size, lines) if 2 * size > lines > size else (size,)
+                yield from ((rule, self.past.newest(each)) for each in sizes for rule in OF_STRETCHES)
             size *= 2
 
 
@@ -112,37 +523,10 @@ def traits_of(options: JsonObject) -> RunTraits:
         samples_uniformly=options.get("rl_sampling") in (None, "uniform") and not options.get("custom_sampler"),
         has_several_environments=isinstance(envs := options.get("rl_env"), list) and len(envs) > 1,
         samples_ahead=bool(options.get("rl_ahead")),
-        loss_type=as_text(options.get("rl_loss_type")) or "grpo",
+        loss_type=str(options.get("rl_loss_type") or "grpo"),
     )
 
 
 def findings_of(folder: RunFolder) -> list[RunFinding]:
-    """The findings of a run: those that it recorded, or of a run that recorded none, what its metrics show."""
-    if folder.diagnostics.exists():
-        return list(recorded_findings(folder))
-    diagnosis = Diagnosis(traits_of(read_options(folder.config)))
-    return [finding for line in _with_ends(folder) for finding in diagnosis.see(line)]
-
-
-def recorded_findings(folder: RunFolder) -> Iterator[RunFinding]:
-    """The lines of diagnostics.jsonl."""
-    for values in read_lines(folder.diagnostics):
-        yield RunFinding(as_text(values.get("name")), as_int(values.get("step")) or 0, as_text(values.get("text")))
-
-
-def finding_line(finding: RunFinding) -> JsonObject:
-    """The line of diagnostics.jsonl."""
-    return asdict(finding)
-
-
-def _with_ends(folder: RunFolder) -> Iterator[MetricsLine]:
-    """The metrics of a run, with the scorings before and after the training between them."""
-    lines: Iterable[MetricsLine] = read_metrics(folder.metrics)
-    result = read_object(folder.result)
-    row = (recorded_table(result.get("scores")) or {}).get("sampled")
-    ends = {when: row[when] for when in ("before", "after")} if row else {}
-    if before := ends.get("before"):
-        yield MetricsLine(step=0, eval_score=before["mean"], eval_low=before["low"])
-    yield from lines
-    if after := ends.get("after"):
-        yield MetricsLine(step=as_int(result.get("steps")) or 0, eval_score=after["mean"], eval_low=after["low"])
+    """The findings that a run recorded."""
+    return [finding for _, finding in parsed_lines(folder.diagnostics, FINDING.validate_python)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from aitrain.runs.intervals import Interval, of_mean
+from aitrain.runs.held_out import IntervalValues
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.mixture import Mixture, bounds_of_mean, cases_of, combined
+from aitrain.runs.statistics import Mixture, bounds_of_mean, cases_of, combined, of_mean, smallest
 
 
 class TimeToTarget(TypedDict):
@@ -39,13 +39,6 @@ def time_to_target(until: float, scorings: Sequence[MetricsLine]) -> TimeToTarge
     return None
 
 
-def evaluations_without_better(before: float | None, scorings: Sequence[MetricsLine]) -> int:
-    """Number of evaluations since the highest score, which may be that of the initial policy."""
-    scores = [before, *(line.eval_score for line in scorings)]
-    known = [score for score in scores if score is not None]
-    return len(known) - 1 - known.index(max(known)) if known else 0
-
-
 def reason_to_stop(
     until: float | None, patience: int | None, before: float | None, scorings: Sequence[MetricsLine]
 ) -> str | None:
@@ -56,10 +49,12 @@ def reason_to_stop(
     if until is not None and time_to_target(until, [last]):
         score, low = last.eval_score, last.eval_low
         return f"the interval of the held-out score {score:.3f} begins at {low:.3f} (--until {until:g})"
-    since = evaluations_without_better(before, scorings)
+    scores = [score for score in (before, *(line.eval_score for line in scorings)) if score is not None]
+    since = len(scores) - 1 - scores.index(max(scores)) if scores else 0
     if patience is not None and since >= patience:
-        best = max(score for score in (before, *(line.eval_score for line in scorings)) if score is not None)
-        return f"{since} evaluations in a row have not beaten the held-out score {best:.3f} (--patience {patience})"
+        return (
+            f"{since} evaluations in a row have not beaten the held-out score {max(scores):.3f} (--patience {patience})"
+        )
     return None
 
 
@@ -72,20 +67,12 @@ def cases_to_reach(until: float, mixture: Mixture) -> int | None:
 
     def reaches(count: int) -> bool:
         best = perfect_score(mixture, count)
-        return best is not None and best.low is not None and best.low >= until
+        return best is not None and best["low"] is not None and best["low"] >= until
 
-    if reaches(0):
-        return 0
-    low, high = 0, 1
-    while not reaches(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return high
+    return 0 if reaches(0) else smallest(reaches, 1)
 
 
-def perfect_score(mixture: Mixture, count: int = 0) -> Interval | None:
+def perfect_score(mixture: Mixture, count: int = 0) -> IntervalValues | None:
     """The interval of the highest scores of so many cases of each environment; of the present ones with 0."""
     bounded = [(one, one.bounds[1]) for one in mixture if one.bounds is not None]
     return combined(

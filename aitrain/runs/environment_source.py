@@ -10,7 +10,7 @@ import linecache
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
@@ -60,17 +60,15 @@ def with_imported(files: Iterable[Path]) -> list[Path]:
 
 
 def _imported(file: Path) -> set[str]:
-    """First parts of the names of the modules that a file imports."""
+    """First parts of all names in the import statements of a file."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return set()
     names = set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level < 2:
-            names |= {node.module} if node.module else {one.name for one in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {one.name for one in node.names}
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {one.name for one in node.names} | {getattr(node, "module", None) or ""}
     return {name.partition(".")[0] for name in names}
 
 
@@ -119,12 +117,10 @@ def kept_files(environment: object) -> list[SourceFile]:
     of_server = getattr(environment, "served_source", None)  # of a ServedEnvironment, which takes long to import
     if of_server is not None:
         return [{"name": name, "text": text[:LONGEST_FILE]} for name, text in of_server()[:MOST_FILES]]
-    own = getattr(environment, "source_files", None)
-    if own is None:
+    if getattr(environment, "source_files", None) is None:
         return source_of(type(environment))
     files = files_of(environment)
-    folder = os.path.commonpath([file.parent for file in files]) if files else ""
-    return _read((file.relative_to(folder).as_posix(), file) for file in files)
+    return _read(files, Path(os.path.commonpath([file.parent for file in files]))) if files else []
 
 
 def source_of(kind: type) -> list[SourceFile]:
@@ -135,44 +131,29 @@ def source_of(kind: type) -> list[SourceFile]:
         cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
         text = source_without_secrets(next(filter(None, cells), ""))  # of the notebook cell that holds the class
         return [{"name": f"{kind.__name__}.py", "text": text}] if 0 < len(text) <= LONGEST_FILE else []
-    is_in_package = bool(getattr(sys.modules.get(kind.__module__), "__package__", "")) and _is_package(file.parent)
-    if not is_in_package:
-        return _read([(path.name, path) for path in with_imported([file])])
-    others = [path for path in _modules(file.parent) if path != file]
-    return _read((path.relative_to(file.parent.parent).as_posix(), path) for path in [file, *others])
+    package = file.parent
+    if not getattr(sys.modules.get(kind.__module__), "__package__", "") or not (package / "__init__.py").is_file():
+        return _read(with_imported([file]), package)
+    others = (path for path in sorted(package.rglob("*.py")) if path != file)
+    return _read([file, *(path for path in others if (path.parent / "__init__.py").is_file())], package.parent)
 
 
 def read_source(folder: Path) -> list[SourceFile]:
-    """The source that a run has kept; empty for older runs, which kept none."""
-    is_folder = folder.is_dir() and not folder.is_symlink()
-    found = sorted(path for path in folder.rglob("*") if path.is_file()) if is_folder else []
-    return _read((path.relative_to(folder).as_posix(), path) for path in found if not path.is_symlink())
+    """The source that a run has kept; none of a folder that is a link."""
+    return [] if folder.is_symlink() else _read(sorted(folder.rglob("*")), folder)
 
 
-def _read(files: Iterator[tuple[str, Path]] | list[tuple[str, Path]]) -> list[SourceFile]:
+def _read(files: Iterable[Path], root: Path) -> list[SourceFile]:
+    """Files within the limits, without links, by their paths below a folder."""
     kept: list[SourceFile] = []
     room = MOST_BYTES
-    for name, path in files:
+    for path in files:
         try:
             size = path.stat().st_size
-            if len(kept) < MOST_FILES and size <= min(LONGEST_FILE, room):
+            if len(kept) < MOST_FILES and size <= min(LONGEST_FILE, room) and path.is_file() and not path.is_symlink():
                 text = path.read_text(encoding="utf-8", errors="replace")
-                kept.append({"name": name, "text": source_without_secrets(text)})
+                kept.append({"name": path.relative_to(root).as_posix(), "text": source_without_secrets(text)})
                 room -= size
         except OSError:
             continue  # a file that cannot be read must not end the run
     return kept
-
-
-def _modules(package: Path) -> Iterator[Path]:
-    """The modules of a package and of its subpackages, without symbolic links."""
-    for folder, folders, names in os.walk(package):
-        folders[:] = sorted(name for name in folders if _is_package(Path(folder, name)))
-        for name in sorted(names):
-            path = Path(folder, name)
-            if path.suffix == ".py" and path.is_file() and not path.is_symlink():
-                yield path
-
-
-def _is_package(folder: Path) -> bool:
-    return (folder / "__init__.py").is_file() and not folder.is_symlink()

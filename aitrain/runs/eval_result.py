@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypedDict
 
 from aitrain.runs.environment_source import package_version, source_hash
-from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case
-from aitrain.runs.json_values import as_text
-from aitrain.runs.mixture import Mixture, can_be_solved, chances, interval_of_mean, named, of_means
+from aitrain.runs.held_out import DECODINGS, IntervalValues, by_case
 from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
+from aitrain.runs.statistics import Mixture, can_be_solved, chances, interval_of_mean, named, of_means, rows_of
 
 JOB = "eval"
 """`job` in status.json and result.json of an eval; a training has none."""
@@ -122,42 +121,49 @@ class EvalFacts:
 
 def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: Iterable[RolloutRecord]) -> EvalResult:
     """The result of an eval, from all of its records."""
-    played: dict[str, list[RolloutRecord]] = {}
-    for record in records:
-        played.setdefault(record.eval_phase.removeprefix(f"{PHASE}_"), []).append(record)
-    played = {name: played[name] for name in DECODINGS if name in played}
-    every = [record for found in played.values() for record in found]
-    scorings = {name: _scoring(found) for name, found in played.items()}
-    return EvalResult(
+    mixture, every = facts.mixture, list(records)
+    result = EvalResult(
         folder,
         model_of(model),
         facts.environment,
         facts.seed,
         facts.cases,
         facts.samples,
-        scores=dict(_score_rows(scorings, facts)),
-        pass_at=pass_at_each(scorings.get("sampled", {}), facts.samples, facts.mixture),
-        solved={name: share for name, one in scorings.items() for share in _solved(one, facts.mixture)},
-        metrics={name: _metrics(found) for name, found in played.items()},
-        lengths={name: _lengths([record.tokens for record in found]) for name, found in played.items()},
-        stops={name: dict(Counter(record.stop for record in found)) for name, found in played.items()},
         failures=dict(Counter(record.error.kind for record in every if record.error)),
         unscored=sum(record.score is None and not record.error and record.stop != "no_room" for record in every),
         dropped=sum(record.stop == "no_room" for record in every),
         overlap=facts.overlap,
         tokens=sum(record.tokens for record in every),
         seconds=round(facts.seconds, 3),
-        turns={name: fmean(len(record.turns) for record in found) for name, found in played.items()},
-        environments={one.name: {"share": one.share, "cases": len(one.prompts)} for one in named(facts.mixture)},
+        environments={one.name: {"share": one.share, "cases": len(one.prompts)} for one in named(mixture)},
     )
-
-
-def _score_rows(scorings: Mapping[str, Scoring], facts: EvalFacts) -> Iterator[tuple[str, IntervalValues | None]]:
-    """The mean scores by decoding, and with several environments those of each."""
-    for name, scoring in scorings.items():
-        yield name, as_values(interval_of_mean(scoring, facts.mixture))
-        for one in named(facts.mixture):
-            yield f"{name}, {one.name}", as_values(interval_of_mean(scoring, (one,)))
+    solvable = can_be_solved(mixture)
+    for name in DECODINGS:
+        played = [record for record in every if record.eval_phase == f"{PHASE}_{name}"]
+        if not played:
+            continue
+        scoring = by_case((str(record.row_number), record.score) for record in played if record.score is not None)
+        for row, envs in rows_of(name, mixture):
+            result.scores[row] = interval_of_mean(scoring, envs)
+        if name == "sampled" and solvable and scoring:
+            for tries in range(1, facts.samples + 1):
+                result.pass_at[str(tries)] = of_means(chances(scoring, tries, mixture), solvable)
+        tried = {case: chances({case: scores}, len(scores), mixture) for case, scores in scoring.items()}
+        solved = {case: float(chance[case] > 0) for case, chance in tried.items() if chance}
+        if (share := of_means(solved, solvable)) is not None:
+            result.solved[name] = share["mean"]
+        values = dict[str, list[float]]()
+        for record in played:
+            for metric, value in record.metrics.items():
+                if value is not None:
+                    own = f"{record.environment}/{metric}" if record.environment else metric
+                    values.setdefault(own, []).append(value)
+        result.metrics[name] = {metric: fmean(found) for metric, found in values.items()}
+        tokens = [record.tokens for record in played]
+        result.lengths[name] = {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}
+        result.stops[name] = dict(Counter(record.stop for record in played))
+        result.turns[name] = fmean(len(record.turns) for record in played)
+    return result
 
 
 def model_of(model: ModelReference) -> EvaluatedModel:
@@ -172,49 +178,13 @@ def model_of(model: ModelReference) -> EvaluatedModel:
 def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
     """What differs from when the eval in a folder began: its model's weights, or its environment's files; else None."""
     before = read_object(folder.environment)
-    of_model, files = before.get("model"), before.get("files")
-    if isinstance(of_model, dict) and of_model.get("weights") != weights_stamp(model):
+    of_model, files = before.get("model"), [Path(file) for file in before.get("files", ())]
+    if of_model and of_model["weights"] != weights_stamp(model):
         return f"model: {model.given}"
-    if isinstance(files, list) and files and before.get("sha256") != source_hash(Path(str(file)) for file in files):
+    if files and before["sha256"] != source_hash(files):
         return f"environment: {', '.join(map(str, files))}"
-    for package in filter(None, as_text(before.get("package")).split(", ")):
+    for package in filter(None, (before.get("package") or "").split(", ")):
         name, _, version = package.partition(" ")
         if version != str(package_version(name)):
             return f"environment: {name} {version}"
     return None
-
-
-def pass_at_each(scoring: Scoring, samples: int, mixture: Mixture) -> dict[str, IntervalValues | None]:
-    """Unbiased pass@1 to pass@K with their intervals; empty without bounds or without a scored case."""
-    solvable = can_be_solved(mixture)
-    if not solvable or not scoring:
-        return {}
-    tries = range(1, samples + 1)
-    return {str(count): as_values(of_means(chances(scoring, count, mixture), solvable)) for count in tries}
-
-
-def _scoring(records: Sequence[RolloutRecord]) -> Scoring:
-    return by_case((str(record.row_number), record.score) for record in records if record.score is not None)
-
-
-def _solved(scoring: Scoring, mixture: Mixture) -> Iterable[float]:
-    """The share of cases with a solved episode; nothing without a case."""
-    solved: dict[str, float] = {}
-    for case, scores in scoring.items():
-        found = chances({case: scores}, len(scores), mixture)
-        solved |= {name: float(chance > 0) for name, chance in found.items()}
-    if (share := of_means(solved, can_be_solved(mixture))) is not None:
-        yield share.mean
-
-
-def _metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for record in records:
-        for name, value in record.metrics.items():
-            own = f"{record.environment}/{name}" if record.environment else name
-            values.setdefault(own, []).extend([] if value is None else [value])
-    return {name: fmean(found) for name, found in values.items() if found}
-
-
-def _lengths(tokens: Sequence[int]) -> CompletionLengths:
-    return {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}

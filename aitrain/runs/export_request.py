@@ -22,7 +22,6 @@ class ExportRequest:
     """Type of the weights; None for that of the training."""
     adapter_only: bool = False
     shard_size: str = "5GB"
-    gguf: bool = False
     push_to_hub: bool = False
     repo_id: str | None = None
     username: str | None = None

@@ -94,14 +94,21 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Write one heartbeat. Errors of the disk do not end the run."""
-        if self.is_writer:
-            progress = self.progress
-            known = {"step": progress.step, "steps": progress.steps, **self._activity(), **self._processes()}
-            known |= {"ends_at": progress.ends_at, "seconds": progress.seconds, "vllm_servers": progress.vllm_servers}
-            known |= {"score_before": progress.score_before, "reason": progress.reason}
-            known |= {"rollout": asdict(self._playing) if self._playing.episodes else {}}
-            with suppress(OSError):
-                self.folder.write_status(progress.status, **sign_of_life(), **known)
+        if not self.is_writer:
+            return
+        known = asdict(self.progress)
+        status, pids, limit = (known.pop(name) for name in ("status", "pids", "stall_timeout"))
+        if (count := activity.total()) != self._count:
+            self._count, self._progressed = count, time.time()
+        seen = activity.read(activity.own.memory, activity.own.rank)
+        known["phase"] = seen.name
+        known["stalls_at"] = None if limit is None else round(self._progressed + max(limit, seen.allows), 3)
+        known["rollout"] = asdict(self._playing) if self._playing.episodes else {}
+        if pids:
+            nodes = given_nodes(pids)
+            known |= {"pids": nodes[0].pids if nodes else pids, "nodes": as_json(nodes)}
+        with suppress(OSError):
+            self.folder.write_status(status, **sign_of_life(), **known)
 
     def tell_rollout(self) -> None:
         """Announce the progress of the rollouts of all processes, if it has changed and they take seconds."""
@@ -113,22 +120,6 @@ class Heartbeat:
             self._playing = Playing(seen.done, seen.episodes, rate)
         if self._playing != before:
             self.announce(self._playing)
-
-    def _processes(self) -> dict[str, object]:
-        """Process ids of this machine, and the machines; empty until they are known."""
-        if not (pids := self.progress.pids):
-            return {}
-        nodes = given_nodes(pids)
-        return {"pids": nodes[0].pids if nodes else pids, "nodes": as_json(nodes)}
-
-    def _activity(self) -> dict[str, object]:
-        """The phase, and the time from which the run counts as stalled without further progress."""
-        if (count := activity.total()) != self._count:
-            self._count, self._progressed = count, time.time()
-        seen = activity.read(activity.own.memory, activity.own.rank)
-        limit = self.progress.stall_timeout
-        stalls_at = None if limit is None else round(self._progressed + max(limit, seen.allows), 3)
-        return {"phase": seen.name, "stalls_at": stalls_at}
 
     def _keep_beating(self) -> None:
         while not self.over.wait(BEAT):

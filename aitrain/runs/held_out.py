@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
-from typing import NotRequired, TypeAlias, TypedDict
+from typing import NotRequired, TypeAlias
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.options.value_types import score_bounds
-from aitrain.runs.intervals import UNIT, Bounds, Interval
-from aitrain.runs.json_values import as_float, as_int
 
+Bounds: TypeAlias = tuple[float, float]
+"""The lowest and the highest possible score."""
+UNIT: Bounds = (0.0, 1.0)
 Scoring: TypeAlias = Mapping[str, Sequence[float]]
 """Scores of each case's samples, by its row number; without samples that could not be scored."""
 
@@ -41,6 +44,7 @@ class ScoreRow(TypedDict):
 
 ScoreTable: TypeAlias = dict[str, ScoreRow]
 """Rows by `sampled`, `greedy` and, if cases have K samples, `pass@K`."""
+INTERVAL: TypeAdapter[IntervalValues] = TypeAdapter(IntervalValues)
 
 DECODINGS = ("sampled", "greedy")
 NEARLY = 1e-9
@@ -55,53 +59,27 @@ def by_case(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
     return scoring
 
 
-def case_means(scoring: Scoring) -> dict[str, float]:
-    """Mean score of each case's samples."""
-    return {case: fmean(scores) for case, scores in scoring.items() if scores}
-
-
-def pass_at(scoring: Scoring, tries: int, bounds: Bounds) -> dict[str, float]:
-    """Unbiased estimate of the probability that one of `tries` samples is solved, for each case with at least `tries`
-    scored samples."""
-    solved_from = bounds[1] - NEARLY * (bounds[1] - bounds[0])
-    chances = {}
-    for case, scores in scoring.items():
-        if len(scores) >= tries:
-            failed = sum(score < solved_from for score in scores)
-            chances[case] = 1 - math.comb(failed, tries) / math.comb(len(scores), tries)
-    return chances
-
-
-def as_values(interval: Interval | None) -> IntervalValues | None:
-    """An interval as JSON."""
-    if interval is None:
-        return None
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
-
-
 def recorded_table(value: object) -> ScoreTable | None:
     """`scores` of a result.json; None if it has none."""
     if not isinstance(value, dict):
         return None
-    rows = {str(name): row for name, row in value.items() if isinstance(row, dict)}
     return {
         name: {
             "before": interval_of(row.get("before")),
             "after": interval_of(row.get("after")),
             "change": interval_of(row.get("change")),
         }
-        for name, row in rows.items()
+        for name, row in value.items()
+        if isinstance(row, dict)
     }
 
 
 def interval_of(value: object) -> IntervalValues | None:
     """A recorded interval; None if there is none."""
-    mean = as_float(value.get("mean")) if isinstance(value, dict) else None
-    if mean is None or not isinstance(value, dict):
+    try:
+        return INTERVAL.validate_python(value)
+    except ValueError:
         return None
-    low, high = as_float(value.get("low")), as_float(value.get("high"))
-    found: IntervalValues = {"mean": mean, "low": low, "high": high, "count": as_int(value.get("count"))}
-    return {**found, "p_value": as_float(value["p_value"])} if "p_value" in value else found
 
 
 def bounds_of(score_range: object) -> Bounds | None:

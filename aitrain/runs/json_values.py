@@ -49,25 +49,20 @@ def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     at one that is endless."""
     start = stream.tell()
     while line := stream.readline(LONGEST_LINE):
-        end = start + len(line)
-        if not line.endswith(b"\n"):
-            if len(line) < LONGEST_LINE:
+        size, rest = len(line), line
+        while not rest.endswith(b"\n"):
+            if len(line) < LONGEST_LINE or size > ENDLESS_LINE or not (rest := stream.readline(2**20)):
                 return
-            line, piece = b"", stream.readline(2**20)
-            end += len(piece)
-            while piece and not piece.endswith(b"\n"):
-                if end - start > ENDLESS_LINE:
-                    return
-                piece = stream.readline(2**20)
-                end += len(piece)
-        yield line, start, end
-        start = end
+            size += len(rest)
+        yield (line if size == len(line) else b""), start, start + size
+        start += size
 
 
 def parse_object(line: bytes) -> JsonObject | None:
-    """The JSON object on a line, None if there is none; invalid UTF-8 becomes replacement characters."""
+    """The JSON object on a line, None if there is none; invalid UTF-8 becomes replacement characters, and a number that
+    is not finite null."""
     try:
-        value = json.loads(line.decode("utf-8", errors="replace"), strict=False)
+        value = json.loads(line.decode("utf-8", errors="replace"), strict=False, parse_constant=lambda name: None)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from aitrain.runs.json_values import JsonObject, as_float, as_int
-from aitrain.runs.run_folder import read_lines, to_jsonable
+from pydantic import ConfigDict, TypeAdapter
+
+from aitrain.runs.json_values import JsonObject, parse_object
+from aitrain.runs.run_folder import parsed_lines, to_jsonable
 
 SCHEMA = 1
 """Version of the format that is written."""
@@ -16,6 +20,8 @@ SCHEMA = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsLine:
     """A logging step, or a scoring: the latter has `eval_score`."""
+
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False, defer_build=True)
 
     schema: int = SCHEMA
     """Version of the format that the line was read from; 0 without one."""
@@ -36,34 +42,26 @@ class MetricsLine:
     """Seconds of the training until the scoring's end, over all parts of a resumed run."""
     trained_tokens: int | None = None
     """Tokens sampled in training until then, on all processes."""
-    values: Mapping[str, float | None] = field(default_factory=dict)
+    values: dict[str, float | None] = field(default_factory=dict)
     """All other numbers by their names, such as `loss`, `entropy` and `env/tries`."""
 
     @classmethod
     def from_json(cls, values: JsonObject) -> MetricsLine:
-        """Read a line of any format; values that are missing or of a wrong type get their defaults."""
-        get = values.get
-        return cls(
-            schema=as_int(get("schema")) or 0,
-            step=as_int(get("step")) or 0,
-            seconds=as_float(get("seconds")),
-            reward=as_float(get("reward")),
-            eval_score=as_float(get("eval_score")),
-            eval_low=as_float(get("eval_low")),
-            eval_greedy=as_float(get("eval_greedy")),
-            eval_cases=as_int(get("eval_cases")),
-            eval_samples=as_int(get("eval_samples")),
-            trained_seconds=as_float(get("trained_seconds")),
-            trained_tokens=as_int(get("trained_tokens")),
-            values={name: as_float(value) for name, value in values.items() if name not in NAMED},
-        )
+        """The line of a JSON object.
+
+        Raises:
+            ValueError: a value is no finite number.
+        """
+        named = {name: values[name] for name in NAMED if name in values}
+        others = {name: value for name, value in values.items() if name not in named}
+        return LINE.validate_python({**named, "values": others})
 
     @classmethod
     def of_logs(cls, step: int, seconds: float, logs: Mapping[str, object]) -> MetricsLine:
-        """The line of the trainer's logs after a step."""
-        return cls.from_json(
-            {name: to_jsonable(value) for name, value in logs.items()} | {"step": step, "seconds": seconds}
-        )
+        """The line of the trainer's logs after a step, without those that are no numbers."""
+        numbers = {name: to_jsonable(value) for name, value in logs.items()}
+        known = {name: value for name, value in numbers.items() if not isinstance(value, (str, list, dict))}
+        return cls.from_json({**known, "step": step, "seconds": seconds})
 
     def to_json(self) -> JsonObject:
         """The line as a JSON object of the present format: one level, without the named fields that it lacks."""
@@ -83,8 +81,17 @@ class MetricsLine:
 
 
 NAMED = tuple(name for name in MetricsLine.__slots__ if name != "values")
+LINE = TypeAdapter(MetricsLine)
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine]:
-    """The lines of metrics.jsonl."""
-    return map(MetricsLine.from_json, read_lines(path))
+    """The lines of metrics.jsonl, without damaged ones."""
+    return (line for _, line in parsed_lines(path, MetricsLine.from_json))
+
+
+def lines_of(texts: Iterable[bytes]) -> Iterator[MetricsLine]:
+    """Some lines of metrics.jsonl, without damaged ones."""
+    for text in texts:
+        with suppress(ValueError):
+            if (values := parse_object(text)) is not None:
+                yield MetricsLine.from_json(values)

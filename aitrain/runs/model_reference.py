@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-import yaml
-
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.named_models import NAMED_MODELS, SMOLLM2, TINY, named_folder
 from aitrain.options.environment import named_place
-from aitrain.options.yaml_text import read_yaml, refuse_bombs
-from aitrain.runs.checkpoint import SHARDS
-from aitrain.runs.json_values import JsonObject, as_int, as_object, read_whole
+from aitrain.runs.checkpoint import SHARDS, checkpoints_of, is_named_checkpoint, step_of
+from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
+from aitrain.runs.run_options import load_options
 
 ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
 ADAPTER_CONFIG = "adapter_config.json"
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LONGEST_LABEL = 60
 
@@ -58,22 +55,14 @@ class ModelReference:
     def label(self) -> str:
         """A short name for tables, which is also the name of a folder."""
         if self.run is not None:
-            name = self.run.resolve().name
-            text = f"{name}-step{self.step}" if self.kind == "checkpoint" else name
+            text = self.run.resolve().name + (f"-step{self.step}" if self.kind == "checkpoint" else "")
         elif self.kind == "url":
             text = self.name.rpartition("/")[2] if self.name else urlsplit(self.base).netloc
-        elif self.adapter is not None:
-            text = self.adapter.resolve().name
+        elif self.adapter is not None or self.kind == "folder":
+            text = (self.adapter or Path(self.base).expanduser()).resolve().name
         else:
-            text = (
-                Path(self.base).expanduser().resolve().name if self.kind == "folder" else self.base.rpartition("/")[2]
-            )
-        return label_of(text)
-
-
-def label_of(text: str) -> str:
-    """A text as part of a folder's name."""
-    return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST_LABEL].strip("-.") or "model"
+            text = self.base.rpartition("/")[2]
+        return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST_LABEL].strip("-.") or "model"
 
 
 def read_model(given: str) -> ModelReference:
@@ -92,9 +81,14 @@ def read_model(given: str) -> ModelReference:
     if path.is_dir():
         return _folder(given, path)
     first, _, rest = given.partition("/")
-    if path.exists() or not HUB_NAME.fullmatch(given) or (rest and Path(first).is_dir()):
-        raise ConfigError(_not_found(given, path))
-    return ModelReference(given, "hub", given)
+    if not path.exists() and HUB_NAME.fullmatch(given) and not (rest and Path(first).is_dir()):
+        return ModelReference(given, "hub", given)
+    parent = path.parent if path.parent.is_dir() else Path()
+    near = did_you_mean(path.name, {other.name for other in (*parent.glob("*/"), *Path(RUNS).glob("*"))})
+    what = "is a file, not a folder" if path.exists() else "does not exist"
+    raise ConfigError(
+        f"model: {given} {what}.{near}\nGive a run folder, a model folder, an adapter, a Hub name, or `{TINY}`."
+    )
 
 
 def before_training(reference: ModelReference) -> ModelReference | None:
@@ -113,7 +107,7 @@ def run_options(reference: ModelReference) -> dict[str, object]:
     if reference.run is None:
         return {}
     folder = RunFolder(reference.run)
-    options = {name: value for name, value in _read_config(folder).items() if name not in OWN_OPTIONS}
+    options = {name: value for name, value in load_options(folder.config).items() if name not in OWN_OPTIONS}
     for name in ("model", "chat_template"):
         if isinstance(value := options.get(name), str):
             options[name] = _found_path(folder, value)
@@ -182,41 +176,27 @@ def _run(given: str, path: Path) -> ModelReference:
     if status.get("job") == "eval":
         raise ConfigError(f"model: {given} is an eval, and holds no model\nSee its scores with: aitrain show {given}")
     if not any((folder.model / name).is_file() for name in (ADAPTER_CONFIG, "config.json")):
-        raise ConfigError(f"model: the run {given} has no model yet{_state(status)}\n{_checkpoint_advice(folder)}")
-    step = next((step for step in map(as_int, (result.get("model_step"), result.get("steps"))) if step), None)
-    return _loaded_from(given, "run", folder.model, path, step or as_int(status.get("step")))
-
-
-def _state(status: dict[str, object]) -> str:
-    return f": it is {status['status']}" if status.get("status") in ("running", "failed", "stopped", "stalled") else ""
-
-
-def _checkpoint_advice(folder: RunFolder) -> str:
-    found = folder.checkpoints.glob("checkpoint-*") if folder.checkpoints.is_dir() else ()
-    checkpoints = sorted((path for path in found if CHECKPOINT.fullmatch(path.name)), key=_step_of)
-    return f"Its newest checkpoint is {checkpoints[-1]}" if checkpoints else "Give a run that has trained."
+        state = status.get("status")
+        state = f": it is {state}" if state in ("running", "failed", "stopped", "stalled") else ""
+        found = checkpoints_of(folder)
+        advice = f"Its newest checkpoint is {found[0]}" if found else "Give a run that has trained."
+        raise ConfigError(f"model: the run {given} has no model yet{state}\n{advice}")
+    step = result.get("model_step") or result.get("steps") or status.get("step")
+    return _loaded_from(given, "run", folder.model, path, step)
 
 
 def _weights(given: str, path: Path) -> ModelReference:
     """A folder with weights; one inside of a run folder is known as the run's."""
     place = path.resolve()
-    checkpoint = CHECKPOINT.fullmatch(place.name) if place.parent.name == "checkpoints" else None
-    if checkpoint and _is_run(place.parents[1]):
-        return _loaded_from(given, "checkpoint", path, place.parents[1], int(checkpoint[1]))
-    run = next(
-        (parent for parent in place.parents[:2] if place.is_relative_to(parent / "model") and _is_run(parent)), None
-    )
-    step = _run(given, run).step if run else None
+    if place.parent.name == "checkpoints" and is_named_checkpoint(place) and _is_run(place.parents[1]):
+        return _loaded_from(given, "checkpoint", path, place.parents[1], step_of(place))
+    run = next((one for one in place.parents[:2] if place.is_relative_to(one / "model") and _is_run(one)), None)
     kind: ModelKind = "adapter" if (path / ADAPTER_CONFIG).is_file() else "folder"
-    return _loaded_from(given, kind, path, run, step)
+    return _loaded_from(given, kind, path, run, _run(given, run).step if run else None)
 
 
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file()
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _loaded_from(given: str, kind: ModelKind, path: Path, run: Path | None, step: int | None) -> ModelReference:
@@ -231,62 +211,38 @@ def _loaded_from(given: str, kind: ModelKind, path: Path, run: Path | None, step
 
 def _base_of(adapter: Path, run: Path | None) -> str:
     """The base of an adapter: what the run's options name, else what the adapter's own configuration names."""
-    folder = RunFolder(run) if run else None
-    named = _read_config(folder).get("model") if folder else None
-    if isinstance(named, str) and folder:
-        return named if named in NAMED_MODELS else _found_path(folder, named)
+    named = load_options(RunFolder(run).config).get("model") if run else None
+    if run and named:
+        return _found_path(RunFolder(run), str(named))
     recorded = read_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
-    if not isinstance(recorded, str) or not recorded:
+    if not recorded:
         raise ConfigError(f"model: {adapter / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
     if (own := public_base(recorded)) in NAMED_MODELS:
         return own
-    beside = adapter / recorded
-    if not Path(recorded).is_absolute() and not Path(recorded).exists() and beside.is_dir():
+    beside = adapter / recorded  # an absolute path is itself
+    if not Path(recorded).exists() and beside.is_dir():
         return str(beside)
-    if Path(recorded).is_absolute() and not Path(recorded).is_dir():
+    if Path(recorded).is_absolute() and not beside.is_dir():
         raise ConfigError(
             f"model: {adapter} is an adapter of {recorded}, which is not there\n"
             f"Put the base there, or write its place into {adapter / ADAPTER_CONFIG} (base_model_name_or_path)."
         )
-    return recorded
-
-
-def _not_found(given: str, path: Path) -> str:
-    parent = path.parent if path.parent.is_dir() else Path()
-    runs = Path(RUNS).iterdir() if Path(RUNS).is_dir() else ()
-    near = did_you_mean(path.name, {other.name for other in (*parent.glob("*/"), *runs)})
-    what = "is a file, not a folder" if path.exists() else "does not exist"
-    return f"model: {given} {what}.{near}\nGive a run folder, a model folder, an adapter, a Hub name, or `{TINY}`."
+    return str(recorded)
 
 
 # -- the options of a run
 
 
-def _read_config(folder: RunFolder) -> dict[str, object]:
-    try:
-        text = read_whole(folder.config).decode("utf-8")
-        refuse_bombs(text)
-        loaded = read_yaml(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"model: cannot read {folder.config}: {' '.join(str(error).split())[:200]}") from None
-    return {str(name): value for name, value in loaded.items()} if isinstance(loaded, dict) else {}
-
-
-def _started_in(folder: RunFolder) -> Path | None:
-    """The working directory of the run's command: the folder that its relative output_dir leads out of."""
-    output_dir, parent = _read_config(folder).get("output_dir"), folder.path.resolve().parent
-    if not isinstance(output_dir, str) or os.path.isabs(os.path.expanduser(output_dir)):
-        return None
-    parts = Path(os.path.normpath(output_dir)).parts
-    if ".." in parts or (parts and parent.parts[-len(parts) :] != parts):
-        return None
-    return parent.parents[len(parts) - 1] if parts else parent
-
-
 def _found_path(folder: RunFolder, value: str) -> str:
-    """A relative path as that of the run's working directory, if it exists there; any other value unchanged."""
-    place = _started_in(folder)
-    return str(place / value) if value not in NAMED_MODELS and place is not None and (place / value).exists() else value
+    """A relative path as that of the run's working directory, if it exists there; any other value unchanged. The
+    directory is the one that the run's relative output_dir leads out of."""
+    output_dir, parent = str(load_options(folder.config).get("output_dir", "/")), folder.path.resolve().parent
+    parts = Path(os.path.normpath(output_dir)).parts
+    start = len(parent.parts) - len(parts)
+    if value in NAMED_MODELS or output_dir.startswith(("/", "~")) or ".." in parts or parent.parts[start:] != parts:
+        return value
+    place = Path(*parent.parts[:start], value)
+    return str(place) if place.exists() else value
 
 
 def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:
@@ -294,6 +250,6 @@ def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:
     file, colon, name = value.partition(":")
     if not file.endswith(".py"):
         return value
-    recorded = made.get("file")
-    is_there = isinstance(recorded, str) and Path(recorded).name == Path(file).name and Path(recorded).is_file()
+    recorded = str(made.get("file") or "")
+    is_there = Path(recorded).name == Path(file).name and Path(recorded).is_file()
     return f"{recorded if is_there else _found_path(folder, file)}{colon}{name}"

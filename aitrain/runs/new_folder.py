@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,51 +33,43 @@ LOCK_VARIABLE = "AITRAIN_LOCK"
 
 
 @contextmanager
-def locked(folder: RunFolder, before_wait: Callable[[], None] = lambda: None) -> Iterator[RunFolder]:
+def locked(folder: RunFolder) -> Iterator[RunFolder]:
     """Keep other commands out of a run folder until the block ends. It is made if it is missing, and removed at the end
     if no run began in it.
 
-    Waits for a command that has it, after calling `before_wait` and saying so. The training processes inherit the lock:
-    if this process is killed, it lasts until the last of them has ended.
+    Waits for a command that has it, after saying so. The training processes inherit the lock: if this process is
+    killed, it lasts until the last of them has ended.
 
     Raises:
         ConfigError: the folder cannot be made or written.
     """
-    try:
-        made, handle, has_lock = _open_lock(folder, before_wait)
-    except OSError as error:
-        raise cannot_make(folder.path.parent, error.strerror) from None
-    _locks.add(handle)
-    mine = replace(folder, made=() if folder.config.exists() else made, lock=handle if has_lock else None)
-    try:
-        yield mine
-    finally:
-        if not mine.config.exists():
-            (mine.path / LOCK).unlink(missing_ok=True)
-            mine.discard()
-        _locks.discard(handle)
-        os.close(handle)
-
-
-def _open_lock(folder: RunFolder, before_wait: Callable[[], None]) -> tuple[tuple[Path, ...], int, bool | None]:
-    """The folders that were made, the locked file, and whether the file system has locks."""
-    file = folder.path / LOCK
+    file, has_lock = folder.path / LOCK, None
     while True:
-        made = folder.made or tuple(missing_folders(folder.path))
-        folder.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            made = folder.made or tuple(missing_folders(folder.path))
+            folder.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise cannot_make(folder.path.parent, error.strerror) from None
+        _locks.add(handle)
         try:
             has_lock = lock_file(handle)
             if has_lock is False:
-                before_wait()
                 say_what_is_awaited(folder)
                 has_lock = lock_file(handle, waits=True)
-            if is_open_file(handle, file):
-                return made, handle, has_lock
-        except BaseException:
+            if not is_open_file(handle, file):
+                continue  # the command that had it has removed the folder, as nothing began there
+            mine = replace(folder, made=() if folder.config.exists() else made, lock=handle if has_lock else None)
+            try:
+                yield mine
+            finally:
+                if not mine.config.exists():
+                    file.unlink(missing_ok=True)
+                    mine.discard()
+            return
+        finally:
+            _locks.discard(handle)
             os.close(handle)
-            raise
-        os.close(handle)  # the command that had it has removed the folder, as nothing began there
 
 
 def say_what_is_awaited(folder: RunFolder) -> None:
@@ -118,34 +108,10 @@ def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
         ConfigError: it cannot be made or written.
     """
     while True:
-        with ExitStack() as stack:
-            with _held_ctrl_c() as release:
-                folder = stack.enter_context(locked(RunFolder.create(config), before_wait=release))
+        with locked(RunFolder.create(config)) as folder:
             if not folder.config.exists():  # else a command with --resume was faster
                 yield folder
                 return
-
-
-@contextmanager
-def _held_ctrl_c() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C until the function is called or the block ends, so that a folder is not made and then forgotten."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:  # Python handles it there only
-        yield lambda: None
-        return
-    pressed = list[int]()
-
-    def release() -> None:
-        signal.signal(signal.SIGINT, before)
-        if pressed:
-            pressed.clear()
-            signal.raise_signal(signal.SIGINT)
-
-    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield release
-    finally:
-        release()
 
 
 def remarks(folder: RunFolder, wanted: str, is_eval: bool = False) -> Iterator[str]:
@@ -177,7 +143,6 @@ def refuse_to_begin(folder: RunFolder, damaged: Sequence[str]) -> None:
     Raises:
         ConfigError: it has.
     """
-    what = ""
     if damaged:
         what = f"there is no complete checkpoint in {folder.checkpoints}\n" + "\n".join(damaged[:2])
     elif read_object(folder.result).get("status") == "finished":
@@ -186,11 +151,12 @@ def refuse_to_begin(folder: RunFolder, damaged: Sequence[str]) -> None:
         what = f"{folder.path} is not a run folder"
     elif read_object(folder.status).get("job") is not None:
         what = f"{folder.path} is an eval"
-    if what:
-        raise ConfigError(
-            f"resume_from_checkpoint: {what}\n"
-            "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
-        )
+    else:
+        return
+    raise ConfigError(
+        f"resume_from_checkpoint: {what}\n"
+        "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
+    )
 
 
 # -- folders that are made as a whole
@@ -217,12 +183,14 @@ def new_folder(place: Path) -> Iterator[Path]:
             raise ConfigError(f"--out: another process is writing {place}\nWait for it, or choose another folder.")
         try:
             refuse_existing(place)
-            _empty(partial)
+            for path in partial.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             yield partial
             for path in partial.rglob("*"):
                 path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written for their owner alone
             sync_all(partial)
-            _rename(partial, place)
+            refuse_existing(place)
+            partial.rename(place)  # the system refuses a folder that is not empty
             sync(place.parent)
         finally:
             if is_open_file(handle, partial):
@@ -237,16 +205,3 @@ def refuse_existing(place: Path) -> None:
         return
     if os.path.lexists(place):
         raise ConfigError(f"--out: {place} exists, and is not overwritten\nDelete it, or choose another with --out.")
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def _rename(made: Path, place: Path) -> None:
-    try:
-        os.rename(made, place)  # the system refuses a folder that is not empty
-    except OSError:
-        refuse_existing(place)
-        raise

@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from aitrain.runs.json_values import JsonObject, as_int, as_text
+from pydantic import TypeAdapter
+
+from aitrain.runs.json_values import JsonObject
 
 VARIABLE = "AITRAIN_NODES"
 """Environment variable by which the parent of rank 0 passes the machines to it."""
@@ -25,6 +27,9 @@ class NodeInfo:
     """Its training processes, in the order of their ranks."""
 
 
+NODES = TypeAdapter(tuple[NodeInfo, ...])
+
+
 def as_json(nodes: Iterable[NodeInfo]) -> list[dict[str, object]]:
     """The machines as status.json holds them."""
     return [asdict(node) for node in nodes]
@@ -38,17 +43,8 @@ def given_nodes(pids: Sequence[int]) -> list[NodeInfo]:
 
 
 def read_nodes(status: JsonObject) -> tuple[NodeInfo, ...]:
-    """The machines in a status.json, whose values may be damaged; none for a run on one machine."""
-    given = status.get("nodes")
-    entries = [entry for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
-    return tuple(
-        NodeInfo(
-            as_int(entry.get("rank")) or 0,
-            as_text(entry.get("host")),
-            as_text(entry.get("address")),
-            as_int(entry.get("gpus")) or 0,
-            tuple(pid for pid in entry.get("pids", ()) if isinstance(pid, int)),
-        )
-        for entry in entries
-        if isinstance(entry.get("pids", []), list)
-    )
+    """The machines in a status.json, none if it is damaged, or for a run on one machine."""
+    try:
+        return NODES.validate_python(status.get("nodes", ()))
+    except ValueError:
+        return ()

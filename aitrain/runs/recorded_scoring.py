@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from aitrain.errors import ConfigError
-from aitrain.runs.case_key import CaseKey
-from aitrain.runs.held_out import DECODINGS, bounds_of
-from aitrain.runs.intervals import Bounds
-from aitrain.runs.json_values import JsonObject, as_int, as_object, as_text, parse_object
+from aitrain.runs.held_out import DECODINGS, Bounds, bounds_of
+from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.rollout_index import RolloutIndex, excerpt, prompt_excerpt
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.rollout_record import RolloutRecord, prompt_key
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_options import read_options
+
+LENIENT = "lenient"
+"""The metric that is the score without the answer's format."""
+FORMAT = "format"
+"""The score without the lenient one: what the format costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseKey:
+    """What identifies a case in another scoring: hashes of its content, and the environment's seed."""
+
+    content: str
+    seed: int | None
+    prompt: str
+    """The same for cases with an equal prompt."""
+
+    @classmethod
+    def of(cls, record: RolloutRecord) -> CaseKey:
+        """The key of an episode's case."""
+        text = json.dumps([record.prompt, record.row], sort_keys=True)
+        return cls(hashlib.sha256(text.encode()).hexdigest(), record.seed, prompt_key(record.prompt))
+
+
+def match_cases(a: Mapping[str, CaseKey], b: Mapping[str, CaseKey]) -> list[tuple[str, str]]:
+    """Pairs of cases with equal content, prompt and row, in the order of `a`, each case at most once.
+
+    Of rows that repeat, those with equal seeds belong together, as a seed may decide what is asked. The others are
+    matched in the order in which they come.
+    """
+    found = dict[str, str]()
+    for has_seed in (True, False):
+        free, taken = dict[object, list[str]](), set(found.values())
+        for case, key in reversed(list(b.items())):  # as the first is taken from the end
+            if case not in taken:
+                free.setdefault(key if has_seed else key.content, []).append(case)
+        for case, key in a.items():
+            if case not in found and (others := free.get(key if has_seed else key.content)):
+                found[case] = others.pop()
+    return [(case, found[case]) for case in a if case in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +66,9 @@ class RecordedSample:
     score: float | None
     metrics: dict[str, float | None]
     """The environment's own numbers, and `tokens` and `turns`."""
+
+    values: dict[str, float | None]
+    """These, the `score`, and its two parts."""
 
 
 @dataclass(slots=True)
@@ -43,20 +85,20 @@ class RecordedCase:
     samples: dict[str, dict[int, RecordedSample]] = field(default_factory=lambda: {name: {} for name in DECODINGS})
     """By decoding and number of the sample; one that was recorded twice is the later one."""
 
-    def mean(self, decoding: str, value: Callable[[RecordedSample], float | None]) -> float | None:
-        """Mean value of the samples that have one; None if none has."""
-        values = [found for sample in self.samples[decoding].values() if (found := value(sample)) is not None]
-        return fmean(values) if values else None
-
     @property
     def all_samples(self) -> Iterator[RecordedSample]:
         """The episodes of all decodings."""
-        for samples in self.samples.values():
-            yield from samples.values()
+        return (sample for samples in self.samples.values() for sample in samples.values())
 
-    def scores(self, decoding: str) -> list[float]:
-        """The scores of the samples that have one."""
-        return [sample.score for sample in self.samples[decoding].values() if sample.score is not None]
+    def values(self, decoding: str, name: str = "score") -> list[float]:
+        """A value of the samples that have it."""
+        found = (sample.values.get(name) for sample in self.samples[decoding].values())
+        return [value for value in found if value is not None]
+
+    def mean(self, decoding: str, name: str = "score") -> float | None:
+        """Its mean; None if no sample has it."""
+        values = self.values(decoding, name)
+        return fmean(values) if values else None
 
 
 @dataclass(eq=False)
@@ -67,14 +109,14 @@ class RecordedScoring:
     phase: str
     """`before`, `after` or `eval`."""
     rollouts: RolloutIndex
+    options: JsonObject
+    environment: JsonObject
+    status: str
+    model: str
+    """What was scored: a model's name, and its step in a run."""
     label: str = ""
     """A short name in tables."""
     cases: dict[str, RecordedCase] = field(default_factory=dict)
-    options: JsonObject = field(default_factory=dict)
-    environment: JsonObject = field(default_factory=dict)
-    status: str = ""
-    model: str = ""
-    """What was scored: a model's name, and its step in a run."""
 
     @property
     def bounds(self) -> Bounds | None:
@@ -90,8 +132,7 @@ class RecordedScoring:
     @property
     def samples(self) -> Iterator[RecordedSample]:
         """All episodes of all cases."""
-        for case in self.cases.values():
-            yield from case.all_samples
+        return (sample for case in self.cases.values() for sample in case.all_samples)
 
     def record(self, sample: RecordedSample) -> RolloutRecord:
         """The whole record of an episode."""
@@ -110,84 +151,58 @@ def read_scorings(folders: Sequence[Path]) -> list[RecordedScoring]:
         ConfigError: a folder has no such scoring.
     """
     if len(folders) == 1:
-        rollouts = _rollouts(folders[0])
-        if not _has_phase(rollouts, "after") or not _has_phase(rollouts, "before"):
-            raise ConfigError(_nothing_to_compare(folders[0], rollouts))
-        before, after = (_read(folders[0], phase, rollouts) for phase in ("before", "after"))
+        before, after = (_read(folders[0], [phase]) for phase in ("before", "after"))
         before.label, after.label = "before", "after"
         return [before, after]
-    scorings = [_last_scoring(folder) for folder in folders]
+    scorings = [_read(folder, ["eval", "after"]) for folder in folders]
     names = [folder.resolve().name for folder in folders]
     for scoring, name in zip(scorings, names, strict=True):
         scoring.label = name if names.count(name) == 1 else str(scoring.folder)
     return scorings
 
 
-def _last_scoring(folder: Path) -> RecordedScoring:
-    rollouts = _rollouts(folder)
-    for phase in ("eval", "after"):
-        if _has_phase(rollouts, phase):
-            return _read(folder, phase, rollouts)
-    raise ConfigError(_nothing_to_compare(folder, rollouts))
-
-
-def _rollouts(folder: Path) -> RolloutIndex:
-    rollouts = RolloutIndex(folder / "rollouts")
+def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
+    """The first of the wanted scorings that the folder has."""
+    run, rollouts = RunFolder(folder), RolloutIndex(folder / "rollouts")
     rollouts.refresh()
-    return rollouts
+    status, result, options = read_object(run.status), read_object(run.result), read_options(run.config)
+    phases = {entry.eval_phase.rpartition("_")[0] for entry in rollouts.entries}
+    phase = next((phase for phase in wanted if phase in phases), None)
+    if phase is None:
+        raise ConfigError(_nothing_to_compare(folder, phases, status.get("status")))
+    model = options.get("model") or result.get("base_model")
+    if phase == "eval":
+        evaluated = as_object(result.get("model"))
+        model = evaluated.get("given") or evaluated.get("label") or options.get("model")
+    step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
+    name = excerpt(str(model or "")) + ("" if step is None else f", step {step}")
+    state = str(status.get("status") or "")
+    scoring = RecordedScoring(folder, phase, rollouts, options, read_object(run.environment), state, name)
+    found = dict[str, RecordedCase]()
+    for number, entry in enumerate(rollouts.entries):
+        of_phase, _, decoding = entry.eval_phase.rpartition("_")
+        if of_phase == phase and decoding in DECODINGS:
+            record = rollouts.record(entry)
+            if (case := found.get(entry.case)) is None:
+                case = RecordedCase(entry.case, CaseKey.of(record), prompt_excerpt(record), record.environment)
+                found[entry.case] = case
+            metrics = {**record.metrics, "tokens": float(record.tokens), "turns": float(len(record.turns))}
+            values = metrics | dict.fromkeys(("score", LENIENT), record.score)
+            if record.score is not None:  # an episode without a lenient score has its score, so that both add up to it
+                given = metrics.get(LENIENT)
+                lenient = record.score if given is None else given
+                values |= {LENIENT: lenient, FORMAT: record.score - lenient}
+            case.samples[decoding][record.sample or 0] = RecordedSample(number, record.score, metrics, values)
+    scoring.cases = dict(sorted(found.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else 0, item[0])))
+    return scoring
 
 
-def _has_phase(rollouts: RolloutIndex, phase: str) -> bool:
-    return any(entry.eval_phase.rpartition("_")[0] == phase for entry in rollouts.entries)
-
-
-def _nothing_to_compare(folder: Path, rollouts: RolloutIndex) -> str:
-    if _has_phase(rollouts, "eval"):
+def _nothing_to_compare(folder: Path, phases: set[str], status: object) -> str:
+    if "eval" in phases:
         return f"{folder} is an eval of one model\nName what it is compared with: aitrain compare A B"
-    status = as_text(read_object(RunFolder(folder).status).get("status"))
     state = f" (it is {status})" if status and status != "finished" else ""
-    missing = "after" if _has_phase(rollouts, "before") else "before and after"
+    missing = "after" if "before" in phases else "before and after"
     return (
         f"{folder} has no scores of held-out cases {missing} its training{state}\n"
         f"Score its model with: aitrain eval {shlex.quote(str(folder))}"
     )
-
-
-def _read(folder: Path, phase: str, rollouts: RolloutIndex) -> RecordedScoring:
-    run = RunFolder(folder)
-    scoring = RecordedScoring(folder, phase, rollouts)
-    numbers = [n for n, entry in enumerate(rollouts.entries) if entry.eval_phase.rpartition("_")[0] == phase]
-    raws = rollouts.each_raw(rollouts.entries[number] for number in numbers)
-    for number, (entry, raw) in zip(numbers, raws, strict=True):
-        _add(scoring.cases, entry.case, RolloutRecord.from_json(parse_object(raw) or {}), number)
-    scoring.cases = dict(sorted(scoring.cases.items(), key=lambda item: _as_number(item[0])))
-    scoring.options, scoring.environment = read_options(run.config), read_object(run.environment)
-    scoring.status = as_text(read_object(run.status).get("status"))
-    scoring.model = _model(run, phase, scoring.options)
-    return scoring
-
-
-def _add(cases: dict[str, RecordedCase], case: str, record: RolloutRecord, number: int) -> None:
-    decoding = record.eval_phase.rpartition("_")[2]
-    if decoding not in DECODINGS:
-        return
-    if case not in cases:
-        cases[case] = RecordedCase(
-            case, CaseKey.of(record), prompt_excerpt(record.prompt, record.messages), record.environment
-        )
-    metrics = {**record.metrics, "tokens": float(record.tokens), "turns": float(len(record.turns))}
-    cases[case].samples[decoding][record.sample or 0] = RecordedSample(number, record.score, metrics)
-
-
-def _as_number(case: str) -> tuple[int, str]:
-    return (int(case), "") if case.isascii() and case.isdigit() else (0, case)
-
-
-def _model(run: RunFolder, phase: str, options: JsonObject) -> str:
-    result = read_object(run.result)
-    evaluated = as_object(result.get("model"))
-    if phase == "eval":
-        return excerpt(as_text(evaluated.get("given") or evaluated.get("label") or options.get("model")))
-    base = excerpt(as_text(options.get("model") or result.get("base_model")))
-    step = as_int(result.get("model_step") or result.get("steps")) if phase == "after" else None
-    return f"{base}, step {step}" if step is not None else base

@@ -11,12 +11,11 @@ from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.json_values import read_whole
-from aitrain.runs.mixture import EnvResult
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
+from aitrain.runs.statistics import EnvResult
 from aitrain.runs.verdict import Verdict, verdict_sentence
 
 if TYPE_CHECKING:
-    from aitrain.notebook import Chat
     from aitrain.runs.comparison import Comparison
 
 
@@ -109,12 +108,6 @@ class Result:
 
         before = [] if other is None else [other.folder if isinstance(other, Result) else Path(other)]
         return compare_all(read_scorings([*before, self.folder]))[0]
-
-    def chat(self, *questions: str, **options: Any) -> Chat:
-        """Talk to the trained model and its base, as `aitrain.chat(folder)` does: `result.chat()("2 + 2 = ?")`."""
-        import aitrain  # here, as chatting needs the model's libraries
-
-        return aitrain.chat(self.folder, *questions, **options)
 
     def write(self) -> None:
         """Write result.json."""

@@ -14,22 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from aitrain.runs.case_key import prompt_key
 from aitrain.runs.json_values import (
     LONGEST_LINE,
-    JsonObject,
-    as_float,
-    as_int,
     as_text,
     parse_object,
     regular,
     whole_lines,
 )
-from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.rollout_record import RECORD, RolloutRecord, prompt_key
 
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
-
 
 GroupKey: TypeAlias = tuple[int, str, int, str]
 
@@ -38,7 +33,7 @@ GroupKey: TypeAlias = tuple[int, str, int, str]
 class IndexEntry:
     """An episode in the index: its place in the files, and the values for filters and counts."""
 
-    file: int
+    file: Path
     offset: int
     length: int
     step: int
@@ -75,19 +70,6 @@ class IndexEntry:
 
 
 @dataclass
-class _File:
-    path: Path
-    identity: tuple[int, int]
-    """Device and inode, which change when the file is replaced."""
-    done: int = 0
-    """Bytes that were read."""
-
-    def is_another(self, stat: os.stat_result | None) -> bool:
-        """Whether the path no longer leads to this file."""
-        return stat is None or (stat.st_dev, stat.st_ino) != self.identity or stat.st_size < self.done
-
-
-@dataclass
 class RolloutIndex:
     """All episodes below a folder of rollout files, or in one such file; `refresh` reads what is new."""
 
@@ -101,7 +83,8 @@ class RolloutIndex:
     """The episode of each group whose record has the rendered prompt."""
     damaged: int = 0
     """Lines that are no records."""
-    files: list[_File] = field(default_factory=list)
+    files: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
+    """Of each file device and inode, which change when it is replaced, and the bytes that were read."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refresh(self) -> None:
@@ -110,94 +93,87 @@ class RolloutIndex:
             candidates = [self.path] if self.path.is_file() else sorted(self.path.glob("*.jsonl"))
             # plain files only: a link could lead anywhere
             found = {path: path.stat() for path in candidates if path.is_file() and not path.is_symlink()}
-            if any(file.is_another(found.get(file.path)) for file in self.files):
-                self.entries, self.damaged, self.files = [], 0, []
-                self.prompts, self.held_out, self.rendered = {}, {}, {}
-            known = {file.path for file in self.files}
+            for path, (*identity, done) in self.files.items():
+                stat = found.get(path)
+                if stat is None or [stat.st_dev, stat.st_ino] != identity or stat.st_size < done:
+                    self.entries, self.damaged, self.files = [], 0, {}
+                    self.prompts, self.held_out, self.rendered = {}, {}, {}
+                    break
             for path, stat in found.items():
-                if path not in known:
-                    self.files.append(_File(path, (stat.st_dev, stat.st_ino)))
-            for number, file in enumerate(self.files):
-                self._read_on(number, file)
+                self._read_on(path, stat)
 
-    def _read_on(self, number: int, file: _File) -> None:
-        with open(file.path, "rb", opener=regular) as stream:
-            stream.seek(file.done)
+    def _read_on(self, path: Path, stat: os.stat_result) -> None:
+        *_, done = self.files.get(path, (0,))
+        with open(path, "rb", opener=regular) as stream:
+            stream.seek(done)
             for line, start, end in whole_lines(stream):
-                file.done = end
-                values = parse_object(line)
-                if values is not None:
-                    entry = entry_of(values, (number, start, end - start))
-                    self.entries.append(entry)
-                    if values.get("rendered_prompt"):
-                        self.rendered[entry.group_key] = entry
-                    key = (entry.is_held_out, entry.case)
-                    if key not in self.prompts:
-                        self.prompts[key] = prompt_excerpt(values.get("prompt"), values.get("messages"))
-                        if entry.is_held_out:
-                            self.held_out[entry.case] = entry.environment, prompt_key(values.get("prompt"))
-                elif line.strip() or end - start >= LONGEST_LINE:
+                done = end
+                if not line.strip() and end - start < LONGEST_LINE:
+                    continue
+                try:
+                    record = RECORD.validate_python(parse_object(line))
+                except ValueError:
                     self.damaged += 1
+                    continue
+                self.entries.append(entry := entry_of(record, path, start, end - start))
+                if record.rendered_prompt:
+                    self.rendered[entry.group_key] = entry
+                if (key := (entry.is_held_out, entry.case)) not in self.prompts:
+                    self.prompts[key] = prompt_excerpt(record)
+                    if entry.is_held_out:
+                        self.held_out[entry.case] = entry.environment, prompt_key(record.prompt)
+        self.files[path] = stat.st_dev, stat.st_ino, done
 
     def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults if the file was replaced."""
-        return RolloutRecord.from_json(parse_object(self.raw(entry)) or {})
-
-    def raw(self, entry: IndexEntry) -> bytes:
-        """The record's bytes."""
-        with self.files[entry.file].path.open("rb") as stream:
-            stream.seek(entry.offset)
-            return stream.read(entry.length)
+        ((_, raw),) = self.each_raw([entry])
+        try:
+            return RECORD.validate_python(parse_object(raw))
+        except ValueError:
+            return RolloutRecord()
 
     def each_raw(self, entries: Iterable[IndexEntry]) -> Iterator[tuple[IndexEntry, bytes]]:
         """The bytes of many records, each file opened once."""
-        streams: dict[int, BinaryIO] = {}
+        streams: dict[Path, BinaryIO] = {}
         try:
             for entry in entries:
                 if entry.file not in streams:
-                    streams[entry.file] = self.files[entry.file].path.open("rb", buffering=0)
+                    streams[entry.file] = entry.file.open("rb", buffering=0)
                 yield entry, os.pread(streams[entry.file].fileno(), entry.length, entry.offset)
         finally:
             for stream in streams.values():
                 stream.close()
 
 
-def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
-    """The index entry of a record's JSON object; values that are missing or of a wrong type are 0, empty or None."""
-    get = values.get
-    error, case_idx, row_number, turns = get("error"), get("case_idx"), get("row_number"), get("turns")
-    kind = as_text(error.get("kind")) or "raised" if isinstance(error, dict) else "raised" if error else ""
+def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> IndexEntry:
+    """The index entry of a record; words that many episodes have in common are interned."""
+    case_idx = "" if record.case_idx is None else str(record.case_idx)
     return IndexEntry(
-        *place,
-        step=as_int(get("step")) or 0,
-        weight_version=as_int(get("weight_version")) or 0,
-        eval_phase=_word(get("eval_phase")),
-        group=as_int(get("group")) or 0,
-        case=_word(case_idx if row_number is None else row_number),
-        case_idx=_word(case_idx),
-        score=as_float(get("score")),
-        advantage=as_float(get("advantage")),
-        stop=_word(get("stop")),
-        failure=sys.intern(kind[:100]),
-        turns=len(turns) if isinstance(turns, list) else 0,
-        tokens=as_int(get("tokens")) or 0,
-        environment=_word(get("environment")),
-        discarded=as_int(get("discarded")) is not None,
+        file,
+        offset,
+        length,
+        step=record.step,
+        weight_version=record.weight_version,
+        eval_phase=sys.intern(record.eval_phase),
+        group=record.group or 0,
+        case=case_idx if record.row_number is None else str(record.row_number),
+        case_idx=case_idx,
+        score=record.score,
+        advantage=record.advantage,
+        stop=sys.intern(record.stop),
+        failure=sys.intern(record.error.kind if record.error else ""),
+        turns=len(record.turns),
+        tokens=record.tokens,
+        environment=sys.intern(record.environment),
+        discarded=record.discarded is not None,
     )
 
 
-def _word(value: object) -> str:
-    """The value as interned text, as many episodes have the same one."""
-    return "" if value is None else sys.intern(str(value)[:200])
-
-
-def prompt_excerpt(prompt: object, messages: object) -> str:
+def prompt_excerpt(record: RolloutRecord) -> str:
     """Excerpt of a prompt's last message, as the first one is often the system's; without a prompt, of the first one of
     the episode's messages."""
-    if not prompt and isinstance(messages, list):
-        prompt = messages[:1]
-    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
-    return excerpt(as_text(last.get("content") if isinstance(last, dict) else last))
+    prompt = record.prompt or record.messages[:1]
+    return excerpt(prompt if isinstance(prompt, str) else as_text(prompt[-1].get("content")) if prompt else "")
 
 
 def excerpt(text: str) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
-from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_objects, as_text
-from aitrain.runs.run_folder import read_lines, to_jsonable
+from pydantic import ConfigDict, TypeAdapter
+
+from aitrain.runs.json_values import JsonObject, as_object, as_text
+from aitrain.runs.run_folder import parsed_lines, to_jsonable
 
 SCHEMA = 2
 """Version of the format that is written; since 2 there are records with `discarded`."""
+OPTIONAL = {"eval_phase", "sample", "group", "advantage", "discarded", "environment", "rendered_prompt"}
+"""Fields that a record may lack."""
 LONGEST_COLUMN = 100_000
 """Maximum characters of JSON of a row's column in a record; a longer one is replaced by its length."""
 
@@ -27,11 +32,6 @@ class RecordedTurn:
     """Sampled tokens."""
     weight_version: int
     """Optimizer steps of the weights that sampled the turn."""
-
-    @classmethod
-    def from_json(cls, values: JsonObject) -> RecordedTurn:
-        """One turn of a record."""
-        return cls(as_int(values.get("tokens")), as_int(values.get("weight_version")) or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ class TranscriptMessage:
     def of(cls, message: JsonObject) -> TranscriptMessage:
         """The transcript's message of a recorded chat message."""
         calls = message.get("tool_calls")
-        pairs = tuple(map(_tool_call, calls)) if isinstance(calls, list) else ()
+        made = [as_object(call) for call in calls] if isinstance(calls, list) else []
+        functions = [as_object(call.get("function", call)) for call in made]
+        pairs = tuple((str(one.get("name") or ""), as_text(one.get("arguments"))) for one in functions)
         role, name = str(message.get("role") or ""), str(message.get("name") or "")
         return cls(role, as_text(message.get("content")), name, pairs)
 
@@ -64,6 +66,8 @@ class TranscriptMessage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
     """One episode of training, or of a scoring of the held-out cases."""
+
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False, defer_build=True)
 
     schema: int = SCHEMA
     """Version of the format that the record was read from; 0 without one."""
@@ -114,66 +118,19 @@ class RolloutRecord:
 
     @classmethod
     def from_json(cls, values: JsonObject) -> RolloutRecord:
-        """Read a record; values that are missing or of a wrong type get their defaults."""
-        get = values.get
-        asked = get("prompt")
-        prompt: Prompt = as_objects(asked) if isinstance(asked, list) else as_text(asked)
-        return cls(
-            schema=as_int(get("schema")) or 0,
-            step=as_int(get("step")) or 0,
-            weight_version=as_int(get("weight_version")) or 0,
-            eval_phase=as_text(get("eval_phase")),
-            sample=as_int(get("sample")),
-            group=as_int(get("group")),
-            environment=as_text(get("environment")),
-            row_number=as_int(get("row_number")),
-            case_idx=get("case_idx"),
-            row=as_object(get("row")),
-            seed=as_int(get("seed")),
-            prompt=prompt,
-            rendered_prompt=as_text(get("rendered_prompt")),
-            tools=as_objects(get("tools")),
-            messages=as_objects(get("messages")),
-            completion=as_text(get("completion")),
-            turns=tuple(map(RecordedTurn.from_json, as_objects(get("turns")))),
-            tokens=as_int(get("tokens")) or 0,
-            score=as_float(get("score")),
-            advantage=as_float(get("advantage")),
-            discarded=as_int(get("discarded")),
-            metrics={name: as_float(value) for name, value in as_object(get("metrics")).items()},
-            stop=as_text(get("stop")),
-            error=_error(get("error")),
-            seconds=as_float(get("seconds")),
-        )
+        """The record of a JSON object.
+
+        Raises:
+            ValueError: a field has another type.
+        """
+        return RECORD.validate_python(values)
 
     def to_json(self) -> JsonObject:
-        """The record as a JSON object."""
-        scoring = {"eval_phase": self.eval_phase or None, "sample": self.sample}
-        training = {"group": self.group, "advantage": self.advantage, "discarded": self.discarded}
-        error = self.error
-        return {
-            "schema": SCHEMA,
-            "step": self.step,
-            "weight_version": self.weight_version,
-            **{name: value for name, value in (scoring | training).items() if value is not None},
-            **({"environment": self.environment} if self.environment else {}),
-            "row_number": self.row_number,
-            "case_idx": self.case_idx,
-            "row": self.row,
-            "seed": self.seed,
-            "prompt": self.prompt,
-            **({"rendered_prompt": self.rendered_prompt} if self.rendered_prompt else {}),
-            "tools": self.tools,
-            "messages": self.messages,
-            "completion": self.completion,
-            "turns": [{"tokens": turn.tokens, "weight_version": turn.weight_version} for turn in self.turns],
-            "tokens": self.tokens,
-            "score": self.score,
-            "metrics": self.metrics,
-            "stop": self.stop,
-            "error": error and {"kind": error.kind, "place": error.place, "message": error.message},
-            "seconds": self.seconds,
-        }
+        """The record as a JSON object, without fields that say nothing about it."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        known = {name: value for name, value in values.items() if name not in OPTIONAL or value not in (None, "")}
+        turns, error = [asdict(turn) for turn in self.turns], self.error and asdict(self.error)
+        return {**known, "schema": SCHEMA, "turns": turns, "error": error}
 
     def transcript(self) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
         """The messages before the policy's first answer, and those from there on."""
@@ -184,9 +141,17 @@ class RolloutRecord:
         return messages[:asked], messages[asked:]
 
 
+RECORD = TypeAdapter(RolloutRecord)
+
+
 def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
-    """The records of a rollout file."""
-    return map(RolloutRecord.from_json, read_lines(path))
+    """The records of a rollout file, without lines that are none."""
+    return (record for _, record in parsed_lines(path, RolloutRecord.from_json))
+
+
+def prompt_key(prompt: object) -> str:
+    """A hash that is equal for equal prompts, as rows and records have them."""
+    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()
 
 
 def row_columns(row: Mapping[str, object]) -> JsonObject:
@@ -200,17 +165,3 @@ def _column(value: object) -> object:
     column = to_jsonable(value)
     length = len(json.dumps(column, ensure_ascii=False))
     return column if length <= LONGEST_COLUMN else f"(left out: {length:,} characters)"
-
-
-def _error(value: object) -> RecordedError | None:
-    if isinstance(value, dict):
-        place, message = as_text(value.get("place")), as_text(value.get("message"))
-        return RecordedError(as_text(value.get("kind")) or "raised", place, message)
-    return RecordedError("raised", "", as_text(value)) if value else None
-
-
-def _tool_call(call: object) -> tuple[str, str]:
-    function = call.get("function", call) if isinstance(call, dict) else call
-    if not isinstance(function, dict):
-        return "", as_text(function)
-    return str(function.get("name") or ""), as_text(function.get("arguments"))

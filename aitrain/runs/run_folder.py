@@ -7,7 +7,6 @@ runs/<project-name>/
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import math
@@ -18,20 +17,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.redaction import MASK, is_random, redact
-from aitrain.runs.json_values import parse_object, read_whole, regular, whole_lines
+from aitrain.runs.json_values import JsonObject, parse_object, read_whole, regular, whole_lines
 
 if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
+
+T = TypeVar("T")
 
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
 LOCK = ".lock"
 SWEEP_LOG = "optuna.log"
 """Optuna's journal, which is in the folder of a sweep."""
+
+
+class Part:
+    """A file or folder in a run folder, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type) -> Path:
+        return folder.path / self.name
 
 
 @dataclass(frozen=True)
@@ -46,84 +57,40 @@ class RunFolder:
     lock: int | None = field(default=None, compare=False)
     """File descriptor of the lock; None if it is not held, or the file system has no locks."""
 
-    @property
-    def config(self) -> Path:
-        """The resolved options; `aitrain grpo --config` takes them."""
-        return self.path / "config.yaml"
-
-    @property
-    def config_schema(self) -> Path:
-        """The JSON schema of config.yaml, for editors."""
-        return self.path / "config.schema.json"
-
-    @property
-    def environment(self) -> Path:
-        """The environment's class and file, package versions and hardware."""
-        return self.path / "environment.json"
-
-    @property
-    def environment_source(self) -> Path:
-        """Folder of the environment's source as it ran."""
-        return self.path / "environment"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line a logging step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def diagnostics(self) -> Path:
-        """One JSON line for each condition that was found; there from the first step on."""
-        return self.path / "diagnostics.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        """Folder of JSON lines, one an episode, one file a process."""
-        return self.path / "rollouts"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of `checkpoint-<step>` folders."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """The result: adapter or full weights, tokenizer, model card."""
-        return self.path / "model"
-
-    @property
-    def report(self) -> Path:
-        """The run's page for a browser."""
-        return self.path / "report.html"
-
-    @property
-    def result(self) -> Path:
-        """The result, for programs."""
-        return self.path / "result.json"
-
-    @property
-    def status(self) -> Path:
-        """Whether the run is running, and its progress."""
-        return self.path / "status.json"
-
-    @property
-    def server(self) -> Path:
-        """State of the run's own vLLM server, its number of restarts, and the reason if it is not restarted again."""
-        return self.path / "vllm-server.json"
-
-    @property
-    def system(self) -> Path:
-        """The use of CPU, memory and GPUs while the run lasts, on the first machine."""
-        return self.path / "system.jsonl"
+    config = Part("config.yaml")
+    """The resolved options; `aitrain grpo --config` takes them."""
+    config_schema = Part("config.schema.json")
+    """The JSON schema of config.yaml, for editors."""
+    environment = Part("environment.json")
+    """The environment's class and file, package versions and hardware."""
+    environment_source = Part("environment")
+    """Folder of the environment's source as it ran."""
+    metrics = Part("metrics.jsonl")
+    """One JSON line a logging step."""
+    diagnostics = Part("diagnostics.jsonl")
+    """One JSON line for each condition that was found; there from the first step on."""
+    rollouts = Part("rollouts")
+    """Folder of JSON lines, one an episode, one file a process."""
+    checkpoints = Part("checkpoints")
+    """Folder of `checkpoint-<step>` folders."""
+    model = Part("model")
+    """The result: adapter or full weights, tokenizer, model card."""
+    report = Part("report.html")
+    """The run's page for a browser."""
+    result = Part("result.json")
+    """The result, for programs."""
+    status = Part("status.json")
+    """Whether the run is running, and its progress."""
+    server = Part("vllm-server.json")
+    """State of the run's own vLLM server, its number of restarts, and the reason if it is not restarted again."""
+    system = Part("system.jsonl")
+    """The use of CPU, memory and GPUs while the run lasts, on the first machine."""
+    log = Part("train.log")
+    """Everything that the libraries and the environment print."""
 
     def system_of(self, node: int) -> Path:
         """The same of one of several machines."""
         return self.path / f"system-node{node}.jsonl" if node else self.system
-
-    @property
-    def log(self) -> Path:
-        """Everything that the libraries and the environment print."""
-        return self.path / "train.log"
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:
@@ -150,10 +117,8 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         nearest = next(folder for folder in (parent, *parent.absolute().parents) if os.path.lexists(folder))
-        if not nearest.is_dir():
-            raise cannot_make(parent, os.strerror(errno.ENOTDIR))
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise cannot_make(parent, os.strerror(errno.EACCES))
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise cannot_make(parent, f"{nearest} is no folder, or may not be written")
 
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name, and its schema.
@@ -178,33 +143,15 @@ class RunFolder:
         if self._is_lost():
             return
         news = {name: value for name, value in known.items() if value is not None}
-        write_json(
-            self.status,
-            {"status": status} | read_object(self.status) | news | {"status": status},
-            durable=status != "running",
-        )
-
-    def read_server(self) -> dict[str, object]:
-        """Content of vllm-server.json; empty for a run that starts no server."""
-        values: dict[str, object] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
-        return values
+        write_json(self.status, {**read_object(self.status), **news, "status": status}, durable=status != "running")
 
     def unfinished(self) -> list[Path]:
         """Temporary files that a killed process left: `.config.yaml.4711-x1y2z3w4`, with its id. Those of
         processes that live are being written."""
-        written = [
-            self.config,
-            self.config_schema,
-            self.environment,
-            self.metrics,
-            self.result,
-            self.status,
-            self.system,
-            *self.path.glob("system-node*.jsonl"),
-            *self.rollouts.glob("*.jsonl"),
-        ]
-        found = [path for file in written for path in file.parent.glob(f".{file.name}.*-????????")]
-        return [path for path in found if not _is_alive(path.name.rpartition(".")[2].partition("-")[0])]
+        from psutil import pid_exists  # here, because commands that only read runs need none of it
+
+        found = [path for place in (self.path, self.rollouts) for path in place.glob(".*.*-????????")]
+        return [path for path in found if (pid := path.suffix[1:-9]).isdecimal() and not pid_exists(int(pid))]
 
     def claimed(self, least: int, **known: object) -> RunFolder:
         """This folder with the next epoch, at least `least`, in status.json: earlier commands cannot write any more."""
@@ -267,14 +214,13 @@ def missing_folders(path: Path) -> list[Path]:
 
 def make_unused(wanted: Path) -> Path:
     """Make a folder, with `-2` and so on at its end if the name is taken."""
-    for number in range(1, 10_000):
-        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-        try:
+    path, number = wanted, 1
+    while True:
+        with suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            continue
-        return path
-    raise FileExistsError(0, f"there are 10,000 runs named {wanted.name}", str(wanted))
+            return path
+        number += 1
+        path = wanted.with_name(f"{wanted.name}-{number}")
 
 
 def write_text(path: Path, text: str, durable: bool = True) -> None:
@@ -298,19 +244,6 @@ def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def _is_alive(pid: str) -> bool:
-    """Whether a process of this machine has this id."""
-    if not pid.isdecimal():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -342,23 +275,25 @@ def append_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, object]]:
+def read_lines(path: Path) -> Iterator[JsonObject]:
     """The records of a JSON lines file, without incomplete lines; none if the file is missing."""
-    for _, record in _lines_and_records(path):
-        yield record
+    return (record for _, record in parsed_lines(path, dict))
 
 
-def _lines_and_records(path: Path) -> Iterator[tuple[bytes, dict[str, object]]]:
+def parsed_lines(path: Path, parse: Callable[[JsonObject], T]) -> Iterator[tuple[bytes, T]]:
+    """The lines of a JSON lines file with what they say; without those that are no object, or that `parse` refuses by a
+    ValueError."""
     with suppress(FileNotFoundError, NotADirectoryError), open(path, "rb", opener=regular) as file:
         for line, _, _ in whole_lines(file):
-            if (record := parse_object(line)) is not None:
-                yield line, record
+            with suppress(ValueError):
+                if (values := parse_object(line)) is not None:
+                    yield line, parse(values)
 
 
-def keep_lines(path: Path, is_kept: Callable[[dict[str, object]], bool]) -> None:
-    """Keep only these records of a JSON lines file, and remove incomplete lines."""
+def keep_lines(path: Path, is_kept: Callable[[T], bool], parse: Callable[[JsonObject], T]) -> None:
+    """Keep only these records of a JSON lines file, and remove damaged lines."""
     if path.exists():
-        write_bytes(path, b"".join(line for line, record in _lines_and_records(path) if is_kept(record)))
+        write_bytes(path, b"".join(line for line, record in parsed_lines(path, parse) if is_kept(record)))
 
 
 def sync(path: Path) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from aitrain.errors import ConfigError
 from aitrain.runs.heartbeat import SILENCE, is_alive, silence
-from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text, parse_object, regular
-from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text, regular
+from aitrain.runs.metrics_line import MetricsLine, lines_of
 from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.run_folder import RunFolder, read_object
 
@@ -77,7 +75,7 @@ def look(path: Path) -> Run:
     if not files & {folder.config.name, folder.status.name, folder.result.name, folder.metrics.name}:
         return Run(path.name, str(path), "foreign")
     status, result = read_object(folder.status), read_object(folder.result)
-    rewards = list(_ends(folder.metrics))
+    ends = [_rewarded(folder.metrics, is_last) for is_last in (False, True)]
     step, age = step_of_run(folder, status), silence(status)
     if age is None:
         with suppress(OSError):
@@ -93,8 +91,8 @@ def look(path: Path) -> Run:
         steps=as_int(status.get("steps")),
         score_before=as_float(result.get("score_before")),
         score_after=as_float(score.get("mean") if job == "eval" else result.get("score_after")),
-        reward_first=rewards[0] if rewards else None,
-        reward_last=rewards[-1] if rewards else None,
+        reward_first=ends[0].reward if ends[0] else None,
+        reward_last=ends[1].reward if ends[1] else None,
         age=age,
         pid=as_int(status.get("pid")),
         host=status["host"] if isinstance(status.get("host"), str) else None,
@@ -121,27 +119,16 @@ def step_of_run(folder: RunFolder, status: JsonObject) -> int | None:
     step = as_int(status.get("step"))
     if state_of(status) == "running":
         return step
-    lines = [line for line in _first_and_last(folder.metrics)[1] if line.reward is not None]
-    return max(step or 0, lines[0].step) if lines else step
+    last = _rewarded(folder.metrics, is_last=True)
+    return max(step or 0, last.step) if last else step
 
 
-def _ends(metrics: Path) -> Iterator[float]:
-    """The first and the last reward."""
-    for lines in _first_and_last(metrics):
-        yield from islice((line.reward for line in lines if line.reward is not None), 1)
-
-
-def _first_and_last(metrics: Path) -> tuple[Iterable[MetricsLine], Iterable[MetricsLine]]:
-    """The lines in the first TAIL bytes, and those in the last, the newest first."""
+def _rewarded(metrics: Path, is_last: bool = False) -> MetricsLine | None:
+    """The first line with a reward in the first TAIL bytes, or the last one in the last."""
     try:
         with open(metrics, "rb", opener=regular) as file:
-            first = file.read(TAIL)
-            file.seek(max(0, metrics.stat().st_size - TAIL))
-            last = file.read(TAIL)
+            file.seek(max(0, metrics.stat().st_size - TAIL) if is_last else 0)
+            lines = file.read(TAIL).splitlines()
     except OSError:
-        return (), ()
-
-    def parsed(lines: list[bytes]) -> Iterator[MetricsLine]:
-        return (MetricsLine.from_json(parse_object(line) or {}) for line in lines)
-
-    return parsed(first.splitlines()), parsed(last.splitlines()[::-1])
+        return None
+    return next((line for line in lines_of(lines[::-1] if is_last else lines) if line.reward is not None), None)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from aitrain.runs.held_out import IntervalValues, ScoreTable, interval_text
-from aitrain.runs.significance import ALPHA
+
+ALPHA = 0.05
+"""A p-value up to this is a detected difference."""
 
 Verdict: TypeAlias = Literal["better", "worse", "undetected"]
 """`undetected`: no detectable difference; the interval contains 0, or the p-value is above ALPHA, or there is

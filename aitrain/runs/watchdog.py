@@ -51,50 +51,36 @@ class Stall:
     seconds: float
 
 
-class IdleClock:
-    """Seconds without progress, excluding time in which this process was stopped or the machine suspended."""
-
-    def __init__(self, poll: float) -> None:
-        self.seconds = 0.0
-        self._poll = poll
-        self._last = time.monotonic()
-
-    def look(self, has_progressed: bool) -> float:
-        """Update the clock; returns the seconds."""
-        now = time.monotonic()
-        elapsed, self._last = now - self._last, now
-        self.seconds = 0.0 if has_progressed else self.seconds + min(elapsed, 2 * self._poll)
-        return self.seconds
-
-
 @dataclass
 class WatchedProcess:
     """State of one training process."""
 
     rank: int
-    idle: IdleClock
+    poll: float
+    idle: float = 0.0
+    """Seconds without progress, excluding time in which the watchdog was stopped or the machine suspended."""
     seen: Snapshot | None = None
     pid: int | None = None
     moved: int = 0
+    looked: float = field(default_factory=lambda: time.monotonic())
 
     def look(self, now: Snapshot, is_halted: bool) -> None:
-        """Compare with the last poll. A halted process counts as making progress."""
+        """Compare with the last poll. A halted process counts as making progress, and one that has read or written
+        BYTES since this was true for the last time, in a phase that moves files."""
         before, self.seen = self.seen, now
-        self.idle.look(is_halted or before is None or before.count != now.count or self.moves_files(now))
-
-    def moves_files(self, now: Snapshot) -> bool:
-        """Whether it has read or written BYTES since this was true for the last time, in a phase that moves files."""
-        if not now.moves_files or self.pid is None:
-            return False
-        moved = bytes_moved(self.pid)
-        if moved < self.moved + BYTES:
-            return False
-        self.moved = moved
-        return True
+        has_progressed = is_halted or before is None or before.count != now.count
+        if not has_progressed and now.moves_files and self.pid is not None:
+            moved = bytes_moved(self.pid)
+            if moved >= self.moved + BYTES:
+                has_progressed, self.moved = True, moved
+        at = time.monotonic()
+        self.idle = 0.0 if has_progressed else self.idle + min(at - self.looked, 2 * self.poll)
+        self.looked = at
 
     def is_stalled(self, timeout: float) -> bool:
+        """Whether it made no progress for longer than this, and than its wait with an own deadline may take."""
         allows = self.seen.allows if self.seen else 0.0
-        return self.idle.seconds >= max(timeout, allows + MARGIN if allows else 0.0)
+        return self.idle >= max(timeout, allows + MARGIN if allows else 0.0)
 
 
 @dataclass
@@ -117,12 +103,9 @@ class Watchdog:
 
     def __post_init__(self) -> None:
         self._poll = min(LONGEST_POLL, self.timeout / 4)
-        self.watched = self._new_clocks()
+        self.watched = [WatchedProcess(rank, self._poll) for rank in self.ranks]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-
-    def _new_clocks(self) -> list[WatchedProcess]:
-        return [WatchedProcess(rank, IdleClock(self._poll)) for rank in self.ranks]
 
     def start(self) -> Watchdog:
         """Start the thread."""
@@ -144,40 +127,37 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._over.wait(self._poll):
-            if self._is_stalled(self.watched):
-                stall = self._judged(self.watched)
+            if self._is_stalled():
+                stall = self._judged()
                 if stall is None:
-                    self.watched = self._new_clocks()
-                elif self._is_stalled(self.watched):  # again, as the signal for the stacks may have ended the wait
+                    self.watched = [WatchedProcess(rank, self._poll) for rank in self.ranks]
+                elif self._is_stalled():  # again, as the signal for the stacks may have ended the wait
                     self.on_stall(stall)
                     return
 
-    def _is_stalled(self, watched: Sequence[WatchedProcess]) -> bool:
-        is_halted = self._is_halted()
-        for process in watched:
+    def _is_stalled(self) -> bool:
+        # whether all processes are stopped by SIGSTOP or a debugger
+        are_halted = bool(self.pids) and all(is_halted(pid) for pid in self.pids.values())
+        for process in self.watched:
             process.pid = self.pids.get(process.rank)
-            process.look(self.read(process.rank), is_halted)
-        return all(process.is_stalled(self.timeout) for process in watched)
+            process.look(self.read(process.rank), are_halted)
+        return all(process.is_stalled(self.timeout) for process in self.watched)
 
     def waited_for(self, rank: int) -> WatchedProcess | None:
         """The process that a rank waited for in vain: of the others the one idle for longest, if that is clear."""
-        others = sorted((each for each in self.watched if each.rank != rank), key=lambda each: -each.idle.seconds)
-        is_clear = len(others) == 1 or (len(others) > 1 and others[0].idle.seconds > others[1].idle.seconds + MARGIN)
+        others = sorted((one for one in self.watched if one.rank != rank), key=lambda one: -one.idle)
+        is_clear = len(others) == 1 or (len(others) > 1 and others[0].idle > others[1].idle + MARGIN)
         return others[0] if is_clear else None
 
-    def _is_halted(self) -> bool:
-        """Whether all processes are stopped by SIGSTOP or a debugger."""
-        return bool(self.pids) and all(is_halted(pid) for pid in self.pids.values())
-
-    def _judged(self, watched: Sequence[WatchedProcess]) -> Stall | None:
+    def _judged(self) -> Stall | None:
         """The stall: ranks that do not wait for another rank hang. None if such a rank is not among these."""
-        first = sorted(watched, key=lambda process: -process.idle.seconds)
-        waiting = {process.rank for process in first if process.seen and self.waits(process.rank, process.seen)}
-        if len(waiting) == len(first) and not self.are_all:
+        first = sorted(self.watched, key=lambda process: -process.idle)
+        hanging = [one for one in first if not (one.seen and self.waits(one.rank, one.seen))]
+        if not hanging and not self.are_all:
             return None
-        hanging = [process for process in first if process.rank not in waiting] or first
+        hanging = hanging or first
         phase = hanging[0].seen.name if hanging[0].seen else "starting"
-        return Stall(tuple(sorted(p.rank for p in hanging)), phase, min(p.idle.seconds for p in watched))
+        return Stall(tuple(sorted(one.rank for one in hanging)), phase, first[-1].idle)
 
 
 def message(stall: Stall, folder: RunFolder, processes: int) -> str:

@@ -215,7 +215,6 @@ class AheadSource(BatchSource):
             return
         rollouts.loop.run(server.gate.close())
         try:
-            rollouts.loop.run(server.fleet.settle())  # no server that returns gets files that are removed
             accelerator.wait_for_everyone()  # the completions of all ranks have ended
             rollouts.load_weights()
         finally:

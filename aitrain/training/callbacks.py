@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from aitrain.events import Step
 from aitrain.execution.user_code import failure_message
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import line_stays
-from aitrain.runs.diagnosis import Diagnosis, finding_line, recorded_findings, traits_of
+from aitrain.runs.diagnosis import Diagnosis, findings_of, traits_of
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.run_folder import append_lines, keep_lines
 from aitrain.training.run_context import RunContext
@@ -48,9 +48,9 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         folder, checkpoint = self.context.folder, self.recorder.resumed_from
-        self.diagnosis.reported |= {finding.name for finding in recorded_findings(folder)}
+        self.diagnosis.reported |= {finding.name for finding in findings_of(folder)}
         folder.diagnostics.touch()
-        keep_lines(folder.diagnostics, lambda _: True)  # a killed process may have left half a line
+        keep_lines(folder.diagnostics, lambda _: True, dict)  # a killed process may have left half a line
         for line in read_metrics(folder.metrics):
             if checkpoint is None or line_stays(checkpoint, line):
                 self.see(line)
@@ -92,7 +92,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
     def see(self, line: MetricsLine) -> None:
         """Look at a line of metrics, or at a scoring; only the first process may call this."""
         for finding in self.diagnosis.see(line):
-            append_lines(self.context.folder.diagnostics, [finding_line(finding)])
+            append_lines(self.context.folder.diagnostics, [asdict(finding)])
             self.context.note(finding.text)
 
 

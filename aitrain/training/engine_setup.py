@@ -29,7 +29,7 @@ from aitrain.engines.logprob_check import LogprobCheck, SharedForward
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_servers
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.sharded_tensors import is_sharded
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
@@ -157,9 +157,7 @@ def server_engine_factory(
         ConfigError: the server cannot be trained with.
     """
     config, sync = run.config, run.config.weight_sync
-    if sync == "nccl":
-        check_for_nccl(str(config.vllm_server_url), model_path(config.model))
-    if sync not in ("adapter", "disk"):
+    if sync is None:
         return None
     needs = ServerNeeds(model_path(config.model), max_tokens or 0, config.lora_r if sync == "adapter" else None)
     base, count = check_servers(config.vllm_server_urls, needs), len(config.vllm_server_urls)

@@ -63,8 +63,8 @@ from aitrain.training.model import (
 )
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.run_context import RunContext
-from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.server_arguments import needed_rank
 from aitrain.vllm.serving import adapter_rank
 
 SERVED_BATCH = 256

@@ -19,11 +19,10 @@ from aitrain.environment.runner import Runner
 from aitrain.errors import EpisodesFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.runs.case_key import prompt_key
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, by_case
-from aitrain.runs.mixture import Mixture, ScoredEnv, mean_score
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
+from aitrain.runs.rollout_record import RolloutRecord, prompt_key, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
+from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
 from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import finish_groups

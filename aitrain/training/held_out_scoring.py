@@ -18,8 +18,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import Best
 from aitrain.runs.early_stop import cases_to_reach, reason_to_stop
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.mixture import Mixture, bounds_of_mean, cases_of, interval_of_mean, named
-from aitrain.runs.significance import FEWEST_CASES
+from aitrain.runs.statistics import FEWEST_CASES, Mixture, bounds_of_mean, cases_of, interval_of_mean, named
 from aitrain.training.callbacks import MetricsReporter
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_scores
 from aitrain.training.run_context import RunContext
@@ -134,7 +133,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         return MetricsLine(
             step=step,
             eval_score=sampled,
-            eval_low=None if interval is None else interval.low,
+            eval_low=None if interval is None else interval["low"],
             eval_greedy=greedy,
             eval_cases=len(self.choosing.cases),
             eval_samples=self.choosing.samples,

@@ -75,7 +75,7 @@ class PolicyRollouts:
             self.load_weights()
         if self.server is not None:
             with self.server.failing_together(self.gather):
-                return self.loop.run(self.server.settled(self.rollout.play(cases, seeds, sampling_seeds, decoding)))
+                return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
         return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
 
     def load_weights(self) -> None:

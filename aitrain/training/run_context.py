@@ -21,7 +21,7 @@ from aitrain.errors import Interrupted
 from aitrain.events import Announce, Note, NoteLevel, Phase
 from aitrain.options.train import TrainConfig
 from aitrain.runs.heartbeat import Progress
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 
 
 @dataclass
@@ -112,4 +112,4 @@ class RunContext:
         """The reason to stop waiting for a vLLM server that is gone; empty to continue."""
         if self.stop.requested:
             return "A stop was requested."
-        return str(self.folder.read_server().get("why", ""))
+        return str(read_object(self.folder.server).get("why", ""))

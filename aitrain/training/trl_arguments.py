@@ -66,12 +66,11 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         "min_p": config.rl_min_p or None,
         "repetition_penalty": config.rl_repetition_penalty,
     }
-    if config.use_vllm and config.weight_sync in (None, "nccl"):  # TRL runs vLLM: colocated, or as a server with NCCL
+    if config.use_vllm and config.vllm_mode == "colocate":  # TRL runs vLLM
         arguments |= {
             "use_vllm": True,
             "vllm_mode": config.vllm_mode,
             "vllm_gpu_memory_utilization": config.vllm_memory,
-            "vllm_server_base_url": config.vllm_server_url,
             "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
             "vllm_enable_sleep_mode": config.vllm_sleep_mode,
         }

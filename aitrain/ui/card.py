@@ -20,15 +20,13 @@ from aitrain.named_models import NAMED_MODELS
 from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact, without_secrets
-from aitrain.runs.held_out import ScoreTable, interval_texts, recorded_table
-from aitrain.runs.json_values import JsonObject, as_int
-from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.held_out import interval_texts
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.run_folder import RunFolder, read_object, write_text
+from aitrain.runs.run_folder import RunFolder, write_text
+from aitrain.ui.dashboard import reward_line
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.plot import curve
-from aitrain.ui.reward_plot import draw_curve
-from aitrain.ui.summary import curves, scores
+from aitrain.ui.overview import Overview, short_name
+from aitrain.ui.report_writer import draw_curve
 
 if TYPE_CHECKING:
     from huggingface_hub.repocard_data import EvalResult
@@ -36,34 +34,32 @@ if TYPE_CHECKING:
 PICTURE = "reward.png"
 
 
-def write_card(folder: RunFolder, place: Path | None = None) -> None:
+def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
     """Write the card of a run that has a result and a model, and the curve beside it: into model/, or into `place`,
-    which holds an export of that model."""
-    place = place or folder.model
-    rollouts = RolloutIndex(folder.rollouts)
-    rollouts.refresh()
-    picture = draw_curve(folder, rollouts)
-    if picture is not None:
-        shutil.copyfile(picture, place / PICTURE)
-    options = resolve(TrainConfig, folder.config)
-    base, config = options.model, _without_places(options)
-    result = read_object(folder.result)
-    found = recorded_table(result.get("scores")) or scores(folder, rollouts)
-    header = _front_matter(place, config.project_name, base, list(_eval_results(result, found)))
-    text = "\n\n".join([header, *_sections(folder, place, config, result, found)])
-    write_text(place / "README.md", redact(text) + "\n")
-
-
-def _without_places(config: TrainConfig) -> TrainConfig:
-    """The options with the names alone of files and folders that are given by their whole path on this machine."""
-    paths = {name: value for name, value in config.changed().items() if str(value).startswith(("/", "~"))}
-    return config.model_copy(update={name: Path(str(value)).name for name, value in paths.items()})
+    which holds an export of that model. Returns an error message if that fails, as the run must not fail with it."""
+    try:
+        _write_card(folder, place or folder.model)
+    except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
+        return f"The model card could not be written: {type(error).__name__}: {error}"
+    return None
 
 
 def write_short_card(place: Path, name: str, base: str, text: str) -> None:
     """Write the card of an export whose scores are not known: of a checkpoint, or of an adapter without its run."""
     header = _front_matter(place, name, base, [])
     write_text(place / "README.md", redact(f"{header}\n\n# {escaped(name)}\n\n{escaped(text)}") + "\n")
+
+
+def _write_card(folder: RunFolder, place: Path) -> None:
+    rollouts = RolloutIndex(folder.rollouts)
+    rollouts.refresh()
+    overview = Overview(folder.path, rollouts)
+    if (picture := draw_curve(overview)) is not None:
+        shutil.copyfile(picture, place / PICTURE)
+    config = resolve(TrainConfig, folder.config)
+    header = _front_matter(place, config.project_name, config.model, list(_eval_results(overview)))
+    text = "\n\n".join([header, *_sections(overview, place, config)])
+    write_text(place / "README.md", redact(text) + "\n")
 
 
 def _is_adapter(place: Path) -> bool:
@@ -75,9 +71,9 @@ def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) 
     from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
 
     is_adapter = _is_adapter(place)
-    is_on_hub = base not in NAMED_MODELS and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) is not None
+    is_on_hub = base not in NAMED_MODELS and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) and not Path(base).exists()
     data = ModelCardData(
-        base_model=base if is_on_hub and not Path(base).exists() else None,
+        base_model=base if is_on_hub else None,
         base_model_relation=("adapter" if is_adapter else "finetune") if is_on_hub else None,
         license=_license(base),
         library_name="peft" if is_adapter else "transformers",
@@ -87,27 +83,6 @@ def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) 
         eval_results=results or None,
     )
     return f"---\n{data.to_yaml()}\n---"
-
-
-def _eval_results(result: JsonObject, found: ScoreTable) -> Iterator[EvalResult]:
-    """The held-out scores as entries of the model-index."""
-    from huggingface_hub.repocard_data import EvalResult
-
-    environment = escape_controls(str(result.get("environment")))
-    scored = {"cases": result.get("eval_cases"), "samples": as_int(result.get("eval_samples")) or 1}
-    for decoding, row in found.items():
-        for when, interval in (("before", row["before"]), ("after", row["after"])):
-            if interval is not None:
-                yield EvalResult(
-                    task_type="text-generation",
-                    dataset_type=environment,
-                    dataset_name=environment,
-                    dataset_split="held-out",
-                    dataset_args=scored,
-                    metric_type="mean_score",
-                    metric_name=f"held-out score, {decoding}, {when} training",
-                    metric_value=round(interval["mean"], 4),
-                )
 
 
 def _license(base: str) -> str | None:
@@ -121,82 +96,98 @@ def _license(base: str) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _sections(
-    folder: RunFolder, place: Path, config: TrainConfig, result: JsonObject, found: ScoreTable
-) -> Iterator[str]:
-    made = read_object(folder.environment)
+def _eval_results(overview: Overview) -> Iterator[EvalResult]:
+    """The held-out scores as entries of the model-index."""
+    from huggingface_hub.repocard_data import EvalResult
+
+    environment = escape_controls(str(overview.result.get("environment")))
+    for decoding, row in overview.scores.items():
+        for when, interval in (("before", row["before"]), ("after", row["after"])):
+            if interval is not None:
+                yield EvalResult(
+                    task_type="text-generation",
+                    dataset_type=environment,
+                    dataset_name=environment,
+                    dataset_split="held-out",
+                    dataset_args={"cases": overview.result.get("eval_cases"), "samples": _samples(overview)},
+                    metric_type="mean_score",
+                    metric_name=f"held-out score, {decoding}, {when} training",
+                    metric_value=round(interval["mean"], 4),
+                )
+
+
+def _samples(overview: Overview) -> object:
+    return overview.result.get("eval_samples") or 1
+
+
+def _sections(overview: Overview, place: Path, config: TrainConfig) -> Iterator[str]:
+    result = overview.result
     yield f"# {escaped(config.project_name)}"
     environment = escaped(result.get("environment"))
-    yield f"{escaped(config.model)}, trained with GRPO on the environment {environment} by aitrain."
+    yield f"{escaped(short_name(config.model))}, trained with GRPO on the environment {environment} by aitrain."
     if _is_adapter(place):
         merged = ", `merged/` holds base and adapter as one model" if (place / "merged").exists() else ""
         yield f"The LoRA adapter lies here{merged}."
     elif config.peft:
         yield "The LoRA adapter is merged into the base: this is a whole model."
-    yield _scores(found, result)
-    rewards = [value for value in curves(read_metrics(folder.metrics))["series"].get("reward", []) if value is not None]
+    rows = [(name, *interval_texts(row)) for name, row in overview.scores.items() if row["before"] or row["after"]]
+    each = f", {_samples(overview)} samples each" if _samples(overview) != 1 else ""
+    head = (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
+    yield table([head, *rows]) if rows else "No held-out cases were scored."
+    if rows:
+        yield " ".join(_about_scores(overview))
     if (place / PICTURE).exists():
         yield f"![Reward over the steps of the training]({PICTURE})"
-    elif len(rewards) > 1:
+    elif len(overview.rewards) > 1:
         yield "Reward over the steps of the training:"
-        yield fenced("\n".join(curve(rewards)))
+        yield fenced(reward_line(overview.rewards).plain)
     yield "## How it was made"
-    yield table([("", ""), *_facts(config, result, made)])
-    yield _again(config, made)
+    yield table([("", ""), *((name, escaped(value)) for name, value in _facts(overview, config) if value)])
+    yield _again(overview, config)
 
 
-def _scores(found: ScoreTable, result: JsonObject) -> str:
-    samples = as_int(result.get("eval_samples")) or 1
-    each = f", {samples} samples each" if samples > 1 else ""
-    rows = [(name, *interval_texts(row)) for name, row in found.items() if row["before"] or row["after"]]
-    if not rows:
-        return "No held-out cases were scored."
-    head = (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
-    notes = "In brackets: 95% intervals over the held-out cases."
-    return "\n\n".join([table([head, *rows]), " ".join([notes, *_about_scores(result)])])
-
-
-def _about_scores(result: JsonObject) -> Iterator[str]:
+def _about_scores(overview: Overview) -> Iterator[str]:
     """Notes on the scores for the reader."""
-    if result.get("selection_score") is not None:
+    result = overview.result
+    yield "In brackets: 95% intervals over the held-out cases."
+    if chosen := overview.selection:
         yield (
-            f"This is the model after step {result.get('model_step')}, chosen by its held-out score,"
-            f" {result['selection_score']:.3f}, the best of {result.get('selection_scorings')}."
-            " The table's score after training is of "
-            f"{'other cases' if result.get('selection_cases') else 'new samples'}."
+            f"This is the model after step {chosen['step']}, chosen by its held-out score, {chosen['score']:.3f}, the"
+            f" best of {chosen['scorings']}. The table's score after training is of"
+            f" {'other cases' if chosen['cases'] else 'new samples'}."
         )
     if result.get("eval_overlap"):
         yield f"{result['eval_overlap']} of the held-out cases have the same prompt as a training case."
 
 
-def _facts(config: TrainConfig, result: JsonObject, made: JsonObject) -> Iterator[tuple[str, str]]:
+def _facts(overview: Overview, config: TrainConfig) -> Iterator[tuple[str, object]]:
+    made, result = overview.environment, overview.result
     file, packages, gpus = made.get("file"), made.get("packages"), made.get("gpus")
-    yield "environment", ".".join(escaped(made[name]) for name in ("module", "class") if made.get(name))
-    if file:
-        yield "its file", f"{escaped(Path(str(file)).name)}, SHA-256 {escaped(made.get('sha256'))}"
-    if made.get("package"):
-        yield "its package", escaped(made["package"])
-    if given := config.rl_env_config:
-        yield "its configuration", escaped(json.dumps(without_secrets(given), ensure_ascii=False))
-    if made.get("git_commit"):
-        yield "git commit", escaped(made["git_commit"])
+    yield "environment", ".".join(str(made[name]) for name in ("module", "class") if made.get(name))
+    yield "its file", f"{Path(str(file)).name}, SHA-256 {made.get('sha256')}" if file else ""
+    yield "its package", made.get("package")
+    given = config.rl_env_config
+    yield "its configuration", json.dumps(without_secrets(given), ensure_ascii=False) if given else ""
+    yield "git commit", made.get("git_commit")
     yield "cases", f"{result.get('train_cases')} for training, {result.get('eval_cases')} held out"
     yield "training", f"{result.get('steps')} steps, {result.get('seconds', 0):.0f} seconds, {result.get('status')}"
     yield "seed", str(config.seed)
-    if isinstance(packages, dict):
-        yield "versions", escaped(", ".join(f"{name} {version}" for name, version in packages.items()))
-    yield "Python", escaped(made.get("python"))
-    names = ", ".join(map(str, gpus)) if isinstance(gpus, list) else ""
-    yield "hardware", escaped(names or f"{made.get('cpus')} CPU cores")
+    yield "versions", ", ".join(f"{name} {version}" for name, version in (packages or {}).items())
+    yield "Python", made.get("python")
+    yield "hardware", ", ".join(map(str, gpus or [])) or f"{made.get('cpus')} CPU cores"
 
 
-def _again(config: TrainConfig, made: JsonObject) -> str:
-    """How to repeat the run: its command, or the Python call of a notebook."""
-    config = config.model_copy(update=without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl}))
+def _again(overview: Overview, config: TrainConfig) -> str:
+    """How to repeat the run: its command, or the Python call of a notebook; of files and folders of this machine the
+    names alone."""
+    paths = {name: value for name, value in config.changed().items() if str(value).startswith(("/", "~"))}
+    hidden = without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl})
+    config = config.model_copy(update={**{name: short_name(str(path)) for name, path in paths.items()}, **hidden})
     if config.rl_env or config.rl_env_module:
         return "To repeat it:\n\n" + fenced(shlex.join(as_command(config, "aitrain", "grpo")), "bash")
     options = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())
-    called = f"aitrain.train(aitrain.TrainConfig({options}), environment={made.get('class')}(...))"
+    environment = overview.environment.get("class")
+    called = f"aitrain.train(aitrain.TrainConfig({options}), environment={environment}(...))"
     return "To repeat it, in Python:\n\n" + fenced(called, "python")
 
 
@@ -221,12 +212,3 @@ def table(rows: Iterable[tuple[str, ...]]) -> str:
     """A Markdown table; the first row is its head."""
     head, *rest = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([head, "|" + "---|" * (head.replace("\\|", "").count("|") - 1), *rest])
-
-
-def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
-    """Write the card; returns an error message if that fails, as the run must not fail with it."""
-    try:
-        write_card(folder, place)
-    except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
-        return f"The model card could not be written: {type(error).__name__}: {error}"
-    return None

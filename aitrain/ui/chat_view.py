@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from aitrain.ui.block import Block, can_be_drawn_over
 from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.terminal import can_be_drawn_over
 
 SIDE_BY_SIDE = 70
 """Columns of a terminal from which two answers are shown side by side."""
 DRAW_AT_MOST = 0.05
 """Minimum seconds between two redraws."""
-GAP = " │ "
 
 
 class ChatView:
     """The answers to one question. `titles` are the models' names with what they are."""
 
     def __init__(self, console: Console, titles: Mapping[str, str]) -> None:
-        self.console, self.titles = console, titles
-        self.parts: dict[str, list[Text]] = {name: [] for name in titles}
+        self.console = console
+        self.parts = {name: [Text(escape_controls(title), "bold")] for name, title in titles.items()}
         self._answers: dict[str, Text] = {}
-        self._block = Block(console) if can_be_drawn_over(console) else None
+        self._live = Live(console=console, get_renderable=lambda: self, auto_refresh=False, transient=True)
         self._last_drawn = 0.0
 
     def answer(self, name: str, text: str) -> None:
@@ -42,8 +43,7 @@ class ChatView:
 
     def said(self, name: str, messages: Sequence[Mapping[str, object]]) -> None:
         """Show what the environment says, and begin a new answer of the model."""
-        for message in messages:
-            self.parts[name].append(as_text(message))
+        self.parts[name] += map(as_text, messages)
         self._answers.pop(name, None)
         self._draw()
 
@@ -54,50 +54,33 @@ class ChatView:
 
     def finish(self) -> None:
         """Print the answers in full; they then scroll with the terminal."""
-        if self._block is not None:
-            self._block.erase()
-        for line in self.lines():
-            self.console.print(line, soft_wrap=True)
+        self._live.stop()
+        self.console.print(self._columns())
 
-    def lines(self) -> list[Text]:
-        """The lines of the answers, none wider than the terminal."""
-        width, names = self.console.width, list(self.titles)
-        if len(names) < 2 or width < SIDE_BY_SIDE:
-            return [line for name in names for line in self._column(name, width)]
-        wide = (width - len(GAP)) // 2
-        gap = Text(GAP if not self.console.options.ascii_only else " | ", "dim")
-        pairs = zip_longest(*(self._column(name, wide) for name in names), fillvalue=Text())
-        return [joined(left, right, wide, gap) for left, right in pairs]
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The last lines, as many as the terminal has room for."""
+        for line in console.render_lines(self._columns(), options.update(height=None))[2 - console.height :]:
+            yield from line
+            yield Segment.line()
 
-    def _column(self, name: str, width: int) -> list[Text]:
-        title = Text(escape_controls(self.titles[name]), "bold")
-        title.truncate(width, overflow="crop")
-        return [title, *(line for part in self.parts[name] for line in wrapped(part, self.console, width))]
+    def _columns(self) -> RenderableType:
+        columns = [Group(*parts) for parts in self.parts.values()]
+        if len(columns) < 2 or self.console.width < SIDE_BY_SIDE:
+            return Group(*columns)
+        table = Table.grid(padding=(0, 1), expand=True)
+        for _ in columns:
+            table.add_column(ratio=1, overflow="fold")
+        table.add_row(*columns)
+        return table
 
     def _draw(self) -> None:
-        if self._block is None or time.monotonic() - self._last_drawn < DRAW_AT_MOST:
-            return
-        self._last_drawn = time.monotonic()
-        self._block.draw(self.lines()[-max(1, self.console.height - 2) :])
+        if can_be_drawn_over(self.console) and time.monotonic() - self._last_drawn > DRAW_AT_MOST:
+            self._last_drawn = time.monotonic()
+            self._live.start()
+            self._live.refresh()
 
 
 def as_text(message: Mapping[str, object]) -> Text:
     """A message of the environment with who says it."""
-    role = str(message.get("role"))
-    name = f"{role} {message['name']}" if message.get("name") else role
-    return Text(escape_controls(f"{name}: {message.get('content')}"), "yellow")
-
-
-def wrapped(text: Text, console: Console, width: int) -> list[Text]:
-    """The lines of a text in a column."""
-    expanded = text.copy()
-    expanded.expand_tabs(4)
-    lines = list(expanded.wrap(console, width, overflow="fold"))
-    for line in lines:
-        line.rstrip()
-    return lines
-
-
-def joined(left: Text, right: Text, width: int, gap: Text) -> Text:
-    """Two lines side by side."""
-    return Text.assemble(left, " " * (width - left.cell_len), gap, right)
+    name = f" {message['name']}" if message.get("name") else ""
+    return Text(escape_controls(f"{message.get('role')}{name}: {message.get('content')}"), "yellow")

@@ -1,26 +1,31 @@
-"""The state of a running run as lines of text: a block for a terminal, or one line a step."""
+"""The state of a running run as lines of text: a block for a terminal and a notebook, or one line a step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from aitrain.events import Ended, Evaluated, Evaluating, Event, Failed, Phase, Playing, Step
+from aitrain.events import Ended, Evaluated, Evaluating, Event, Failed, Note, Phase, Playing, Step
+from aitrain.redaction import redact
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.plot import ASCII, BLOCKS, sparkline
 
-LABEL = 10
-"""Columns for the name of a line."""
-WIDEST = 100
+LABEL, BAR, CURVE = 10, 40, 60
+"""Columns for the name of a line, and of a bar and a curve at most."""
 PATIENCE = 3.0
 """Seconds after which a phase shows its duration."""
-
-BAD = "red"
-DOUBTFUL = "yellow"
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = str.maketrans(f"{BLOCKS}━─", ".:-=+*%@#-")
+"""What stands for them where the terminal cannot show them."""
+LEAST_SPAN = 0.1
+"""Minimum range of a sparkline's height, so that noise does not look like a change."""
+PARTS = ("generate", "environment", "optimize")
+BAD, DOUBTFUL = "red", "yellow"
 
 
 @dataclass
@@ -58,139 +63,79 @@ class Dashboard:
         elif isinstance(event, (Ended, Failed)):
             self.playing, self.is_over = None, self.is_over or isinstance(event, Ended)
 
-    def lines(self, width: int, ascii_only: bool = False) -> list[Text]:
-        """At most nine lines, none wider than `width` columns."""
-        ramp, width = ASCII if ascii_only else BLOCKS, min(width, WIDEST)
-        lines = [Text(f"{name:<{LABEL}}", style="dim") + line for name, line in self.parts(width - LABEL, ramp)]
-        for line in lines:
-            line.truncate(width, overflow="crop")
-        return lines
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines, cut at the edge of the terminal."""
+        for name, line in self.parts(options.max_width - 1 - LABEL).items():
+            whole = Text.assemble((f"{name:<{LABEL}}", "dim"), line)
+            if options.ascii_only:
+                whole.plain = whole.plain.translate(ASCII)
+            whole.truncate(options.max_width - 1, overflow="crop")
+            yield whole
 
-    def parts(self, width: int, ramp: str = BLOCKS) -> list[tuple[str, Text]]:
-        """The lines with their names; without those that are empty."""
-        elapsed = self._elapsed()
-        now = f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase
-        rollout = Text() if self.playing is None else _rollout(self.playing, width, ramp)
-        named = [*self._of_the_run(width, ramp), *self._of_the_step(width), ("rollout", rollout), ("now", Text(now))]
-        return [(name, line) for name, line in named if line.plain]
-
-    @property
-    def time_left(self) -> str:
-        """`1m 20s left`; empty before the first step, and while something else than a step is done."""
-        if self.step is None or self.phase:
-            return ""
-        return f"{duration(max(0.0, self.step.seconds_left - self._elapsed()))} left"
-
-    def _of_the_run(self, width: int, ramp: str) -> list[tuple[str, Text]]:
-        step = self.step
-        if self.evaluating is not None:
-            return self._of_the_eval(self.evaluating, width, ramp)
-        if step is None:
-            return [("held-out", self._held_out(width))]
-        return [
-            ("step", _progress(step.step, step.steps, self.time_left, width, ramp)),
-            ("reward", self._reward(width, ramp)),
-            ("held-out", self._held_out(width)),
-        ]
-
-    def _of_the_eval(self, event: Evaluating, width: int, ramp: str) -> list[tuple[str, Text]]:
-        left = "" if self.phase else f"{duration(max(0.0, event.seconds_left - self._elapsed()))} left"
-        failed = _share(event.failed or None, "failed", 1e-9, BAD)
-        return [
-            ("episodes", _progress(event.done, event.episodes, left, width, ramp)),
-            ("score", joined([Text(number(event.score), "bold"), Text(event.decoding, "dim"), failed], width)),
-        ]
-
-    def _reward(self, width: int, ramp: str) -> Text:
-        assert self.step is not None
-        reward = Text(number(self.step.reward), "bold")
-        if len(self.rewards) < 2:
-            return reward
-        ends = Text(f"{min(self.rewards):.2f} to {max(self.rewards):.2f}", "dim")
-        line = Text(sparkline(self.rewards, min(60, width - len(reward) - len(ends) - 4), ramp), "cyan")
-        return joined([reward, line, ends], width)
-
-    def _held_out(self, width: int) -> Text:
-        """The first and the last two scores of sampled completions."""
-        shown = self.scores[:1] + self.scores[1:][-2:]
-        return joined([Text(f"{number(one.sampled)} {_when(one)}") for one in shown], width)
-
-    def _of_the_step(self, width: int) -> Iterable[tuple[str, Text]]:
-        step = self.step
-        if step is None:
-            return
-        flat = _share(step.flat_groups, "flat", 0.8)
-        yield "groups", joined([flat, Text("(all scores equal)", "dim") if flat else Text()], width)
-        ended = [_share(step.truncated, "truncated", 0.5), _share(step.failed, "failed", 1e-9, BAD)]
-        yield "episodes", joined(ended, width)
-        seconds = dict(step.seconds)
-        whole = seconds.pop("step", None)
-        yield "speed", joined(map(Text, [*_rate(step), *([] if whole is None else [f"{brief(whole)} a step"])]), width)
-        yield "", joined([Text(f"{name} {brief(seconds[name])}") for name in PARTS if name in seconds], width)
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self.since
+    def parts(self, width: int) -> dict[str, Text]:
+        """The lines by their names; without those that are empty."""
+        elapsed = time.monotonic() - self.since
+        lines: dict[str, Text] = {}
+        if (eval := self.evaluating) is not None:
+            lines["episodes"] = _progress(
+                eval.done, eval.episodes, _left(eval.seconds_left - elapsed, self.phase), width
+            )
+            failed = _share(eval.failed or None, "failed", 1e-9, BAD)
+            lines["score"] = _joined(Text(number(eval.score), "bold"), Text(eval.decoding, "dim"), failed)
+        elif (step := self.step) is not None:
+            lines["step"] = _progress(step.step, step.steps, _left(step.seconds_left - elapsed, self.phase), width)
+            reward = Text(number(step.reward), "bold")
+            curve = reward_line(self.rewards, width - len(reward) - 2) if len(self.rewards) > 1 else Text()
+            lines["reward"] = _joined(reward, curve)
+        scores = [*self.scores[:1], *self.scores[1:][-2:]]  # the first and the last two
+        lines["held-out"] = _joined(*(Text(f"{number(one.sampled)} {_when(one)}") for one in scores))
+        if self.step is not None:
+            flat = _share(self.step.flat_groups, "flat", 0.8)
+            lines["groups"] = _joined(flat, Text("(all scores equal)", "dim") if flat else flat)
+            failed = _share(self.step.failed, "failed", 1e-9, BAD)
+            lines["episodes"] = _joined(_share(self.step.truncated, "truncated", 0.5), failed)
+            seconds = {name: brief(value) for name, value in self.step.seconds.items()}
+            whole = f"{seconds['step']} a step" if "step" in seconds else ""
+            lines["speed"] = _joined(Text(_tokens_per_second(self.step.tokens_per_second)), Text(whole))
+            lines[""] = _joined(*(Text(f"{name} {seconds[name]}") for name in PARTS if name in seconds))
+        if (rollout := self.playing) is not None:
+            speed = _tokens_per_second(rollout.tokens_per_second)
+            lines["rollout"] = _progress(rollout.done, rollout.episodes, speed, width)
+        lines["now"] = Text(f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase)
+        return {name: line for name, line in lines.items() if line.plain}
 
 
-def _progress(done: int, of: int, left: str, width: int, ramp: str) -> Text:
-    """`12/50 ━━━━──── 1m 20s left`."""
-    count = f"{done}/{of}"
-    columns = min(40, width - len(count) - 16)
-    full, rest = ("#", "-") if ramp == ASCII else ("━", "─")
-    filled = round(min(1.0, max(0.0, done / max(1, of))) * columns)
-    bar = Text.assemble((full * filled, "green"), (rest * (columns - filled), "dim"))
-    return joined([Text(count, "bold"), bar, Text(left)], width)
+def note_text(note: Note) -> Text:
+    """A note for the screen, without secrets."""
+    return Text(note.mark + escape_controls(redact(note.text)), "yellow" if note.level == "warning" else "")
 
 
-def _rollout(event: Playing, width: int, ramp: str) -> Text:
-    return _progress(event.done, event.episodes, _tokens_per_second(event.tokens_per_second), width, ramp)
+def event_line(event: Event) -> str:
+    """An event on one line, for output that is not a terminal: `step 12/50  reward 0.531  1m 20s left`; empty if it has
+    none."""
+    if isinstance(event, Phase):
+        return event.text
+    if isinstance(event, Step):
+        shares = {"flat groups": event.flat_groups, "truncated": event.truncated, "failed": event.failed}
+        parts = [f"step {event.step}/{event.steps}", f"reward {number(event.reward)}"]
+        parts += [f"{value:.0%} {name}" for name, value in shares.items() if value is not None]
+        parts += [_tokens_per_second(event.tokens_per_second), _left(event.seconds_left)]
+    elif isinstance(event, Evaluating):
+        parts = [f"episodes {event.done}/{event.episodes}", f"score {number(event.score)} {event.decoding}"]
+        parts += [f"{event.failed:.0%} failed" if event.failed else "", _left(event.seconds_left)]
+    elif isinstance(event, Playing) and event.episodes:
+        parts = [f"rollout {event.done}/{event.episodes} episodes", _tokens_per_second(event.tokens_per_second)]
+    elif isinstance(event, Evaluated) and event.sampled is not None:
+        each = ", ".join(f"{name} {number(score)}" for name, score in event.environments.items())
+        of_each = f" ({each})" if each else ""
+        greedy = f"{number(event.greedy)} greedy"
+        return f"held-out score {event.when}: {number(event.sampled)} sampled{of_each}, {greedy}"
+    else:
+        return ""
+    return "  ".join(filter(None, parts))
 
 
-PARTS = ("generate", "environment", "optimize")
-
-
-def step_line(event: Step) -> str:
-    """A step on one line, for output that is not a terminal: `step 12/50  reward 0.531  1m 20s left`."""
-    shares = {"flat groups": event.flat_groups, "truncated": event.truncated, "failed": event.failed}
-    parts = [f"step {event.step}/{event.steps}", f"reward {number(event.reward)}"]
-    parts += [f"{value:.0%} {name}" for name, value in shares.items() if value is not None]
-    return "  ".join([*parts, *_rate(event), f"{duration(event.seconds_left)} left"])
-
-
-def playing_line(event: Playing) -> str:
-    """The progress of a rollout on one line: `rollout 12/64 episodes  812 tokens/s`."""
-    return f"rollout {event.done}/{event.episodes} episodes  {_tokens_per_second(event.tokens_per_second)}".rstrip()
-
-
-def evaluating_line(event: Evaluating) -> str:
-    """The progress of an eval on one line: `episodes 64/128  score 0.250 sampled  20s left`."""
-    failed = [f"{event.failed:.0%} failed"] if event.failed else []
-    parts = [f"episodes {event.done}/{event.episodes}", f"score {number(event.score)} {event.decoding}", *failed]
-    return "  ".join([*parts, f"{duration(event.seconds_left)} left"])
-
-
-def evaluated_line(event: Evaluated) -> str:
-    """`held-out score before: 0.250 sampled, 0.100 greedy`."""
-    each = [f"{name} {number(score)}" for name, score in event.environments.items()]
-    of_each = f" ({', '.join(each)})" if each else ""
-    return f"held-out score {event.when}: {number(event.sampled)} sampled{of_each}, {number(event.greedy)} greedy"
-
-
-def joined(parts: Iterable[Text], width: int) -> Text:
-    """The parts side by side, without those that exceed the width."""
-    line = Text()
-    for part in parts:
-        gap = "  " if line.plain and part.plain else ""
-        if line.cell_len + len(gap) + part.cell_len <= width:
-            line = line + gap + part
-    return line
-
-
-def brief(seconds: float) -> str:
-    """Duration of a part of a step: `0.31s`, `12.4s`, `3m 05s`."""
-    if seconds < 60:
-        return f"{seconds:.2f}s" if seconds < 10 else f"{seconds:.1f}s"
-    return duration(seconds)
+# -- parts of lines
 
 
 def number(value: float | None) -> str:
@@ -198,8 +143,27 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _rate(step: Step) -> list[str]:
-    return [text] if (text := _tokens_per_second(step.tokens_per_second)) else []
+def brief(seconds: float) -> str:
+    """Duration of a part of a step: `0.31s`, `12.4s`, `3m 05s`."""
+    return duration(seconds) if seconds >= 60 else f"{seconds:.2f}s" if seconds < 10 else f"{seconds:.1f}s"
+
+
+def _progress(done: int, of: int, rest: str, width: int) -> Text:
+    """`12/50 ━━━━──── 1m 20s left`."""
+    columns = max(0, min(BAR, width - 26))
+    filled = round(min(1.0, max(0.0, done / max(1, of))) * columns)
+    bar = Text.assemble(("━" * filled, "green"), ("─" * (columns - filled), "dim"))
+    return _joined(Text(f"{done}/{of}", "bold"), bar, Text(rest))
+
+
+def _joined(*parts: Text) -> Text:
+    """The parts side by side, without empty ones."""
+    return Text("  ").join(part for part in parts if part.plain)
+
+
+def _left(seconds: float, phase: str = "") -> str:
+    """`1m 20s left`; empty while something else than a step is done."""
+    return "" if phase else f"{duration(max(0.0, seconds))} left"
 
 
 def _tokens_per_second(rate: float | None) -> str:
@@ -210,7 +174,25 @@ def _when(event: Evaluated) -> str:
     return f"at {event.when}" if event.when.startswith("step") else event.when
 
 
-def _share(value: float | None, of: str, worrying: float = 2.0, style: str = DOUBTFUL) -> Text:
-    if value is None:
-        return Text()
-    return Text(f"{value:.0%} {of}", style if value >= worrying else "")
+def _share(value: float | None, of: str, worrying: float, style: str = DOUBTFUL) -> Text:
+    return Text() if value is None else Text(f"{value:.0%} {of}", style if value >= worrying else "")
+
+
+# -- curves
+
+
+def reward_line(rewards: Sequence[float], width: int = CURVE) -> Text:
+    """The rewards as a curve of one line, with the lowest and the highest one."""
+    ends = f"{min(rewards):.2f} to {max(rewards):.2f}"
+    columns = averaged(rewards, min(CURVE, width - len(ends) - 2))
+    low, high = min(columns), max(columns)
+    span = max(high - low, LEAST_SPAN)
+    line = "".join(BLOCKS[round((value - low) / span * 7)] for value in columns)
+    return _joined(Text(line, "cyan"), Text(ends, "dim"))
+
+
+def averaged(values: Sequence[float], width: int) -> list[float]:
+    """Means of neighbouring values, at most `width` of them."""
+    count = max(1, min(width, len(values)))
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]

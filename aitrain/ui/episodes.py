@@ -1,39 +1,49 @@
-"""Episodes for the page: filtered, searched, in groups, and one with its whole conversation."""
+"""Episodes for the page: filtered, searched, in groups, a sample of them, and one with its whole conversation; and the
+cases of a run, each with its first and its last score."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import TypeVar
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain
+from statistics import fmean, pvariance
+from typing import NamedTuple, TypeVar
 
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from aitrain.runs.held_out import NEARLY
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
 from aitrain.runs.rollout_index import GroupKey, IndexEntry, RolloutIndex, excerpt, prompt_excerpt
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord, TranscriptMessage
+from aitrain.ui.overview import evenly
 
 Item = TypeVar("Item")
+Group = list[int]
+"""Numbers of episodes."""
 
 FACTS = (
     "step", "eval_phase", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens",
     "discarded", "environment",
 )  # fmt: skip
 """Fields of the index that a page shows of each episode."""
+MOST_EPISODES = 2_000
+MOST_BYTES = 8_000_000
+"""Maximum bytes of the records in the files of which a sample is made; the page holds less of each."""
+LARGEST = 400_000
+"""Maximum bytes that one episode counts for, as a page shows only a part of a larger one."""
 
-ORDERS = ("training", "lowest", "highest", "mixed", "longest")
-"""Orders of groups: by step, by lowest or highest mean score, by spread of scores, by tokens."""
-SEARCH_SECONDS = 15.0
-MOST_HITS = 2_000
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(str_max_length=1000, allow_inf_nan=False))
 class Query:
     """A filter of episodes; fields that are None or empty match all.
 
     `eval_phase` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is a row number, or if no
-    row has that number, a `case_idx`; `failure` is a kind, or `any`.
+    row has that number, a `case_idx`; `failure` is a kind, or `any`; `order` one of groups: `training` (by step),
+    `lowest` or `highest` mean score, `mixed` (by spread of scores), or `longest`.
     """
 
     eval_phase: str = ""
@@ -59,56 +69,34 @@ class Query:
         )
 
 
-@dataclass(frozen=True)
-class Found:
-    """Sorted numbers of the matching episodes; incomplete if a search ended at its limits."""
-
-    numbers: list[int]
-    is_complete: bool = True
-
-
-def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[list[int]]:
+def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[Group]:
     """Numbers of episodes, group by group."""
-    groups: dict[GroupKey, list[int]] = {}
+    groups: dict[GroupKey, Group] = {}
     for number in numbers:
         groups.setdefault(entries[number].group_key, []).append(number)
     return list(groups.values())
 
 
-def find(rollouts: RolloutIndex, query: Query) -> Found:
-    """All episodes that match a query."""
+def find(rollouts: RolloutIndex, query: Query) -> list[int]:
+    """Numbers of all episodes that match a query, group by group."""
     entries = rollouts.entries
     by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
     numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
-    is_complete = True
     if query.text:
-        hits = list(_searched(rollouts, numbers, query.text))
-        is_complete = None not in hits
-        numbers = [number for number in hits if number is not None]
-    return Found(_sorted(entries, numbers, query.order), is_complete)
+        numbers = list(_searched(rollouts, numbers, query.text))
+    return list(chain(*_ordered(entries, grouped(entries, numbers), query.order)))
 
 
-def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int | None]:
-    """Numbers of episodes whose messages or error contain the text, and a final None if there are too many or it takes
-    too long.
-
-    A record is parsed only if its bytes contain the text. Upper and lower case are equal for a to z.
-    """
+def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
+    """Numbers of episodes whose messages or error contain the text. Upper and lower case are equal for a to z."""
     needles = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
-    wanted, entries = _folded(text), rollouts.entries
-    end, hits = time.monotonic() + SEARCH_SECONDS, 0
-    raws = rollouts.each_raw(entries[number] for number in numbers)
+    raws = rollouts.each_raw(rollouts.entries[number] for number in numbers)
     for number, (_, raw) in zip(numbers, raws, strict=True):
-        if hits == MOST_HITS or (number % 256 == 0 and time.monotonic() > end):
-            yield None
-            return
         lowered = raw.lower()
-        if any(needle in lowered for needle in needles):
+        if any(needle in lowered for needle in needles):  # most records need not be parsed
             record = RolloutRecord.from_json(parse_object(raw) or {})
-            prompt, messages = record.transcript()
-            parts = [text for message in (*prompt, *messages) for text in (message.text, *sum(message.calls, ()))]
-            if wanted in _folded("\n".join([*parts, record.error.message if record.error else ""])):
-                hits += 1
+            texts = [text for message in chain(*record.transcript()) for text in (message.text, *chain(*message.calls))]
+            if _folded(text) in _folded("\n".join([*texts, record.error.message if record.error else ""])):
                 yield number
 
 
@@ -116,32 +104,64 @@ def _folded(text: str) -> bytes:
     return text.encode(errors="replace").lower()
 
 
-def _sorted(entries: Sequence[IndexEntry], numbers: list[int], order: str) -> list[int]:
-    if order not in ORDERS[1:]:
-        return sorted(
-            numbers, key=lambda number: (entries[number].step, entries[number].eval_phase, entries[number].group)
-        )
-    groups = grouped(entries, numbers)
-    ranked = sorted(groups, key=lambda group: _rank([entries[number] for number in group], order))
-    return [number for group in ranked for number in group]
+def _ordered(entries: Sequence[IndexEntry], groups: Iterable[Group], order: str) -> list[Group]:
+    """Groups in an order of `Query`; unscored ones come last."""
+
+    def rank(group: Group) -> tuple[float, str, int]:
+        first, scores = entries[group[0]], [score for n in group if (score := entries[n].score) is not None]
+        if order == "longest":
+            return -max(entries[number].tokens for number in group), "", 0
+        if order not in ("lowest", "highest", "mixed"):
+            return first.step, first.eval_phase, first.group
+        if not scores:
+            return math.inf, "", 0
+        ranks = {"lowest": fmean(scores), "highest": -fmean(scores), "mixed": -pvariance(scores) * len(scores)}
+        return ranks[order], "", 0
+
+    return sorted(groups, key=rank)
 
 
-def _rank(group: list[IndexEntry], order: str) -> tuple[bool, float]:
-    if order == "longest":
-        return False, -max(entry.tokens for entry in group)
-    scores = [entry.score for entry in group if entry.score is not None]
-    if not scores:
-        return True, 0.0  # unscored groups last
-    mean = sum(scores) / len(scores)
-    return False, {"lowest": mean, "highest": -mean, "mixed": -sum((score - mean) ** 2 for score in scores)}[order]
+# -- a sample for report.html
+
+
+def choose(entries: Sequence[IndexEntry]) -> list[int]:
+    """Numbers of the episodes of a large run that its report holds, in the order in which they were made.
+
+    Until the page is full: held-out cases before and after, the first and the last steps, failures, the groups with
+    the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups are not split, as
+    an advantage has no meaning without the group.
+    """
+    groups = grouped(entries, range(len(entries)))
+    training = _ordered(entries, [group for group in groups if not entries[group[0]].eval_phase], "training")
+    cases: dict[tuple[bool, str], Group] = {}
+    for number, entry in enumerate(entries):
+        if entry.eval_phase.startswith(("before", "after")):
+            cases.setdefault((entry.eval_phase.endswith("greedy"), entry.case), []).append(number)
+    wishes = [
+        evenly([both for (is_greedy, _), both in cases.items() if not is_greedy], 60),
+        evenly([both for (is_greedy, _), both in cases.items() if is_greedy], 30),
+        *(training[:8], training[-8:]),
+        evenly([group for group in groups if any(entries[number].failure for number in group)], 40),
+        *(_ordered(entries, training, order)[:12] for order in ("highest", "lowest", "mixed")),
+        *(evenly(training, 60), evenly(groups, MOST_EPISODES)),
+    ]
+    chosen: set[int] = set()
+    room = MOST_BYTES
+    for group in chain(*wishes):
+        new = [number for number in group if number not in chosen]
+        size = sum(min(entries[number].length, LARGEST) for number in new)
+        if size <= room and len(chosen) + len(new) <= MOST_EPISODES:
+            chosen.update(new)
+            room -= size
+    return sorted(chosen)
 
 
 # -- one page of a list
 
 
-def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) -> JsonObject:
+def page_of(rollouts: RolloutIndex, numbers: Sequence[int], start: int, size: int = 48) -> JsonObject:
     """About `size` rows from `start` on, up to the end of a group unless it is huge, and the start of the next page."""
-    entries, numbers = rollouts.entries, found.numbers
+    entries = rollouts.entries
     end = min(len(numbers), start + size)
     most = min(len(numbers), start + 4 * size)
     while start < end < most and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
@@ -150,32 +170,26 @@ def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) ->
         "rows": [_row(number, entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
         "total": len(numbers),
         "next": end if end < len(numbers) else None,
-        "is_complete": found.is_complete,
     }
 
 
 def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
-    """An episode in a list: its number in the run, its fields, and excerpts of its prompt and its answer."""
+    """An episode in a list: its number in the run, its fields, and excerpts of its prompt and its answer. `same` is
+    equal for episodes in which the same was said and that had the same score and end."""
+    what = [record.messages, record.score, record.stop, record.error.kind if record.error else ""]
     return {
         "n": number,
         **{name: getattr(entry, name) for name in FACTS},
-        "prompt": prompt_excerpt(record.prompt, record.messages),
+        "prompt": prompt_excerpt(record),
         "answer": excerpt(record.completion),
-        "same": _digest(record),
+        "same": hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest(),
     }
-
-
-def _digest(record: RolloutRecord) -> str:
-    """Equal for episodes in which the same was said and that had the same score and end."""
-    what = [record.messages, record.score, record.stop, record.error.kind if record.error else ""]
-    return hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
 
 
 # -- one episode
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """Limits of an episode in a page: characters of a text, number of first and of last messages."""
 
     text: int
@@ -185,8 +199,6 @@ class Limit:
 
 WHOLE = Limit(2_000_000, 20_000, 1_000)
 """Limits of an episode that is shown alone."""
-MOST_ITEMS = 100
-"""Maximum number of metrics, columns of the row, and tool calls of a message in a page."""
 
 
 def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonObject:
@@ -196,30 +208,25 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     """
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
+    other = rollouts.rendered.get(entry.group_key)  # another episode of the group may have the rendered prompt
+    rendered = record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
     prompt, messages = record.transcript()
     answers = _views(messages, record.turns, limit.text)
     left_out = max(0, len(messages) - limit.first - limit.last)
     return {
         **_row(number, entry, record),
-        "row": [{"name": name[:200], **_cut(_as_shown(value), limit.text)} for name, value in _first(record.row)],
-        "columns": len(record.row),
-        "rendered": _cut(_rendered_prompt(rollouts, entry, record), limit.text),
-        "tools": [{"name": tool_name(tool)[:200], **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
+        "row": [{"name": name, **_cut(_as_shown(value), limit.text)} for name, value in record.row.items()],
+        "rendered": _cut(rendered, limit.text),
+        "tools": [{"name": tool_name(tool), **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
         "asked": _views(prompt[: limit.first], (), limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
         "skipped": {"after": limit.first, "count": left_out} if left_out else None,
         "weight_version": record.weight_version,
         "error": {name: text[: limit.text] for name, text in asdict(record.error).items()} if record.error else {},
-        "metrics": {name[:200]: value for name, value in _first(record.metrics)},
+        "metrics": dict(record.metrics),
         "seconds": record.seconds,
         "seed": "" if record.seed is None else str(record.seed),
     }
-
-
-def _rendered_prompt(rollouts: RolloutIndex, entry: IndexEntry, record: RolloutRecord) -> str:
-    """The rendered prompt, which the record of another episode of the group may have."""
-    other = rollouts.rendered.get(entry.group_key)
-    return record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
 
 
 def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn], most: int) -> list[JsonObject]:
@@ -231,7 +238,7 @@ def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn],
         if message.name:
             view["name"] = message.name
         if message.calls:
-            view["calls"] = [[name[:200], arguments[:most]] for name, arguments in message.calls[:MOST_ITEMS]]
+            view["calls"] = [[name, arguments[:most]] for name, arguments in message.calls]
         if message.role == "assistant" and (version := next(versions, None)) is not None:
             view["weight_version"] = version
         views.append(view)
@@ -240,10 +247,6 @@ def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn],
 
 def _cut(text: str, most: int) -> JsonObject:
     return {"text": text[:most]} | ({"length": len(text)} if len(text) > most else {})
-
-
-def _first(values: Mapping[str, Item]) -> list[tuple[str, Item]]:
-    return list(islice(values.items(), MOST_ITEMS))
 
 
 def _as_shown(value: object) -> str:
@@ -255,3 +258,80 @@ def _as_shown(value: object) -> str:
 def tool_name(schema: JsonObject) -> str:
     """The name in a tool's schema, empty without one."""
     return as_text(as_object(schema.get("function", schema)).get("name"))
+
+
+# -- cases
+
+
+@dataclass(frozen=True)
+class CaseRow:
+    """One case with its scores, None if nothing was scored."""
+
+    case: str
+    case_idx: str
+    """The environment's name for it."""
+    is_held_out: bool
+    prompt: str
+    first: float | None
+    last: float | None
+    change: float | None
+    """`last` less `first`; None if the case was played at one time only."""
+    best: float | None
+    """The highest score of its last group or scoring."""
+    environment: str = ""
+    """Name of its environment, in a run with several."""
+
+    @property
+    def direction(self) -> str:
+        """How its score changed: `better`, `same` or `worse`; `once` if it was played at one time only."""
+        if self.change is None:
+            return "once"
+        return "same" if abs(self.change) < NEARLY else "better" if self.change > 0 else "worse"
+
+
+def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
+    """A row for each case, in the order of their first episodes; without greedy scorings, which are no samples of the
+    policy."""
+    by_case: dict[tuple[bool, str], list[IndexEntry]] = {}
+    for entry in rollouts.entries:
+        if not entry.eval_phase.endswith("greedy"):
+            by_case.setdefault((entry.is_held_out, entry.case), []).append(entry)
+    return [_case_row(key, entries, rollouts.prompts.get(key, "")) for key, entries in by_case.items()]
+
+
+def _case_row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseRow:
+    visits: dict[tuple[int, bool, int], list[float]] = {}
+    for entry in entries:
+        scores = visits.setdefault((entry.step, entry.eval_phase.startswith("after"), entry.group), [])
+        scores += [] if entry.score is None else [entry.score]
+    first, last = visits[min(visits)], visits[max(visits)]
+    is_twice = len(visits) > 1 and bool(first and last)
+    return CaseRow(
+        case=key[1],
+        case_idx=entries[0].case_idx,
+        is_held_out=key[0],
+        prompt=prompt,
+        first=fmean(first) if first else None,
+        last=fmean(last) if last else None,
+        change=fmean(last) - fmean(first) if is_twice else None,
+        best=max(last, default=None),
+        environment=entries[0].environment,
+    )
+
+
+def case_changes(rows: Iterable[CaseRow]) -> dict[str, dict[str, int]]:
+    """Numbers of held-out and of training cases whose mean score rose, stayed and fell, and of those played once."""
+    counts = {name: {"better": 0, "same": 0, "worse": 0, "once": 0} for name in ("held_out", "training")}
+    for row in rows:
+        counts["held_out" if row.is_held_out else "training"][row.direction] += 1
+    return counts
+
+
+def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
+    """The cases for a page: at most `most`, those whose score changed most; up to half of them are held out."""
+    rows = shown = case_rows(rollouts)
+    if len(rows) > most:
+        ranked = sorted(rows, key=lambda row: -abs(row.change or 0.0))
+        held_out = [row for row in ranked if row.is_held_out][: most // 2]
+        shown = [*held_out, *[row for row in ranked if not row.is_held_out][: most - len(held_out)]]
+    return {"rows": list(map(asdict, shown)), "count": len(rows), "changes": case_changes(rows)}

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,13 @@ Tool = Callable[..., Awaitable[Answer]]
 async def check(environment: str, rl_env_config: dict[str, Any] | None = None) -> Answer:
     """Check an environment with scripted answers: mistakes, scores that can be cheated, failures. `environment` is
     path/to/file.py:Class or a name of `aitrain env list`."""
-    return await _run("env", "check", environment, *_json_flag("--rl-env-config", rl_env_config))
+    config = [] if rl_env_config is None else ["--rl-env-config", json.dumps(rl_env_config)]
+    return await _run("env", "check", environment, *config, "--json")
 
 
 async def plan(options: dict[str, Any]) -> Answer:
     """What a training with these options would do and need, without starting it; refusals come here first."""
-    return await _with_options("plan", options)
+    return await _run("plan", "--json", options=options)
 
 
 async def start(options: dict[str, Any]) -> Answer:
@@ -65,27 +66,27 @@ async def start(options: dict[str, Any]) -> Answer:
 
 async def status(run: str) -> Answer:
     """How far a run is, by its folder or name: status, step, scores so far, and what it does now."""
-    return await _run("runs", run)
+    return await _run("runs", run, "--json")
 
 
 async def show(run: str) -> Answer:
     """A run's summary: scores with intervals, curve, failures, diagnostics, next commands."""
-    return await _run("show", run)
+    return await _run("show", run, "--json")
 
 
 async def evaluate(models: list[str], options: dict[str, Any] | None = None) -> Answer:
     """Score models, runs or servers on held-out cases."""
-    return await _with_options("eval", options or {}, *models)
+    return await _run("eval", *models, "--json", options=options or {})
 
 
 async def compare(models: list[str]) -> Answer:
     """Compare two models, or one run before and after its training, on the same cases."""
-    return await _run("compare", *models)
+    return await _run("compare", *models, "--json")
 
 
 async def options(words: list[str]) -> Answer:
     """Search the options of a training by words of their names and descriptions."""
-    return await _run("options", "--json", "--", *words, has_flag=True)
+    return await _run("options", "--json", "--", *words)
 
 
 def make_server() -> MCPServer:
@@ -102,45 +103,39 @@ def make_server() -> MCPServer:
         from mcp.server.fastmcp.exceptions import ToolError
 
         server = FastMCP("aitrain", instructions=INSTRUCTIONS, log_level="WARNING")
-    named: list[Tool] = [check, plan, start, status, show, compare, options]
-    for name, tool in {"eval": evaluate, **{tool.__name__: tool for tool in named}}.items():
-        server.tool(name=name)(_raising(tool, ToolError))
+
+    def raising(tool: Tool) -> Tool:
+        """The tool, which raises the answer of a command that failed."""
+
+        @wraps(tool)
+        async def called(**arguments: Any) -> Answer:
+            answer = await tool(**arguments)
+            is_crash = answer.get("exit_code", 0) != 0 and "output" in answer  # what it printed is no JSON
+            if is_crash or answer.get("event") == "Failed":
+                raise ToolError(json.dumps(answer))
+            return answer
+
+        return called
+
+    for tool in (check, plan, start, status, show, evaluate, compare, options):
+        server.tool(name="eval" if tool is evaluate else tool.__name__)(raising(tool))
     return server
 
 
-def _raising(tool: Tool, error: type[Exception]) -> Tool:
-    """The tool, which raises the error with the answer of a command that failed."""
-
-    @wraps(tool)
-    async def called(**arguments: Any) -> Answer:
-        answer = await tool(**arguments)
-        is_crash = answer.get("exit_code", 0) != 0 and "output" in answer  # what it printed is no JSON
-        if is_crash or answer.get("event") == "Failed":
-            raise error(json.dumps(answer))
-        return answer
-
-    return called
-
-
-async def _with_options(command: str, given: Mapping[str, Any], *words: str) -> Answer:
-    file = _options_file(given)
-    try:
-        return await _run(command, *words, "--config", str(file))
-    finally:
-        file.unlink()
-
-
-async def _run(*words: str, has_flag: bool = False) -> Answer:
+async def _run(*words: str, options: Mapping[str, Any] | None = None) -> Answer:
     """What a command says, and its exit code."""
+    file = None if options is None else _options_file(options)
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         *words,
-        *([] if has_flag else ["--json"]),
+        *([] if file is None else ["--config", str(file)]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     output, errors = await process.communicate()
+    if file is not None:
+        file.unlink()
     answer = _parsed(output.decode(errors="replace"))
     notes = errors.decode(errors="replace").strip()
     return {"exit_code": process.returncode, **answer, **({"notes": notes[-2000:]} if notes else {})}
@@ -158,7 +153,3 @@ def _options_file(given: Mapping[str, Any]) -> Path:
     with tempfile.NamedTemporaryFile("w", prefix="aitrain-", suffix=".yaml", delete=False, encoding="utf-8") as file:
         json.dump(dict(given), file)  # JSON is YAML
     return Path(file.name)
-
-
-def _json_flag(flag: str, value: object) -> Sequence[str]:
-    return [] if value is None else [flag, json.dumps(value)]

@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
-from aitrain.ui.cases import case_changes, case_rows, most_changed
-from aitrain.ui.episodes import Found, Query, episode, find, page_of
-from aitrain.ui.run_rows import RunRow, run_row, stamp
-from aitrain.ui.summary import RunSummary, summary
+from aitrain.runs.run_list import state_of
+from aitrain.ui.overview import Overview
 
 PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""
 SIGNS = ("config.yaml", "metrics.jsonl", "status.json", "rollouts")
 """Files that identify a run folder; one suffices."""
 MOST_RUNS = 2_000
-MOST_CASES = 10_000
 
 
 @dataclass(eq=False)
 class OpenRun:
     """One run that a page shows. Its rollouts are read in a thread, new ones at each request."""
 
-    id: str
     path: Path
-    rollouts: RolloutIndex = field(init=False)
     is_ready: bool = False
     _reader: threading.Thread | None = None
-    _seen: tuple[object, ...] = ()
-    _summary: RunSummary | None = None
-    _row: RunRow | None = None
-    _row_seen: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         self.rollouts = RolloutIndex(self.path if self.path.is_file() else self.path / "rollouts")
@@ -54,54 +45,45 @@ class OpenRun:
             self._reader.join(PATIENCE)
 
     def _read(self) -> None:
-        try:
+        with suppress(OSError):  # the run is being removed or replaced: the next request reads it again
             self.rollouts.refresh()
-        except OSError:
-            return  # the run is being removed or replaced: the next request reads it again
-        self.is_ready = True
+            self.is_ready = True
 
-    def summary(self) -> JsonObject:
-        """The summary of the run; `version` changes with any of its values."""
+    def overview(self) -> JsonObject:
+        """The run's page above its cases; `version` changes with any of its values."""
         self.look()
         seen = (self.is_ready, len(self.rollouts.entries), *stamp(self.path))
-        if self._summary is None or seen != self._seen:
-            self._summary = summary(self.path, self.rollouts if self.is_ready else None)
-            self._seen = seen
-        heartbeat = as_float(read_object(RunFolder(self.path).status).get("heartbeat"))
-        ours = {"id": self.id, "is_ready": self.is_ready, "version": str(hash(seen)), "heartbeat": heartbeat}
-        return {**self._summary, **ours}
-
-    def row(self) -> JsonObject:
-        """The run in the table of runs."""
-        seen = stamp(self.path)
-        if self._row is None or seen != self._row_seen:
-            self._row, self._row_seen = run_row(self.path), seen
-        heartbeat = as_float(read_object(RunFolder(self.path).status).get("heartbeat")) or self._row["heartbeat"]
-        return {**self._row, "id": self.id, "heartbeat": heartbeat}
-
-    def source(self) -> list[SourceFile]:
-        """The environment's source that the run has kept."""
-        return read_source(RunFolder(self.path).environment_source)
-
-    def cases(self) -> JsonObject:
-        """A row for each case; at most MOST_CASES, those whose score changed most."""
-        rows = case_rows(self.rollouts)
-        shown = [asdict(row) for row in most_changed(rows, MOST_CASES)]
-        return {"rows": shown, "count": len(rows), "changes": case_changes(rows)}
-
-    def episodes(self, query: Query, start: int) -> JsonObject:
-        """One page of the episodes that match a query."""
-        return page_of(self.rollouts, _found(self, len(self.rollouts.entries), query), start)
-
-    def episode(self, number: int) -> JsonObject | None:
-        """One episode; None if the number is out of range."""
-        return episode(self.rollouts, number) if 0 <= number < len(self.rollouts.entries) else None
+        known = {"is_ready": self.is_ready, "version": str(hash(seen))}
+        return {**_overview(self, seen), **known, **_heartbeat(self.path)}
 
 
 @lru_cache(maxsize=32)
-def _found(run: OpenRun, count: int, query: Query) -> Found:
-    """Episodes that match a query, cached for all pages of the result until there are more episodes."""
-    return find(run.rollouts, query)
+def _overview(run: OpenRun, seen: tuple[object, ...]) -> JsonObject:
+    return Overview(run.path, run.rollouts if run.is_ready else None).to_json()
+
+
+@lru_cache(maxsize=2 * MOST_RUNS)
+def _row(folder: Path, seen: tuple[object, ...]) -> JsonObject:
+    return Overview(folder).row()
+
+
+def _heartbeat(folder: Path) -> JsonObject:
+    """The last sign of life, which changes every two seconds."""
+    heartbeat = as_float(read_object(RunFolder(folder).status).get("heartbeat"))
+    return {"heartbeat": heartbeat} if heartbeat else {}
+
+
+def stamp(folder: Path) -> tuple[object, ...]:
+    """Changes whenever the row of a run changes, and not with the heartbeat alone."""
+    run = RunFolder(folder)
+    status = read_object(run.status)
+    known = {name: value for name, value in status.items() if name not in ("heartbeat", "stalls_at")}
+    stamps: list[object] = [str(known), state_of(status)]
+    for path in (run.metrics, run.result, run.config, run.system):
+        with suppress(OSError):
+            stat = path.stat()
+            stamps += [stat.st_size, stat.st_mtime_ns]
+    return tuple(stamps)
 
 
 class RunRegistry:
@@ -109,52 +91,36 @@ class RunRegistry:
 
     def __init__(self, places: Iterable[Path]) -> None:
         self.places = [place.resolve() for place in places]
-        self.opened: dict[Path, OpenRun] = {}
-        self._sweeps: dict[str, Path] = {}
+        self._opened: dict[Path, OpenRun] = {}
         self._lock = threading.Lock()
 
-    def runs(self) -> dict[str, OpenRun]:
-        """All runs by id, with the trials of sweeps; those of a folder with the newest first."""
+    def look(self) -> tuple[dict[str, OpenRun], dict[str, Path]]:
+        """All runs by id, with the trials of sweeps, those of a folder with the newest first; and the folders of sweeps
+        by id. An id is a name; a second one of the name is `name (2)`."""
+        runs, sweeps = dict[str, Path](), dict[str, Path]()
+        for path in dict.fromkeys(path for place in self.places for path in _found_in(place)):
+            names = chain([path.name], (f"{path.name} ({number})" for number in count(2)))
+            id = next(name for name in names if name not in runs and name not in sweeps)
+            if is_sweep(path):
+                sweeps[id] = path
+                trials = sorted(trial for trial in path.iterdir() if _may_enter(trial) and is_run(trial))
+                runs |= {f"{id}/{trial.name}": trial for trial in trials}
+            else:
+                runs[id] = path
         with self._lock:
-            found = list(dict.fromkeys(path for place in self.places for path in _found_in(place)))
-            self._sweeps = _with_ids({path: path.name for path in found if is_sweep(path)})
-            trials = {path: f"{id}/{path.name}" for id, sweep in self._sweeps.items() for path in _runs_in(sweep)}
-            runs = {path: path.name for path in found if not is_sweep(path)}
-            paths = list({**runs, **trials})[:MOST_RUNS]
-            new = {path: {**runs, **trials}[path] for path in paths if path not in self.opened}
-            taken = [run.id for run in self.opened.values()]
-            for id, path in _with_ids(new, taken).items():
-                self.opened[path] = OpenRun(id, path)
-            return {self.opened[path].id: self.opened[path] for path in paths}
-
-    def sweeps(self) -> dict[str, Path]:
-        """The folders of all sweeps by id."""
-        self.runs()
-        return self._sweeps
+            shown = islice(runs.items(), MOST_RUNS)
+            return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in shown}, sweeps
 
     def rows(self) -> list[JsonObject]:
         """The table of runs, sweeps first; `is_given` is set for a run that was named itself, and not by its folder."""
-        runs, sweeps = self.runs(), self._sweeps
+        runs, sweeps = self.look()
         ids = {folder: id for id, folder in sweeps.items()}
+        paths = sweeps | {id: run.path for id, run in runs.items()}
         return [
-            *({**run_row(folder), "id": id, "is_given": False, "sweep": None} for id, folder in sweeps.items()),
-            *(
-                {**run.row(), "is_given": run.path in self.places, "sweep": ids.get(run.path.parent)}
-                for run in runs.values()
-            ),
+            {**_row(path, stamp(path)), "id": id, "sweep": ids.get(path.parent), "is_given": path in self.places}
+            | _heartbeat(path)
+            for id, path in paths.items()
         ]
-
-
-def _with_ids(names: Mapping[Path, str], taken: Iterable[str] = ()) -> dict[str, Path]:
-    """Each path by an id made of its name; a second one of a name is `name (2)`."""
-    found: dict[str, Path] = {}
-    used = set(taken)
-    for path, name in names.items():
-        numbered = (f"{name} ({number})" for number in count(2))
-        id = next(one for one in chain([name], numbered) if one not in used)
-        used.add(id)
-        found[id] = path
-    return found
 
 
 def _found_in(place: Path) -> Iterator[Path]:
@@ -164,10 +130,6 @@ def _found_in(place: Path) -> Iterator[Path]:
     elif place.is_dir():
         folders = [path for path in place.iterdir() if _may_enter(path) and (is_run(path) or is_sweep(path))]
         yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def _runs_in(sweep: Path) -> list[Path]:
-    return sorted(path for path in sweep.iterdir() if _may_enter(path) and is_run(path))
 
 
 def _may_enter(path: Path) -> bool:

@@ -11,18 +11,20 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-import socket
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
+from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from pydantic import TypeAdapter, ValidationError
+
 from aitrain.errors import ConfigError, RequestRefusedError
+from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
-from aitrain.ui.episodes import Query
+from aitrain.runs.run_folder import RunFolder
+from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
 from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
@@ -36,20 +38,11 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-OWN_POLICY = "frame-ancestors 'none'"
+OWN_POLICY = {"Content-Security-Policy": "frame-ancestors 'none'"}
 """For self-contained pages, which have a policy of their own with the hashes of their scripts."""
-KINDS = {
-    "page": "text/html",
-    "css": "text/css",
-    "js": "text/javascript",
-    "html": "text/html",
-    "json": "application/json",
-}
-
-MAX_WAITING = 128
-"""Maximum connections without a request that has the key; beyond it, the oldest one is closed."""
-
-Parameters = Mapping[str, str]
+KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "json": "application/json"}
+MOST_CASES = 10_000
+Parameters = dict[str, str]
 
 
 class PageServer(ThreadingHTTPServer):
@@ -60,8 +53,6 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, registry: RunRegistry, port: int) -> None:
         self.registry, self.key = registry, secrets.token_urlsafe(24)
-        self.waiting: dict[Any, None] = {}
-        """Connections without a request that has the key, the oldest first."""
         super().__init__(("127.0.0.1", port), _Handler)
         self.cookie = f"aitrain-{self.server_port}"
 
@@ -69,19 +60,6 @@ class PageServer(ThreadingHTTPServer):
     def address(self) -> str:
         """URL of the page, with the key."""
         return f"http://127.0.0.1:{self.server_port}/?key={self.key}"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread."""
-        self.waiting[request] = None
-        if len(self.waiting) > MAX_WAITING:
-            with suppress(OSError, StopIteration, RuntimeError):  # a thread has just ended one
-                next(iter(self.waiting)).shutdown(socket.SHUT_RDWR)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self.waiting.pop(request, None)
-        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Show an error of ours; a client that has gone away is none."""
@@ -95,26 +73,25 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "aitrain", ""
 
     def do_GET(self) -> None:
-        """Send the response, or an error as JSON."""
+        """Send the response, or an error as JSON, or as a page where one was asked for."""
+        self.where, _, query = self.path.partition("?")
         try:
             self._check_origin()
-            if not self._enter():
-                kind, body = self._answer()
-                self._send(HTTPStatus.OK, kind, body)
+            parameters = _parameters(query)
+            if not self._enter(parameters):
+                self._answer(parameters)
         except RequestRefusedError as refused:
-            if self.path.partition("?")[0] in ("/", *PAGES):
-                self._send(refused.status, "html", problem_page(str(refused)).encode())
+            if self.where in ("/", *PAGES):
+                self._send(refused.status, "html", problem_page(str(refused)))
             else:
-                self._send(refused.status, "json", _as_json({"error": str(refused)}))
+                self._send(refused.status, "json", {"error": str(refused)})
         except OSError:
             raise  # the page was left
         except Exception as error:
-            self._send(
-                HTTPStatus.INTERNAL_SERVER_ERROR, "json", _as_json({"error": str(error) or type(error).__name__})
-            )
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "json", {"error": str(error) or type(error).__name__})
 
     def _refuse_method(self) -> None:
-        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "json", _as_json({"error": "Only GET is allowed."}))
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "json", {"error": "Only GET is allowed."})
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_HEAD = _refuse_method
 
@@ -126,71 +103,58 @@ class _Handler(BaseHTTPRequestHandler):
             is_ours = False
         if not is_ours:
             raise RequestRefusedError(HTTPStatus.MISDIRECTED_REQUEST, "The host must be 127.0.0.1 or localhost.")
-        origin = self.headers.get("Origin")
-        if origin is not None and origin != f"http://{hosts[0]}":
-            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
-        is_page = self.path.partition("?")[0] == "/"  # other pages may link to it, as it contains no data
-        if not is_page and self.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+        is_foreign = self.headers.get("Origin", f"http://{hosts[0]}") != f"http://{hosts[0]}"
+        if self.where != "/":  # to which other pages may link, as it contains no data
+            is_foreign |= self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none")
+        if is_foreign:
             raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
 
-    def _enter(self) -> bool:
+    def _enter(self, parameters: Parameters) -> bool:
         """Check the key; returns whether it was in the address and the client was sent on, with a cookie.
 
         Raises:
             RequestRefusedError: it is missing or wrong.
         """
-        path, _, query = self.path.partition("?")
-        if path.startswith("/assets/"):  # of the page that says that the key is missing
+        if self.where.startswith("/assets/"):  # of the page that says that the key is missing
             return False
-        parameters = dict(_parameters(query)) if path in ("/", *PAGES) else {}
-        given = parameters.pop("key", None)
-        if not hmac.compare_digest((given or self._cookie()).encode(), self.server.key.encode()):
+        given = parameters.pop("key", None) if self.where in ("/", *PAGES) else None
+        sent = self.headers.get("Cookie", "").split(";")  # http.cookies refuses all if another program's is odd
+        cookie = dict(one.strip().partition("=")[::2] for one in sent).get(self.server.cookie, "")
+        if not hmac.compare_digest((cookie if given is None else given).encode(), self.server.key.encode()):
             raise RequestRefusedError(HTTPStatus.FORBIDDEN, "The key is missing: open the address of aitrain view.")
-        self.server.waiting.pop(self.connection, None)
         if given is None:
             return False
-        self.send_response(HTTPStatus.SEE_OTHER)
-        self.send_header("Location", f"{path}?{urlencode(parameters)}" if parameters else path)
-        self.send_header("Set-Cookie", f"{self.server.cookie}={given}; Path=/; HttpOnly; SameSite=Lax")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        target = f"{self.where}?{urlencode(parameters)}" if parameters else self.where
+        cookie = f"{self.server.cookie}={given}; Path=/; HttpOnly; SameSite=Lax"
+        self._send(HTTPStatus.SEE_OTHER, "html", "", {"Location": target, "Set-Cookie": cookie})
         return True
 
-    def _cookie(self) -> str:
-        sent = self.headers.get("Cookie", "").split(";")  # http.cookies refuses all if another program's is odd
-        return dict(one.strip().partition("=")[::2] for one in sent).get(self.server.cookie, "")
+    def _answer(self, parameters: Parameters) -> None:
+        folder, _, name = self.where[1:].partition("/")
+        if self.where == "/":
+            self._send(HTTPStatus.OK, "html", served())
+        elif folder == "assets" and name in (*STYLES, *SERVED_SCRIPTS):
+            self._send(HTTPStatus.OK, name.rpartition(".")[2], asset(name))
+        elif self.where in PAGES:
+            self._send(HTTPStatus.OK, "html", PAGES[self.where](self.server.registry, parameters), OWN_POLICY)
+        elif folder == "api" and name in ANSWERS:
+            self._send(HTTPStatus.OK, "json", ANSWERS[name](self.server.registry, parameters))
+        else:
+            raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
-    def _answer(self) -> tuple[str, bytes]:
-        path, _, query = self.path.partition("?")
-        if path == "/":
-            return "html", served().encode()
-        if path.removeprefix("/assets/") in (*STYLES, *SERVED_SCRIPTS) and path.startswith("/assets/"):
-            return path.rpartition(".")[2], asset(path.removeprefix("/assets/")).encode()
-        if path in PAGES:
-            return "page", PAGES[path](self.server.registry, _parameters(query)).encode()
-        if path in ANSWERS:
-            return "json", _as_json(ANSWERS[path](self.server.registry, _parameters(query)))
-        raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is nothing here.")
-
-    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+    def _send(self, status: HTTPStatus, kind: str, content: object, headers: dict[str, str] | None = None) -> None:
+        text = content if isinstance(content, str) else json.dumps(content, allow_nan=False)
+        body = text.encode()
         self.send_response(status)
-        for name, value in {**HEADERS, **({"Content-Security-Policy": OWN_POLICY} if kind == "page" else {})}.items():
+        type_and_size = {"Content-Type": f"{KINDS[kind]}; charset=utf-8", "Content-Length": str(len(body))}
+        for name, value in {**HEADERS, **type_and_size, **(headers or {})}.items():
             self.send_header(name, value)
-        self.send_header("Content-Type", f"{KINDS[kind]}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """No-op: requests are not logged to the user's terminal."""
-
-
-def _as_json(values: object) -> bytes:
-    return json.dumps(values, allow_nan=False).encode()
-
-
-# -- /api/
 
 
 def _parameters(query: str) -> Parameters:
@@ -200,9 +164,12 @@ def _parameters(query: str) -> Parameters:
         raise RequestRefusedError(HTTPStatus.BAD_REQUEST, "Too many parameters.") from None
 
 
-def _run(registry: RunRegistry, parameters: Parameters) -> OpenRun:
+# -- pages
+
+
+def _run(registry: RunRegistry, parameters: Parameters, name: str = "run") -> OpenRun:
     """The run with the id of a request, never by a path."""
-    run = registry.runs().get(parameters.get("run", ""))
+    run = registry.look()[0].get(parameters.get(name, ""))
     if run is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such run.")
     return run
@@ -210,9 +177,9 @@ def _run(registry: RunRegistry, parameters: Parameters) -> OpenRun:
 
 def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
     """The page that compares two runs case by case."""
-    from aitrain.ui.comparison_page import comparison_page  # here, as the first page comes sooner without it
+    from aitrain.ui.comparison_view import comparison_page  # here, as the first page comes sooner without it
 
-    a, b = (_run(registry, {"run": parameters.get(name, "")}).path for name in ("a", "b"))
+    a, b = (_run(registry, parameters, name).path for name in ("a", "b"))
     try:
         return comparison_page(a, b)
     except ConfigError as error:
@@ -222,7 +189,7 @@ def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
 def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
     """The page of a sweep."""
     id = parameters.get("sweep", "")
-    folder = registry.sweeps().get(id)
+    folder = registry.look()[1].get(id)
     if folder is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such sweep.")
     try:
@@ -236,47 +203,47 @@ def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
         raise RequestRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 
-def _whole(parameters: Parameters, name: str) -> int | None:
-    text = parameters.get(name, "")
-    if not text:
-        return None
+# -- /api/
+
+
+def _number(parameters: Parameters, name: str) -> int:
+    text = parameters.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise RequestRefusedError(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number.")
     return int(text)
 
 
-def _share(parameters: Parameters, name: str) -> float | None:
-    text = parameters.get(name, "")
+def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
+    run = _run(registry, parameters)
+    asked = {name: text for name, text in parameters.items() if name in Query.__dataclass_fields__}
     try:
-        return float(text) if text else None
-    except ValueError:
-        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, f"{name} must be a number.") from None
+        query = TypeAdapter(Query).validate_python(asked)
+    except ValidationError as error:
+        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, error.errors()[0]["msg"]) from None
+    numbers = _found(run, len(run.rollouts.entries), query)
+    return page_of(run.rollouts, numbers, _number(parameters, "start"))
 
 
-def _query(parameters: Parameters) -> Query:
-    names = ("eval_phase", "case", "failure", "stop", "text", "order")
-    texts = {name: parameters.get(name, "")[:1000] for name in names}
-    low, high = _share(parameters, "low"), _share(parameters, "high")
-    return Query(step=_whole(parameters, "step"), low=low, high=high, **texts)
+@lru_cache(maxsize=32)
+def _found(run: OpenRun, count: int, query: Query) -> list[int]:
+    """Episodes that match a query, cached for all pages of the result until there are more episodes."""
+    return find(run.rollouts, query)
 
 
 def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
-    number = _whole(parameters, "n")
-    found = None if number is None else _run(registry, parameters).episode(number)
-    if found is None:
+    rollouts, number = _run(registry, parameters).rollouts, _number(parameters, "n")
+    if number >= len(rollouts.entries):
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such episode.")
-    return found
+    return episode(rollouts, number)
 
 
 PAGES: dict[str, Callable[[RunRegistry, Parameters], str]] = {"/compare": _comparison, "/sweep": _sweep}
 """Self-contained pages."""
 ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
-    "/api/runs": lambda registry, _: registry.rows(),
-    "/api/run": lambda registry, parameters: _run(registry, parameters).summary(),
-    "/api/source": lambda registry, parameters: _run(registry, parameters).source(),
-    "/api/cases": lambda registry, parameters: _run(registry, parameters).cases(),
-    "/api/episodes": lambda registry, parameters: _run(registry, parameters).episodes(
-        _query(parameters), _whole(parameters, "start") or 0
-    ),
-    "/api/episode": _episode,
+    "runs": lambda registry, _: registry.rows(),
+    "run": lambda registry, parameters: {**_run(registry, parameters).overview(), "id": parameters["run"]},
+    "source": lambda registry, parameters: read_source(RunFolder(_run(registry, parameters).path).environment_source),
+    "cases": lambda registry, parameters: cases_json(_run(registry, parameters).rollouts, MOST_CASES),
+    "episodes": _episodes,
+    "episode": _episode,
 }

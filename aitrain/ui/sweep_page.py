@@ -20,7 +20,7 @@ from aitrain.runs.held_out import interval_text
 from aitrain.runs.run_folder import SWEEP_LOG, write_text
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.page import asset, hashes
+from aitrain.ui.page import NOTHING_ELSE, as_inert_json, asset, fill, hashes
 
 PAGE = "sweep.html"
 STUDY = "sweep"
@@ -148,40 +148,43 @@ def sweep_page(study: Study, folder: Path, link: str = "{}/report.html") -> str:
 
     `link` is the address of a trial's page, with `{}` for its name.
     """
-    from jinja2 import Environment  # here, because the terminal needs neither
-    from plotly.offline import get_plotlyjs
+    from plotly.offline import get_plotlyjs  # here, because the terminal does not need it
 
-    scripts = [get_plotlyjs(), asset("sweep.js")]
-    trials = ranked(study)
+    scripts = [get_plotlyjs(), asset("theme.js"), asset("sweep.js")]
+    trials, figures = ranked(study), _figures(study)
     head, *rows = table(trials)
-    return (
-        Environment(autoescape=True)
-        .from_string(asset("sweep.html"))
-        .render(
-            name=folder.name,
-            summary=summary_line(study),
-            best="\n".join(best_lines(study, folder)),
-            figures=_figures(study),
-            head=head,
-            rows=[(link.format(trial_name(trial)), cells) for trial, cells in zip(trials, rows, strict=True)],
-            style=asset("page.css"),
-            scripts=scripts,
-            hashes=hashes(scripts),
-        )
-    )
+    values = {
+        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src {hashes(scripts)}; img-src data: blob:;"
+        f" {NOTHING_ELSE}",  # Plotly sets styles
+        "title": folder.name,
+        "summary": summary_line(study),
+        "best": "\n".join(best_lines(study, folder)),
+        "figures": figures,
+        "head": head,
+        "rows": [(link.format(trial_name(trial)), cells) for trial, cells in zip(trials, rows, strict=True)],
+        "styles": [asset("page.css"), asset("comparison.css")],
+        "data": as_inert_json(figures),
+        "scripts": scripts,
+    }
+    return fill("sweep.html", values)
 
 
 def _figures(study: Study) -> list[object]:
-    """Optuna's plots as values for JSON."""
+    """Optuna's plots as values for JSON, with room for their labels on a narrow screen as well."""
     from optuna import visualization
 
-    figures = [
-        visualization.plot_slice(study, target_name="score"),
-        visualization.plot_optimization_history(study, target_name="score"),
-    ]
+    figures = {
+        "Score by option": visualization.plot_slice(study),
+        "Score by trial": visualization.plot_optimization_history(study),
+    }
     if any(trial.intermediate_values for trial in study.get_trials(deepcopy=False)):
-        figures.append(visualization.plot_intermediate_values(study))
-    return [json.loads(figure.to_json()) for figure in figures]
+        figures["Score during training"] = visualization.plot_intermediate_values(study)
+    room = {"legend": {"orientation": "h", "y": -0.25}, "margin": {"l": 48, "r": 16, "t": 48, "b": 48}}
+    for title, figure in figures.items():
+        figure.update_layout(title=title, yaxis_title="score", template="plotly_white", **room)
+        figure.update_xaxes(dtick=1, exponentformat="e", selector={"type": "log"})
+        figure.update_traces(marker_showscale=False, marker_color="#2f6fde")
+    return [json.loads(figure.to_json()) for figure in figures.values()]
 
 
 def _value_text(value: object) -> str:

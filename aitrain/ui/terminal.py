@@ -6,31 +6,26 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
-from aitrain.events import Evaluated, Evaluating, Event, Note, Phase, Playing, Step
-from aitrain.redaction import redact
-from aitrain.runs.held_out import ScoreTable, interval_texts
+from aitrain.events import Evaluated, Evaluating, Event, Note, Playing, Step
+from aitrain.runs.held_out import interval_texts
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_of_scores, verdict_sentence
-from aitrain.ui.block import Block, can_be_drawn_over
-from aitrain.ui.dashboard import Dashboard, evaluated_line, evaluating_line, number, playing_line, step_line
+from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_sentence
+from aitrain.ui.dashboard import Dashboard, event_line, note_text, number, reward_line
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.next_steps import advice, next_steps
-from aitrain.ui.plot import ASCII, BLOCKS, curve
+from aitrain.ui.loading import is_ci
+from aitrain.ui.overview import Overview
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines in a pipe or in CI."""
-DRAW_EVERY = 1.0
-"""Seconds between two redraws without an event, for the clocks."""
-DRAW_AT_MOST = 0.1
-"""Minimum seconds between two redraws when events are frequent."""
 
 
 def on_standard_error() -> Console:
@@ -38,31 +33,34 @@ def on_standard_error() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-@dataclass
+def can_be_drawn_over(console: Console) -> bool:
+    """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
+    is_watched = console.file.isatty() and console.is_interactive
+    return is_watched and not (console.is_dumb_terminal or console.quiet or is_ci())
+
+
 class Screen:
-    """Shows the events of a run.
+    """Shows the events of a run. `new_lines` returns new lines of the libraries' output, which are shown above it.
 
     `start` starts the thread that redraws the clocks. Call it after forking: a fork copies locks that a thread holds.
     """
 
-    console: Console = field(default_factory=on_standard_error)
-    new_lines: Callable[[], list[str]] = list
-    """Returns new lines of the libraries' output, which are shown above the block."""
-    last_line: float = 0.0
-    last_drawn: float = 0.0
+    draw_at_most, draw_every = 0.1, 1.0
+    """Seconds between two drawings: at least, when steps are fast, and without an event, for the clocks."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, console: Console | None = None, new_lines: Callable[[], list[str]] = list) -> None:
+        self.console, self.new_lines = console or on_standard_error(), new_lines
         self.dashboard = Dashboard()
-        self.block = Block(self.console) if can_be_drawn_over(self.console) else None
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._live: Live | None = None
+        self._last_line = self._last_drawn = 0.0
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
-    def __enter__(self) -> Screen:
-        self._draw()
+    def __enter__(self) -> Self:
+        self._open()
         return self
 
-    def start(self) -> Screen:
+    def start(self) -> Self:
         """Redraw every second, and show new lines of the libraries' output."""
         self._ticker.start()
         return self
@@ -70,16 +68,12 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Erase the block if the run has ended, as the result follows; leave it if the run failed."""
         self._closed.set()
         if self._ticker.is_alive():
             self._ticker.join()
         with self._lock:
             self._print_new_lines()
-            if self.block is not None and self.dashboard.is_over:
-                self.block.erase()
-            elif self.block is not None:
-                self.block.leave()
+            self._close(error)
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -87,52 +81,62 @@ class Screen:
             self._print_new_lines()
             self.dashboard.take(event)
             if isinstance(event, Note):
-                style = "yellow" if event.level == "warning" else ""
-                self._keep(Text(event.mark + escape_controls(redact(event.text)), style=style))
-            elif self.block is None:
-                self._print_line(event)
-            self._draw()
-
-    def _print_line(self, event: Event) -> None:
-        """Print an event as a plain line, at most one every LINE_EVERY seconds."""
-        if isinstance(event, Evaluated) and event.sampled is not None:
-            self._keep(Text(evaluated_line(event)))
-        is_due = time.monotonic() - self.last_line > LINE_EVERY
-        if isinstance(event, Phase) and is_due:
-            self._progress(event.text)
-        elif isinstance(event, Step) and (is_due or event.step == event.steps):
-            self._progress(step_line(event))
-        elif isinstance(event, Evaluating) and (is_due or event.done == event.episodes):
-            self._progress(evaluating_line(event))
-        elif isinstance(event, Playing) and event.episodes and is_due:
-            self._progress(playing_line(event))
-
-    def _progress(self, text: str) -> None:
-        self.last_line = time.monotonic()
-        self._keep(Text(text))
-
-    def _keep(self, text: Text) -> None:
-        if self.block is not None:
-            self.block.print_above(text)
-        else:
-            self.console.print(text, soft_wrap=True)
+                self._print(note_text(event))
+            else:
+                self._show(event)
+            if time.monotonic() - self._last_drawn > self.draw_at_most or not isinstance(event, (Step, Playing)):
+                self._last_drawn = time.monotonic()
+                self._redraw()
 
     def _tick(self) -> None:
-        while not self._closed.wait(DRAW_EVERY):
+        while not self._closed.wait(self.draw_every):
             with self._lock:
                 self._print_new_lines()
-                self._draw()
+                self._redraw()
 
     def _print_new_lines(self) -> None:
         for line in self.new_lines():
-            self._keep(Text(escape_controls(line), style="dim"))
+            self._print(Text(escape_controls(line), style="dim"))
 
-    def _draw(self) -> None:
-        if self.block is None or self._closed.is_set():
-            return
-        if not self.block.drawn or time.monotonic() - self.last_drawn > DRAW_AT_MOST:
-            self.last_drawn = time.monotonic()
-            self.block.draw(self.dashboard.lines(self.console.width - 1, self.console.options.ascii_only))
+    # -- in a terminal
+
+    def _open(self) -> None:
+        if can_be_drawn_over(self.console):
+            self._live = Live(
+                console=self.console,
+                get_renderable=lambda: self.dashboard,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start(refresh=True)
+
+    def _close(self, error: BaseException | None) -> None:
+        """Erase the block if the run has ended, as the result follows; leave it if the run failed."""
+        if self._live is not None:
+            self._live.transient = self.dashboard.is_over
+            self._live.stop()
+
+    def _show(self, event: Event) -> None:
+        """Where nothing can be drawn over, print an event as a plain line: scores and the ends always, others at most
+        one every LINE_EVERY seconds."""
+        line = "" if self._live else event_line(event)
+        is_end = isinstance(event, Step) and event.step == event.steps
+        is_end |= isinstance(event, Evaluating) and event.done == event.episodes
+        is_score = isinstance(event, Evaluated)
+        if line and (is_score or is_end or time.monotonic() - self._last_line > LINE_EVERY):
+            self._last_line = self._last_line if is_score else time.monotonic()
+            self._print(Text(line))
+
+    def _print(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=self._live is None)
+
+    def _redraw(self) -> None:
+        if self._live is not None:
+            self._live.refresh()
+
+
+# -- when it is over
 
 
 def last_line(result: Result) -> str:
@@ -142,31 +146,33 @@ def last_line(result: Result) -> str:
     return f"{scores}{words}  {result.steps} steps in {duration(result.seconds)}  {escape_controls(str(result.folder))}"
 
 
-def show_result(result: Result, scores: ScoreTable, console: Console) -> None:
+def show_result(result: Result, overview: Overview, console: Console) -> None:
     """Print what came of a run: scores, verdict, curve, where everything is, and what to do next."""
-
-    def show(*parts: str | tuple[str, str]) -> None:
-        console.print(Text.assemble(*parts), soft_wrap=True)
-
-    folder, rewards = RunFolder(result.folder), [line.get("reward") for line in result.history]
-    console.print(score_table(scores), soft_wrap=True)
-    if verdict := verdict_of_scores(scores):
-        show((f"\n{verdict_sentence(scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}"))
-    if text := advice(folder):
-        show(text)
-    show((f"\n{result.steps} steps in {duration(result.seconds)}", "dim"))
-    if len(known := [reward for reward in rewards if reward is not None]) > 1:
-        show(f"reward over {result.steps} steps")
-        console.print(reward_curve(known, console))
-    show("")
+    texts = [*outcome_texts(overview), Text(f"\n{result.steps} steps in {duration(result.seconds)}", "dim")]
     for name, text, style in _facts(result):
-        show((f"{name}: ", "" if style else "dim"), (escape_controls(text), style))
-    steps = next_steps(folder)
-    width = max((len(step["what"]) for step in steps), default=0)
-    if steps:
-        show(("\nnext", "bold"))
-    for step in steps:
-        show((f"  {step['what']:{width}}  ", "dim"), escape_controls(step["command"]))
+        texts.append(Text.assemble((f"{name}: ", "" if style else "dim"), (escape_controls(text), style)))
+    if steps := overview.next_steps:
+        rows = [(Text(f"  {step['what']}", "dim"), escape_controls(step["command"])) for step in steps]
+        texts += [Text("\nnext", "bold"), text_table(rows)]
+    for line in texts:
+        console.print(line, soft_wrap=True)
+
+
+def outcome_texts(overview: Overview) -> Iterator[Text]:
+    """Scores, verdict, advice, findings and reward of a run, now or at its end."""
+    rows = [(name, *interval_texts(row)) for name, row in overview.scores.items() if row["before"] or row["after"]]
+    if rows:
+        yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
+    else:
+        yield Text("no held-out cases were scored")
+    if verdict := overview.verdict:
+        yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
+    if overview.advice:
+        yield Text(overview.advice)
+    for finding in overview.findings:
+        yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
+    if len(overview.rewards) > 1:
+        yield Text("\nreward    ").append_text(reward_line(overview.rewards))
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
@@ -195,20 +201,14 @@ def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
         yield "report", str(folder.report), ""
 
 
-def reward_curve(rewards: Sequence[float], console: Console) -> Text:
-    """The curve of the rewards, as wide as the terminal allows."""
-    ramp = ASCII if console.options.ascii_only else BLOCKS
-    return Text("\n".join(curve(rewards, min(60, console.width - 8), ramp=ramp)))
-
-
-def score_table(scores: ScoreTable) -> Text:
-    """Table of the held-out scores before and after with 95% intervals, from result.json. Lines are not wrapped."""
-    rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
-    if not rows:
-        return Text("no held-out cases were scored")
-    lines = [("held-out", "before", "after", "change"), *((name, *interval_texts(row)) for name, row in rows.items())]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    head, *rest = [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    ]
-    return Text.assemble((head, "bold"), *(f"\n{line}" for line in rest))
+def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
+    """Cells in columns. Its lines are not wrapped, so that a program can read them."""
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        for cell, width in zip(row, widths, strict=True):
+            cell.pad_right(width - cell.cell_len)
+        lines.append(Text("  ").join(row))
+        lines[-1].rstrip()
+    return Text("\n").join(lines)

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -16,13 +15,12 @@ from rich.text import Text
 
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
-from aitrain.runs.verdict import VERDICT_STYLES, verdict_sentence
 from aitrain.ui.dashboard import brief, number
 from aitrain.ui.duration import duration
 from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.summary import EpisodeCounts, count, summary
-from aitrain.ui.terminal import reward_curve, score_table
+from aitrain.ui.overview import Overview
+from aitrain.ui.terminal import outcome_texts
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4
@@ -35,64 +33,47 @@ def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
     """Scored episodes, lowest score first: those of the query; by default of the newest sampled scoring of held-out
     cases, else of the last step."""
     entries = rollouts.entries
-    if not query.eval_phase and query.step is None and not query.case:
+    if query == Query():
         phases = [entry.eval_phase for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
         last = max((entry.step for entry in entries), default=0)
         query = Query(eval_phase=phases[-1]) if phases else Query(eval_phase="training", step=last)
-    found = [number for number in find(rollouts, query).numbers if entries[number].score is not None]
-    return sorted(found, key=lambda number: entries[number].score or 0.0)
+    scored = [number for number in find(rollouts, query) if entries[number].score is not None]
+    return sorted(scored, key=lambda number: entries[number].score or 0.0)
 
 
 # -- the run
 
 
-def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator[RenderableType]:
-    """Title, scores, findings, reward curve and episode counts of a run."""
-    found = summary(folder, rollouts)
-    options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
-    steps, seconds = result["steps"] or found["step"], result["seconds"]
-    extent = ("" if steps is None else f"  {steps:.0f} steps") + (f" in {duration(seconds)}" if seconds else "")
-    yield Text.assemble((escape_controls(found["name"]), "bold"), f"  {escape_controls(found['status'])}{extent}")
-    counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
-    parts = [options.get("model"), found["environment"].get("class")]
-    parts += [f"{count} {name}" for name, count in counts.items() if count]
-    yield Text(escape_controls(", ".join(str(part) for part in parts if part)), style="dim")
-    if later := _of_the_same_name(folder):
-        yield Text(escape_controls(f"this is {folder}; started later with its name: {', '.join(later)}"), style="dim")
+def run_texts(overview: Overview, rollouts: RolloutIndex) -> Iterator[RenderableType]:
+    """Title, outcome and episode counts of a run."""
+    folder, result, steps = overview.run.path, overview.result, overview.step
+    seconds = f" in {duration(result['seconds'])}" if result.get("seconds") else ""
+    extent = ("" if steps is None else f"  {steps} steps") + seconds
+    yield Text.assemble((escape_controls(folder.name), "bold"), f"  {escape_controls(overview.status)}{extent}")
+    counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
+    parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]
+    yield Text(escape_controls(", ".join(filter(None, parts))), style="dim")
+    later = re.compile(re.escape(folder.name) + r"-\d+")
+    if names := sorted(path.name for path in folder.absolute().parent.iterdir() if later.fullmatch(path.name)):
+        yield Text(escape_controls(f"this is {folder}; started later with its name: {', '.join(names)}"), style="dim")
     yield Text()
-    yield score_table(found["scores"])
-    if verdict := found["verdict"]:
-        yield Text(verdict_sentence(found["scores"]["sampled"]["change"]), style=VERDICT_STYLES[verdict])
-    if chosen := found["selection"]:
-        text = f"model/ has the weights of step {chosen['step']}, whose score of {number(chosen['score'])} was the best"
+    yield from outcome_texts(overview)
+    if chosen := overview.selection:
+        text = f"model/ has the weights of step {chosen['step']}, whose score of {chosen['score']:.3f} was the best"
         yield Text(f"{text} of {chosen['scorings']}; after: its score with new samples", style="dim")
-    for finding in found["findings"]:
-        yield Text(f"step {finding['step']}: {escape_controls(finding['text'])}", style=MIDDLE)
-    rewards = [value for value in found["curves"]["series"].get("reward", []) if value is not None]
-    if len(rewards) > 1:
-        yield Text(f"\nreward, {number(rewards[0])} in the first step, {number(rewards[-1])} in the last")
-        yield reward_curve(rewards, console)
-    yield Text()
-    yield _counts(count(rollouts))
+    counted = overview.episodes(rollouts)
+    held_out, ended = counted["held_out"], _numbers(counted["stops"])
+    yield Text(f"\n{counted['all']} episodes, {held_out} of them held out; ended: {ended}")
+    if counted["failed"]:
+        yield Text(f"failed: {_numbers(counted['failures'])}", BAD)
+    if counted["damaged"]:
+        yield Text(f"{counted['damaged']} lines of the rollout files are damaged", MIDDLE)
     command = escape_controls(f"aitrain show {shlex.quote(str(folder))}")
     yield Text(f"\nepisodes: {command} --worst, --failed, --step N, --case N", style="dim")
 
 
-def _of_the_same_name(folder: Path) -> list[str]:
-    """The runs that were started later with the name of this one."""
-    later = re.compile(re.escape(folder.name) + r"-\d+")
-    return sorted(path.name for path in folder.absolute().parent.iterdir() if later.fullmatch(path.name))
-
-
-def _counts(counted: EpisodeCounts) -> Text:
-    stops = ", ".join(f"{escape_controls(stop) or '?'} {count}" for stop, count in counted["stops"].items())
-    failures = ", ".join(f"{escape_controls(kind)} {count}" for kind, count in counted["failures"].items())
-    text = Text(f"{counted['all']} episodes, {counted['held_out']} of them held out; ended: {stops}")
-    if failures:
-        text.append(f"\nfailed: {failures}", BAD)
-    if counted["damaged"]:
-        text.append(f"\n{counted['damaged']} lines of the rollout files are damaged", MIDDLE)
-    return text
+def _numbers(counts: dict[str, int]) -> str:
+    return ", ".join(f"{escape_controls(name) or '?'} {count}" for name, count in counts.items())
 
 
 # -- its episodes
@@ -100,12 +81,16 @@ def _counts(counted: EpisodeCounts) -> Text:
 
 def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:
     """Episodes, group by group if they are adjacent: the prompt once, then the messages of each episode."""
-    entries = [rollouts.entries[number] for number in numbers]
-    for _, together in groupby(entries, key=lambda entry: entry.group_key):
+    for _, together in groupby(map(rollouts.entries.__getitem__, numbers), key=lambda entry: entry.group_key):
         group = list(together)
         records = [rollouts.record(entry) for entry in group]
         yield _heading(group)
-        yield from _shown_once(records[0])
+        row = json.dumps(records[0].row, ensure_ascii=False) if records[0].row else ""
+        if len(row) > LONGEST_ROW:
+            row = f"{row[:LONGEST_ROW]}… ({len(row):,} characters, all of them with --json)"
+        for name, text in (("row", row), ("tools", ", ".join(map(tool_name, records[0].tools)))):
+            if text:
+                yield Text(f"  {name}: {escape_controls(text)}", style="dim")
         yield from messages_text(records[0].transcript()[0])
         for entry, record in zip(group, records, strict=True):
             yield Group(_facts(entry, record), *messages_text(record.transcript()[1]))
@@ -120,35 +105,25 @@ def _heading(group: list[IndexEntry]) -> Text:
     what = escape_controls(first.eval_phase).replace("_", ", ") or f"group {first.group}"
     what += " (discarded)" if first.discarded else ""
     scores = "  ".join(number(entry.score) for entry in group) if len(group) > 1 else ""
-    own = f"{escape_controls(first.environment)} " if first.environment else ""
-    named = f" (case_idx {escape_controls(first.case_idx)})" if first.case_idx != first.case else ""
-    return Text.assemble(
-        (f"step {first.step}, {what}, case {own}{escape_controls(first.case)}{named}", "bold"), f"  {scores}"
-    )
-
-
-def _shown_once(record: RolloutRecord) -> Iterator[RenderableType]:
-    """The case's row and the names of the tools, each on one line."""
-    row = json.dumps(record.row, ensure_ascii=False)
-    if len(row) > LONGEST_ROW:
-        row = f"{row[:LONGEST_ROW]}… ({len(row):,} characters, all of them with --json)"
-    tools = ", ".join(map(tool_name, record.tools))
-    for name, text in (("row", row if record.row else ""), ("tools", tools)):
-        if text:
-            yield Text(f"  {name}: {escape_controls(text)}", style="dim")
+    named = f" (case_idx {first.case_idx})" if first.case_idx != first.case else ""
+    case = escape_controls(f"{first.environment} {first.case}{named}".lstrip())
+    return Text.assemble((f"step {first.step}, {what}, case {case}", "bold"), f"  {scores}")
 
 
 def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
-    score = entry.score
-    colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
     facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
     facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
-    versions = [turn.weight_version for turn in record.turns]
-    facts += [f"weight versions {', '.join(map(str, versions))}"] if len(set(versions)) > 1 else []
-    seconds = record.seconds or 0.0
-    facts += [f"environment {brief(seconds)}"] if seconds >= 0.01 else []
+    versions = [str(turn.weight_version) for turn in record.turns]
+    facts += [f"weight versions {', '.join(versions)}"] if len(set(versions)) > 1 else []
+    facts += [f"environment {brief(record.seconds)}"] if record.seconds and record.seconds >= 0.01 else []
     facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
-    return Text.assemble(("  score " + number(score), colour), ("  " + ", ".join(filter(None, facts)), "dim"))
+    return Text.assemble("  ", score_text(entry.score), ("  " + ", ".join(filter(None, facts)), "dim"))
+
+
+def score_text(score: float | None) -> Text:
+    """A score in the colour of how good it is."""
+    colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
+    return Text(f"score {number(score)}", colour)
 
 
 def messages_text(messages: Iterable[TranscriptMessage]) -> Iterator[Indented]:

@@ -1,5 +1,5 @@
-"""Arguments of vLLM's server that a user gives (`--vllm-args`): those that aitrain sets are refused, vLLM checks the
-others when it starts.
+"""Arguments of vLLM's server: those that every server of aitrain has, and those that a user gives (`--vllm-args`), of
+which the ones that aitrain sets are refused; vLLM checks the others when it starts.
 
 What this uses of vLLM 0.31: the fields of EngineArgs, AsyncEngineArgs, BaseFrontendArgs and FrontendArgs are the
 arguments of its server, with dashes; a boolean field is `--name` or `--no-name`, a list has its items as words.
@@ -8,12 +8,11 @@ arguments of its server, with dashes; a boolean field is `--name` or `--no-name`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from aitrain.errors import ConfigError
 
 OPTION_OF = {
-    "data_parallel_size": "--vllm-data-parallel-size",
     "dtype": "--dtype",
     "enable_lora": "--peft",
     "gpu_memory_utilization": "--vllm-gpu-memory-utilization",
@@ -52,6 +51,63 @@ AS_JSON = ("allowed_headers", "allowed_methods", "allowed_origins")
 REPEATED = ("middleware",)
 """Lists whose argument is given once for each item."""
 
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `--max-lora-rank` of vLLM 0.31."""
+
+EXTENSION = "aitrain.engines.worker_extension.WorkerExtension"
+"""Extension of vLLM's workers for weight updates on the CPU."""
+
+
+def needed_rank(rank: int) -> int:
+    """The smallest value of `--max-lora-rank` that an adapter of this rank fits in.
+
+    Raises:
+        ConfigError: vLLM serves none of this rank.
+    """
+    for possible in RANKS:
+        if possible >= rank:
+            return possible
+    raise ConfigError(f"lora_r: vLLM serves adapters of rank {RANKS[-1]} at most, not {rank}")
+
+
+def common_arguments(
+    model: str,
+    gpus: Sequence[str],
+    *,
+    lora_rank: int | None = None,
+    dtype: str = "auto",
+    memory: float = 0.9,
+    tensor_parallel: int = 1,
+    trust_remote_code: bool = False,
+) -> dict[str, object]:
+    """The arguments of a server, whether it trains or not: its model, a folder or a Hub name, and what it has of this
+    machine. `lora_rank` is the maximum rank of adapters, None for no adapters; `memory` a fraction of each GPU's.
+
+    On the CPU, vLLM 0.31 ends with an error when a prompt with a seed is processed in two parts.
+    """
+    adapters = {} if lora_rank is None else {"enable_lora": True, "max_lora_rank": needed_rank(lora_rank)}
+    on_cpu = {"enforce_eager": True, "enable_chunked_prefill": False}
+    return {
+        "model": model,
+        "dtype": dtype,
+        "tensor_parallel_size": tensor_parallel,
+        **({"gpu_memory_utilization": memory} if gpus else on_cpu),
+        **({"trust_remote_code": True} if trust_remote_code else {}),
+        **adapters,
+    }
+
+
+def training_arguments(gpus: Sequence[str], seed: int) -> dict[str, object]:
+    """The arguments of a server whose completions are trained on; `seed` is that of requests without one."""
+    return {
+        "seed": seed,
+        "generation_config": "vllm",  # its neutral sampling defaults, not the model's
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,
+        "disable_uvicorn_access_log": True,
+        **({} if gpus else {"worker_extension_cls": EXTENSION}),
+    }
+
 
 def check_server_arguments(given: Mapping[str, object]) -> None:
     """Refuse an argument that aitrain sets, that is a secret, or that is of a server that aitrain does not start.
@@ -67,7 +123,7 @@ def check_server_arguments(given: Mapping[str, object]) -> None:
             raise ConfigError(f"--vllm-args {key}: aitrain sets it by itself: leave it out")
         if name in SECRETS:
             raise ConfigError(f"--vllm-args {key}: a secret: set {SECRETS[name]} in the environment")
-        if name in OTHER_SERVERS or name.startswith(OTHER_KINDS):
+        if name in OTHER_SERVERS or (name.startswith(OTHER_KINDS) and name != "data_parallel_size"):
             raise ConfigError(
                 f"--vllm-args {key}: aitrain does not start such servers\n"
                 "Leave it out, or start the server yourself and give its address: --vllm-server-url."

@@ -5,7 +5,6 @@ It answers those who have its key, as other users reach 127.0.0.1, too.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -14,31 +13,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from aitrain.errors import RunFailed, did_you_mean
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.redaction import RedactedLog
-from aitrain.vllm.adapter_ranks import needed_rank
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header, new_key
 from aitrain.vllm.server_arguments import argument_words
 
-MODEL_NAME = "policy-base"
-"""Served name of the base model; an adapter has the name with which it is loaded."""
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which some builds lack. -P prevents that a folder named `vllm` hides the library."""
 GUARD = "--middleware=aitrain.vllm.key_guard.KeyGuard"
 """Requires the key on all paths."""
-UNCHUNKED = "--no-enable-chunked-prefill"
-"""On the CPU, vLLM 0.31 ends with an error when a prompt with a seed is processed in two parts."""
-EXTENSION = "--worker-extension-cls=aitrain.engines.worker_extension.WorkerExtension"
-"""Extension for weight updates and speculative decoding on the CPU."""
-QUANTIZATIONS = {"fp8": "fp8_per_channel"}
-"""vLLM's formats by the values of --vllm-quantization. One scale for each output of a layer rounds least."""
 PORTS = range(20_000, 32_000)
 """Below the ephemeral ports, as about ten seconds pass between choosing a port and listening on it."""
 STOP_SECONDS = 15.0
@@ -101,34 +90,18 @@ CAUSES = [
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Configuration of a vLLM server."""
+    """A vLLM server that is to be started."""
 
-    model: str
-    """A folder or a Hub name."""
+    arguments: Mapping[str, object]
+    """Of vLLM's command line, by their names with underscores; without those of its address."""
     log: Path
     """File for the output of vLLM."""
     gpus: tuple[str, ...] = ()
     """In the notation of CUDA_VISIBLE_DEVICES; empty for CPU."""
-    tensor_parallel: int = 1
-    data_parallel: int = 1
-    """Copies of the model, each on `tensor_parallel` GPUs; the server sends each request to one of them, and weights
-    and adapters to all."""
-    context: int | None = None
-    """Maximum tokens of prompt and completion; None for that of the model."""
-    lora_rank: int | None = None
-    """Maximum LoRA rank; None for no adapters."""
-    dtype: str = "auto"
-    memory: float = 0.9
-    """Fraction of each GPU's memory."""
-    quantization: str | None = None
-    """Format to which vLLM rounds the weights, one of QUANTIZATIONS; None for that of the model."""
-    speculative: Mapping[str, object] | None = None
-    """vLLM's speculative_config."""
-    more: Mapping[str, object] = field(default_factory=dict)
-    """Other arguments by name, checked by server_arguments.py."""
-    trust_remote_code: bool = False
-    seed: int = 0
-    """Seed of requests without a seed."""
+    name: str = "policy-base"
+    """Served name of the model; an adapter has the name with which it is loaded."""
+    takes_weights: bool = True
+    """Whether clients may load weights and adapters."""
     timeout: float = 600.0
     """Seconds within which it must be healthy."""
     host: str = LOOPBACK
@@ -138,48 +111,10 @@ class ServerConfig:
     program: tuple[str, ...] = PROGRAM
     """Command, without the arguments."""
 
-    modes: ClassVar[Mapping[str, str]] = {
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-    }
-    """Environment variables with which it takes weights and adapters."""
-
-    def names(self, mark: str) -> tuple[str, ...]:
-        """Served names of the model; the last one shows that it is this server that answers on the port."""
-        return (MODEL_NAME, mark)
-
-    def arguments(self, port: int, *names: str) -> list[str]:
-        """Command-line arguments of vLLM; sampling defaults are vLLM's neutral ones, not the model's."""
-        return [
-            *self.common_arguments(port, *names),
-            f"--seed={self.seed}",
-            "--generation-config=vllm",
-            "--logprobs-mode=processed_logprobs",
-            "--max-logprobs=-1",
-            "--disable-uvicorn-access-log",
-            *([] if self.gpus else [EXTENSION]),
-            *([] if self.context is None else [f"--max-model-len={self.context}"]),
-            *([f"--data-parallel-size={self.data_parallel}"] if self.data_parallel > 1 else []),
-            *([] if self.quantization is None else [f"--quantization={QUANTIZATIONS[self.quantization]}"]),
-            *([] if self.speculative is None else [f"--speculative-config={json.dumps(self.speculative)}"]),
-            *argument_words(self.more),
-        ]
-
-    def common_arguments(self, port: int, *names: str) -> list[str]:
-        """Those of a server that does not train, too."""
-        return [
-            f"--model={self.model}",
-            "--served-model-name",
-            *names,
-            f"--host={bound_address(self.host)}",
-            f"--port={port}",
-            f"--dtype={self.dtype}",
-            f"--tensor-parallel-size={self.tensor_parallel}",
-            *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", UNCHUNKED]),
-            *(["--trust-remote-code"] if self.trust_remote_code else []),
-            *([] if self.lora_rank is None else ["--enable-lora", f"--max-lora-rank={needed_rank(self.lora_rank)}"]),
-            GUARD,
-        ]
+    def words(self, port: int, *names: str) -> list[str]:
+        """Its command line, without the guard; `names` are further names of the model."""
+        place = {"served_model_name": [self.name, *names], "host": bound_address(self.host), "port": port}
+        return [*self.program, *argument_words({**place, **self.arguments})]
 
     def variables(self) -> dict[str, str]:
         """The environment variables that this machine needs for vLLM; the user's own values win.
@@ -194,20 +129,44 @@ class ServerConfig:
     def environment(self) -> dict[str, str]:
         """Environment variables of the server."""
         ours = {"CUDA_VISIBLE_DEVICES": "", **self.variables(), "PYTHONUNBUFFERED": "1", KEY_VARIABLE: self.key}
-        return {"TOKENIZERS_PARALLELISM": "false", **os.environ, **ours, **self.modes}
+        modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if self.takes_weights else {}
+        return {"TOKENIZERS_PARALLELISM": "false", **os.environ, **ours, **modes}
+
+
+@contextmanager
+def running(
+    plans: Sequence[ServerConfig], notify: Callable[[str], None], port: int | None = None
+) -> Iterator[list[VLLMServer]]:
+    """Context in which servers run, all of which are healthy at its beginning; `notify` gets a progress message every
+    second. Without a port, free ones are chosen.
+
+    Raises:
+        RunFailed: one exited, or was not healthy in time; the message has the cause from the log.
+    """
+    servers = [VLLMServer(plan, notify, port or _free_port(plan.host)) for plan in plans]
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait_until_healthy()
+        yield servers
+    finally:
+        for server in servers:
+            server.ask_to_end()
+        for server in servers:
+            server.stop()
 
 
 @dataclass
 class VLLMServer:
-    """A vLLM server process; a context manager that stops it."""
+    """A vLLM server process."""
 
     plan: ServerConfig
     notify: Callable[[str], None]
     port: int
     _tree: ProcessTree | None = None
-    _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
-    """A served name, which distinguishes it from another one on the port."""
-
+    _mark: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
+    """A served name, which shows that it is this server that answers on the port, where others may listen."""
     _launched: float = field(default=0.0, init=False)
     """Time of the last start."""
     _log: RedactedLog = field(init=False)
@@ -220,49 +179,46 @@ class VLLMServer:
         host = self.plan.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    @classmethod
-    def start(cls, plan: ServerConfig, notify: Callable[[str], None], port: int | None = None) -> VLLMServer:
-        """Start a server and wait until it is healthy; `notify` gets a progress message every second. Without a port, a
-        free one is chosen.
+    def launch(self) -> None:
+        """Start the process."""
+        marks = [self._mark] if self.plan.takes_weights else []
+        self._launched, variables = time.monotonic(), self.plan.environment()
+        self._log_start = self.plan.log.stat().st_size if self.plan.log.exists() else 0
+        self._log = RedactedLog(self.plan.log, variables)
+        command = [*self.plan.words(self.port, *marks), GUARD]
+        self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
+
+    def wait_until_healthy(self) -> None:
+        """Wait until it answers.
 
         Raises:
-            RunFailed: it exited, or was not healthy in time; the message has the cause from the log.
+            RunFailed: it exited, or was not healthy in time.
         """
-        return cls.start_all([plan], notify, port)[0]
-
-    @classmethod
-    def start_all(
-        cls, plans: Sequence[ServerConfig], notify: Callable[[str], None], port: int | None = None
-    ) -> list[VLLMServer]:
-        """Start servers at the same time, and wait until all are healthy.
-
-        Raises:
-            RunFailed: as for `start`.
-        """
-        servers = [cls(plan, notify, port or _free_port(plan.host)) for plan in plans]
-        try:
-            for server in servers:
-                server._launch()
-            for server in servers:
-                server._wait_until_healthy()
-        except BaseException:
-            stop_all(servers)
-            raise
-        return servers
+        notified = -1
+        while not self._is_healthy():
+            seconds = int(time.monotonic() - self._launched)
+            if seconds > notified:
+                notified = seconds
+                self.notify(f"starting vLLM, {seconds} s")
+            code = self.poll()
+            if code is not None:
+                self._log.close()
+                raise why_it_ended(self.plan, code, self._log_start)
+            if time.monotonic() - self._launched > self.plan.timeout:
+                last = [_short(line) for line in _meaningful_lines(self.plan.log, self._log_start)[-2:]]
+                first = f"vLLM was not ready after {self.plan.timeout:.0f} s.{' It was at:' if last else ''}"
+                raise RunFailed("\n".join([first, *last, f"See {self.plan.log}"]))
+            time.sleep(POLL_SECONDS)
 
     def restart(self) -> None:
         """Stop what is left of it and start it at the same address. Adapters must be loaded again.
 
         Raises:
-            RunFailed: as for `start`.
+            RunFailed: as for `wait_until_healthy`.
         """
         self.stop()
-        self._launch()
-        try:
-            self._wait_until_healthy()
-        except BaseException:
-            self.stop()
-            raise
+        self.launch()
+        self.wait_until_healthy()
 
     def poll(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
@@ -283,60 +239,20 @@ class VLLMServer:
             tree.close()
             self._log.close()
 
-    def __enter__(self) -> VLLMServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    # -- starting
-
-    def _launch(self) -> None:
-        command = [*self.plan.program, *self.plan.arguments(self.port, *self.plan.names(self._name))]
-        self._launched = time.monotonic()
-        variables = self.plan.environment()
-        self._log_start = self.plan.log.stat().st_size if self.plan.log.exists() else 0
-        self._log = RedactedLog(self.plan.log, variables)
-        self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stderr=self._log.pipe)
-
-    def _wait_until_healthy(self) -> None:
-        notified = -1
-        while not self._is_healthy():
-            seconds = int(time.monotonic() - self._launched)
-            if seconds > notified:
-                notified = seconds
-                self.notify(f"starting vLLM, {seconds} s")
-            code = self.poll()
-            if code is not None:
-                self._log.close()
-                raise why_it_ended(self.plan, code, self._log_start)
-            if time.monotonic() - self._launched > self.plan.timeout:
-                raise not_in_time(self.plan, self._log_start)
-            time.sleep(POLL_SECONDS)
-
     def _is_healthy(self) -> bool:
         """Whether this server, and not another one on the port, answers."""
         import httpx
 
+        name = self._mark if self.plan.takes_weights else self.plan.name
+        key = key_header(self.plan.key)
         try:
-            key = key_header(self.plan.key)
             with httpx.Client(
                 base_url=self.url, headers=key, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
                 models = client.get("/v1/models").json()["data"]
-                return client.get("/health").is_success and self.plan.names(self._name)[-1] in [
-                    model["id"] for model in models
-                ]
+                return client.get("/health").is_success and name in [model["id"] for model in models]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
-
-
-def stop_all(servers: Sequence[VLLMServer]) -> None:
-    """Stop servers at the same time."""
-    for server in servers:
-        server.ask_to_end()
-    for server in servers:
-        server.stop()
 
 
 def _free_port(host: str) -> int:
@@ -364,19 +280,12 @@ def why_it_ended(plan: ServerConfig, code: int, log_start: int) -> RunFailed:
             unknown = re.search(r"unrecognized arguments: --([\w-]+)", cause)
             known = re.findall(r"\[--([\w-]+)", "\n".join(lines))  # argparse shows its usage before the error
             near = did_you_mean(unknown[1], known) if unknown else ""
-            what_to_do = advice.format(memory=plan.memory) + near
+            what_to_do = advice.format(memory=plan.arguments.get("gpu_memory_utilization")) + near
             return RunFailed(f"vLLM did not start: {_short(cause)}\n{what_to_do}\nSee {plan.log}")
     how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
     errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
     last = errors[-1:] or lines[-3:]
     return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, last), f"See {plan.log}"]))
-
-
-def not_in_time(plan: ServerConfig, log_start: int) -> RunFailed:
-    """The error for a server that was not healthy in time, with the last lines of its log."""
-    last = [_short(line) for line in _meaningful_lines(plan.log, log_start)[-2:]]
-    first = f"vLLM was not ready after {plan.timeout:.0f} s.{' It was at:' if last else ''}"
-    return RunFailed("\n".join([first, *last, f"See {plan.log}"]))
 
 
 def _meaningful_lines(log: Path, start: int, only_errors: bool = False) -> list[str]:

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from aitrain.errors import EnvironmentFailed, RunFailed
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.mixture import weighted_mean
 from aitrain.runs.run_folder import to_jsonable
+from aitrain.runs.statistics import weighted_mean
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.episode_view import show_heading, show_text
 from aitrain.workbench.rescore import SAME, RescoredEpisode

@@ -111,7 +111,7 @@ def test_a_function_that_compares_answers_gets_the_whole_group() -> None:
     )
     assert [score.score for score in together] == [1.0, 1.0]
     assert [score.metrics["longest"] for score in together] == [0.0, 1.0]
-    assert together[0].metrics["mean_length"] == (3 + 14) / 2
+    assert together[0].metrics["longest/mean_length"] == (3 + 14) / 2
 
 
 @pytest.mark.parametrize(

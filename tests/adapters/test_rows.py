@@ -23,7 +23,7 @@ def lines(*rows: Any) -> str:
 
 def cases(*rows: Any, **settings: Any) -> list[dict[str, Any]]:
     write(Path.cwd(), {"rows.jsonl": lines(*rows)})
-    return RowSource("rows.jsonl", **settings).cases()
+    return RowSource(data="rows.jsonl", **settings).cases()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_parquet_file_of_verl_that_pandas_wrote_has_lists_and_numbers_of_pytho
     pandas, numpy = pytest.importorskip("pandas"), pytest.importorskip("numpy")
     row = {"prompt": numpy.array(MESSAGES), "reward_model": {"ground_truth": numpy.array(["2", "two"])}}
     pandas.DataFrame([{**row, "extra_info": {"index": numpy.int64(3)}}]).to_parquet("rows.parquet")
-    (case,) = RowSource("rows.parquet").cases()
+    (case,) = RowSource(data="rows.parquet").cases()
     assert (case["prompt"], case["ground_truth"], case["extra_info"]) == (MESSAGES, ["2", "two"], {"index": 3})
 
 
@@ -65,12 +65,12 @@ def test_a_json_file_may_hold_a_list_and_files_of_windows_are_read() -> None:
     listed = json.dumps([{"prompt": "é"}, {"prompt": "b"}], indent=2)
     for name, text in (("rows.json", listed), ("rows.jsonl", lines({"prompt": "é"}, {"prompt": "b"}))):
         Path(name).write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
-        assert [case["prompt"] for case in RowSource(name).cases()] == ["é", "b"]
+        assert [case["prompt"] for case in RowSource(data=name).cases()] == ["é", "b"]
 
 
 def test_files_are_mixed_by_their_ratios_and_always_in_the_same_way() -> None:
     write(Path.cwd(), {name: lines(*({"prompt": f"{name}{i}"} for i in range(10))) for name in ("a.jsonl", "b.jsonl")})
-    found = [case["prompt"] for case in RowSource({"a.jsonl": 0.5, "b.jsonl": 2}).cases()]
+    found = [case["prompt"] for case in RowSource(data={"a.jsonl": 0.5, "b.jsonl": 2}).cases()]
     assert found == [f"a.jsonl{i}" for i in (0, 2, 4, 6, 8)] + [f"b.jsonl{i // 2}" for i in range(20)]
 
 
@@ -101,5 +101,5 @@ def test_solved_rows_stand_after_the_system_prompt_and_are_not_asked() -> None:
 def test_a_wrong_row_is_told_with_file_and_line(text: str, words: str) -> None:
     write(Path.cwd(), {"rows.jsonl": text})
     with pytest.raises(EnvironmentFailed) as caught:
-        RowSource("rows.jsonl").cases()
+        RowSource(data="rows.jsonl").cases()
     assert words in str(caught.value)

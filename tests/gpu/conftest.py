@@ -21,8 +21,7 @@ import pytest
 from aitrain.batch import plan_batch
 from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.resource_check import device_memory, format_bytes
-from aitrain.launch.resource_estimate import LIBRARIES, MIB, estimate_memory
+from aitrain.launch.resource_estimate import LIBRARIES, MIB, device_memory, estimate_memory, format_bytes
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import read_lines
 from benchmarks.measuring import in_new_process

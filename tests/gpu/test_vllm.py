@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.resource_check import device_memory
-from aitrain.launch.resource_estimate import MIB
-from aitrain.vllm.server_process import ServerConfig, VLLMServer
+from aitrain.launch.resource_estimate import MIB, device_memory
+from aitrain.vllm.server_arguments import common_arguments, training_arguments
+from aitrain.vllm.server_process import ServerConfig, running
 from tests.gpu.conftest import IS_REHEARSAL, SETTINGS, Record, Train, Trained, need_cuda, need_gpus, need_package
 
 SHAPE = "tiny" if IS_REHEARSAL else "0.5B"
@@ -67,8 +67,9 @@ def test_a_colocated_vllm_that_sleeps_frees_its_memory_for_training(
 def server(model: str, folder: Path, gpu: str, **more: Any) -> Iterator[str]:
     """Address of a server of the user's, on one GPU or on the CPU."""
     gpus, dtype = ((), "float32") if IS_REHEARSAL else ((gpu,), "bfloat16")
-    plan = ServerConfig(model, folder / "vllm-server.log", gpus, context=256, dtype=dtype, memory=SHARE, **more)
-    with VLLMServer.start(plan, lambda text: None) as started:
+    arguments = common_arguments(model, gpus, dtype=dtype, memory=SHARE, **more) | training_arguments(gpus, 0)
+    plan = ServerConfig({**arguments, "max_model_len": 256}, folder / "vllm-server.log", gpus)
+    with running([plan], lambda text: None) as (started,):
         yield started.url
 
 
@@ -89,12 +90,3 @@ def test_a_server_on_the_gpu_of_the_training_gets_the_weights_of_each_step(
 def test_a_server_that_the_run_starts_has_a_gpu_of_its_own(train: Train, model_of: Models) -> None:
     need_gpus(2)
     check(train(gpus=2, model=model_of(SHAPE), peft=True, use_vllm=True, vllm_mode="server"))
-
-
-def test_a_server_gets_the_weights_of_each_step_by_nccl(tmp_path: Path, train: Train, model_of: Models) -> None:
-    need_cuda("NCCL")
-    need_gpus(2)
-    model = model_of(SHAPE)
-    by_nccl = {"weight_transfer_config": {"backend": "nccl"}}
-    with server(model, tmp_path, visible_gpus()[1], more=by_nccl) as url:
-        check(train(gpus=2, model=model, use_vllm=True, vllm_mode="server", vllm_sync="nccl", vllm_server_url=url))

@@ -177,7 +177,7 @@ def test_a_judge_that_names_texts_compares_the_answers_of_a_group_without_those_
     ],
 )
 def test_a_wrong_description_is_refused_without_running_the_file(here: Path, description: Any, words: str) -> None:
-    from aitrain.environment.judges.judged_rows import check_id
+    from aitrain.environment.adapters.rows import check_id
 
     write(here, {"own.py": OWN + "open('somebody_ran_this', 'w').close()\n", "rows.jsonl": ""})
     with pytest.raises(ConfigError, match=re.escape(words)):

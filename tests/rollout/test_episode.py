@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.engines.sampling import Sampling
 from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import END, Letters, Scripted, cases, play
 
@@ -139,7 +140,7 @@ class Rounds(BatchingEngine):
         super().__init__(END, context, RolloutClock())
         self.rounds: list[tuple[list[str], int]] = []
 
-    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         self.rounds.append(([text(row.prompt_ids) for row in rows], max_tokens))
         return [Completion([ord("x")] * max_tokens) for _ in rows]
 
@@ -158,8 +159,8 @@ def out_of_memory(made: list[Completion]) -> list[Completion]:
 )
 def test_a_batch_that_fails_ends_the_rollout_with_its_error(spoil: Any, error: type[Exception]) -> None:
     class Fails(Rounds):
-        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-            made: list[Completion] = spoil(super().sample(rows, max_tokens, decoding))
+        def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
+            made: list[Completion] = spoil(super().sample(rows, sampling, max_tokens))
             return made
 
     with pytest.raises(error):

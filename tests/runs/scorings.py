@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aitrain.runs.held_out import ScoreTable, Scoring
-from aitrain.runs.intervals import UNIT, Bounds
-from aitrain.runs.mixture import Mixture, ScoredEnv, score_table
+from aitrain.runs.held_out import UNIT, Bounds, ScoreTable, Scoring
+from aitrain.runs.statistics import Mixture, ScoredEnv, score_table
 from tests.ui.conftest import record, write_run
 
 OPTIONS = {"model": "some/base", "rl_score_range": "0,1", "rl_temperature": 1.0}

@@ -16,7 +16,7 @@ from aitrain.runs.comparison import Comparison, compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.summary import scores
+from aitrain.ui.overview import Overview
 from tests.runs.scorings import ENVIRONMENT, episode, episodes, table_of, write_scoring
 
 
@@ -96,7 +96,7 @@ def test_other_conditions_are_said_and_other_ranges_refused(tmp_path: Path) -> N
     (b / "environment.json").write_text(json.dumps(ENVIRONMENT | {"config": {"judge": "exact"}}))
     (comparison,) = compare_all(read_scorings([a, b]))
     words = ["2 of 2 cases", "b is running", "rl_temperature (1.0 and 0.5)"]
-    words.append('Sums abababab and Sums abababab {"judge": "exact"}')
+    words.append('config ({} and {"judge": "exact"})')
     assert [word in note for word, note in zip(words, comparison.notes, strict=True)] == [True] * 4
     c = write_scoring(tmp_path / "c", episodes(cases), rl_score_range="-1,1")
     with pytest.raises(ConfigError, match="0,1 in a and -1,1 in c"):
@@ -116,9 +116,10 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_
     run = RunFolder(write_scoring(tmp_path / "run", records, eval_samples=4))
     run.environment.write_text(json.dumps(ENVIRONMENT | {"environments": envs}))
     run.result.unlink()
+    run.write_status("finished", job="grpo")
     rollouts = RolloutIndex(run.rollouts)
     rollouts.refresh()
-    table = scores(run, rollouts)
+    table = Overview(run.path, rollouts).scores
     (comparison,) = compare_all(read_scorings([run.path]))
 
     for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from aitrain.runs.diagnosis import Diagnosis, RunFinding, findings_of, traits_of
-from aitrain.runs.level_rules import LINES_IN_A_ROW, RunTraits
+from aitrain.runs.diagnosis import LINES_IN_A_ROW, Diagnosis, RunFinding, RunTraits, findings_of, traits_of
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.run_folder import RunFolder, append_lines, write_json, write_text
+from aitrain.runs.run_folder import RunFolder, append_lines, append_text
 from benchmarks.simulated_runs import HEALTHY, PLANTED, Kind, simulate
 
 RATIO = "sampling/importance_sampling_ratio/mean"
@@ -144,26 +144,9 @@ def test_a_fall_of_the_held_out_score_is_overfitting_only_if_the_reward_has_sure
     assert ("lower --lr" in text) == (meaning != "learned by heart")
 
 
-# -- run folders
+def test_the_findings_of_a_run_are_those_that_it_recorded_in_whole_lines(tmp_path: Path) -> None:
+    folder, found = RunFolder(tmp_path), RunFinding("entropy", 3, "recorded")
+    append_lines(folder.diagnostics, [asdict(found), {"name": "entropy", "step": "three", "text": "damaged"}])
+    append_text(folder.diagnostics, '{"name": "cut_')
 
-
-def test_a_finished_run_that_recorded_no_findings_is_diagnosed_by_its_metrics(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    _, lines = simulate(PLANTED[0], 1)
-    write_text(folder.config, "rl_score_range: 0,1\nrl_loss_type: grpo\n")
-    append_lines(folder.metrics, [line.to_json() for line in lines])
-    (found,) = findings_of(folder)
-
-    assert found == found_in(PLANTED[0])[0]
-    append_lines(folder.diagnostics, [{"name": "entropy", "step": 3, "text": "recorded"}])
-    assert findings_of(folder) == [RunFinding("entropy", 3, "recorded")]
-
-
-def test_the_scores_before_and_after_training_are_part_of_a_finished_runs_diagnosis(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    append_lines(folder.metrics, [{"step": number, "reward": 0.5} for number in range(1, 31)])
-    interval = {"low": 0.7, "mean": 0.8, "high": 0.9, "count": 64}
-    ends = {"before": interval, "after": {"low": 0.1, "mean": 0.2, "high": 0.3, "count": 64}}
-    write_json(folder.result, {"steps": 30, "scores": {"sampled": ends}})
-
-    assert [(one.name, one.step) for one in findings_of(folder)] == [("held_out", 30)]
+    assert findings_of(folder) == [found]

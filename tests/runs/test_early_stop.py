@@ -2,10 +2,9 @@
 
 import pytest
 
-from aitrain.runs.early_stop import cases_to_reach, evaluations_without_better, reason_to_stop, time_to_target
-from aitrain.runs.intervals import UNIT, of_mean
+from aitrain.runs.early_stop import cases_to_reach, reason_to_stop, time_to_target
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.runs.mixture import ScoredEnv
+from aitrain.runs.statistics import ScoredEnv, of_mean
 from tests.runs.scorings import only
 
 
@@ -47,15 +46,14 @@ def test_patience_counts_from_the_best_score_that_of_the_initial_policy_included
     before: float | None, scores: list[float], since: int
 ) -> None:
     seen = scorings(*((score, None) for score in scores))
-    assert evaluations_without_better(before, seen) == since
+    assert reason_to_stop(None, since + 1, before, seen) is None
     if since:
-        assert reason_to_stop(None, since + 1, before, seen) is None
         assert f"{since} evaluations in a row" in (reason_to_stop(None, since, before, seen) or "")
 
 
 def test_perfect_scores_of_fewer_cases_do_not_reach_the_target() -> None:
     assert [cases_to_reach(until, only([])) for until in (0.8, 0.95, 0.0)] == [16, 73, 1]
-    assert of_mean([1.0] * 16, UNIT).low >= 0.8 > of_mean([1.0] * 15, UNIT).low  # type: ignore[union-attr]
+    assert of_mean([1.0] * 16)["low"] >= 0.8 > of_mean([1.0] * 15)["low"]  # type: ignore[index]
     assert cases_to_reach(0.95, only(map(str, range(73)))) == 0
     assert cases_to_reach(1.0, only("a")) is None
     weighted = ScoredEnv("a", 0.5, (0.0, 0.5), {"1": "x"}), ScoredEnv("b", 0.5, (-1.0, 2.0), {"2": "y"})

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitrain.runs.held_out import bounds_of, pass_at
+from aitrain.runs.held_out import UNIT, Bounds, bounds_of
+from aitrain.runs.statistics import ScoredEnv, chances
+
+
+def pass_at(scores: list[float], tries: int, bounds: Bounds = UNIT) -> dict[str, float]:
+    return chances({"1": scores}, tries, (ScoredEnv(bounds=bounds, prompts={"1": "say"}),))
 
 
 def test_a_case_is_solved_at_the_highest_score() -> None:
-    assert pass_at({"1": [5.0, -5.0]}, 2, (-5, 5)) == {"1": 1.0}
-    assert pass_at({"1": [4.9, -5.0]}, 2, (-5, 5)) == {"1": 0.0}
+    assert pass_at([5.0, -5.0], 2, (-5, 5)) == {"1": 1.0}
+    assert pass_at([4.9, -5.0], 2, (-5, 5)) == {"1": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,7 @@ def test_the_bounds_of_scores_are_what_the_option_says(given: Any, bounds: Any) 
 @given(st.lists(st.sampled_from([1.0, 0.99, 0.0]), min_size=1, max_size=9), st.integers(1, 9))
 @settings(max_examples=100, deadline=None)
 def test_pass_at_is_the_share_of_all_choices_of_samples_that_solve_it(samples: list[float], tries: int) -> None:
-    found = pass_at({"1": samples}, tries, (0, 1))
+    found = pass_at(samples, tries)
     if tries > len(samples):
         assert found == {}
         return

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aitrain.runs.intervals import Interval
-from aitrain.runs.mixture import (
+from aitrain.runs.held_out import IntervalValues
+from aitrain.runs.statistics import (
     ScoredEnv,
     combined,
     env_results,
@@ -26,6 +26,10 @@ BEFORE = {"1": [0.0], "2": [1.0], "3": [0.0], "4": [1.0], "5": [-1.0], "6": [0.0
 AFTER = {"1": [1.0], "2": [1.0], "3": [1.0], "4": [1.0], "5": [0.0], "6": [0.0]}
 
 
+def interval(mean: float, low: float | None, high: float | None, count: int) -> IntervalValues:
+    return {"mean": mean, "low": low, "high": high, "count": count}
+
+
 def test_the_score_is_the_weighted_mean_of_the_environments_that_have_a_scored_case() -> None:
     assert mean_score(BEFORE, (A, B)) == 0.75 * 0.5 + 0.25 * -0.5
     assert mean_score({case: BEFORE[case] for case in A.prompts}, (A, B)) == 0.5
@@ -38,15 +42,15 @@ def test_the_score_is_the_weighted_mean_of_the_environments_that_have_a_scored_c
 
 
 def test_the_distances_to_the_limits_are_added_as_squares_and_without_limits_there_are_none() -> None:
-    unbounded = Interval(3.0, None, None, 1)
-    parts = [(0.6, Interval(0.5, 0.3, 0.6, 8)), (0.2, Interval(-0.5, -0.9, 0.0, 2)), (0.4, None)]
+    unbounded = interval(3.0, None, None, 1)
+    parts = [(0.6, interval(0.5, 0.3, 0.6, 8)), (0.2, interval(-0.5, -0.9, 0.0, 2)), (0.4, None)]
     both = combined(parts)
     assert both is not None
-    assert (both.mean, both.count) == (pytest.approx(0.25), 10)
-    assert both.low == pytest.approx(0.25 - math.hypot(0.75 * 0.2, 0.25 * 0.4))
-    assert both.high == pytest.approx(0.25 + math.hypot(0.75 * 0.1, 0.25 * 0.5))
+    assert (both["mean"], both["count"]) == (pytest.approx(0.25), 10)
+    assert both["low"] == pytest.approx(0.25 - math.hypot(0.75 * 0.2, 0.25 * 0.4))
+    assert both["high"] == pytest.approx(0.25 + math.hypot(0.75 * 0.1, 0.25 * 0.5))
     assert combined([(0.5, unbounded)]) == unbounded
-    assert combined([(0.5, parts[0][1]), (0.5, unbounded)]) == Interval(1.75, None, None, 9)
+    assert combined([(0.5, parts[0][1]), (0.5, unbounded)]) == interval(1.75, None, None, 9)
 
 
 def test_the_p_value_weighs_each_case_as_the_mean_does() -> None:
@@ -73,4 +77,4 @@ def test_cases_with_an_equal_prompt_count_as_one_with_their_mean() -> None:
     assert table == score_table({"before_sampled": thirds[0], "after_sampled": thirds[1]}, only(thirds[0]), 2)
     assert table["pass@2"]["after"]["count"] == 8
     alike = ScoredEnv(prompts=dict.fromkeys(right, "guess"))  # what they ask is in their rows
-    assert of_means(dict.fromkeys(right, 0.5), (alike,)).count == 24
+    assert of_means(dict.fromkeys(right, 0.5), (alike,))["count"] == 24

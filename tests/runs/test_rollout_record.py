@@ -1,4 +1,4 @@
-"""A rollout record is written and read by one class, and records of the earlier format are read by it as well."""
+"""A rollout record is written and read by one class."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aitrain.runs.significance import Power, holm, sign_flip_p_value
+from aitrain.runs.statistics import Power, holm, sign_flip_p_value
 
 differences = st.lists(st.sampled_from([-1.0, -0.5, -0.25, 0.0, 0.25, 1 / 3, 0.5, 1.0]), min_size=1, max_size=9)
 

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from aitrain import TrainConfig
-from aitrain.environment.env_service import EnvHttpServer, EnvService
+from aitrain.environment.env_service import EnvService
 from aitrain.environment.runner import start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
 from aitrain.jobs.env_server import NO_MODEL, describe
@@ -24,8 +24,7 @@ class Running:
         self.runner, self.notes = start_runner(environment, config), list[str]()
         self.runner.offer(NO_MODEL, None)
         self.service = EnvService(self.runner, opened.all_cases, describe(opened, config, None), [])
-        self.service.notify = self.notes.append
-        self.server = EnvHttpServer(self.service, port=port)
+        self.service.notify, self.service.port = self.notes.append, port
         self.url, self._ready = "", threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
@@ -38,7 +37,7 @@ class Running:
             self.url = url
             self._ready.set()
 
-        await self.server.serve(on_ready)
+        await self.service.serve(on_ready)
 
     @property
     def port(self) -> int:
@@ -56,7 +55,7 @@ class Running:
     def close(self) -> None:
         """Stop the server; its sessions are gone."""
         if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.server.stop.set)
+            self.loop.call_soon_threadsafe(self.service.stop.set)
             self._thread.join(10)
         self.runner.close()
 

@@ -23,7 +23,7 @@ from aitrain.launch import sweep
 from aitrain.launch.sweep import SweepPlan, check_sweep, device_shares
 from aitrain.options.sweep import SweepConfig
 from aitrain.runs.run_list import look
-from aitrain.ui.run_rows import run_row
+from aitrain.ui.overview import Overview
 from aitrain.ui.sweep_page import best_trial, open_study
 from tests.execution.waiting import eventually
 from tests.sweep.scripted import BAD, GOOD
@@ -192,7 +192,7 @@ def test_the_end_shows_the_trials_the_best_one_and_what_to_do_next(
     assert f"aitrain eval runs/lrs/trial-{best.number} --samples 8" in shown
     assert f"aitrain grpo --config runs/lrs/trial-{best.number}/config.yaml --project-name lrs-best" in shown
     assert Path("runs/lrs/sweep.html").exists()
-    listed, row = look(Path("runs/lrs")), run_row(Path("runs/lrs"))
+    listed, row = look(Path("runs/lrs")), Overview(Path("runs/lrs")).row()
     assert (listed.job, listed.status, listed.step, listed.steps) == ("sweep", "finished", 8, 8)
     assert (listed.score_before, listed.score_after) == (0.2, pytest.approx(0.832))
     assert (row["model"], row["environment"], row["seconds"]) == ("tiny", "envs.arithmetic", 24.0)
@@ -220,7 +220,7 @@ def test_a_sweep_ends_when_its_first_three_trials_failed(run: Run, capsys: pytes
     write_file()
     assert run("sweep.yaml", "--quiet", failing=[BAD, GOOD]) == 1
     assert "The first 3 trials have failed: the sweep ends.\ntrial-0: no " in capsys.readouterr().err
-    row = run_row(Path("runs/lrs"))
+    row = Overview(Path("runs/lrs")).row()
     assert (len(states()), row["status"], row["reason"]) == (
         3,
         "failed",

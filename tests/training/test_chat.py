@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from aitrain import EnvironmentFailed
-from aitrain.jobs.chat import ChatSession, Silent, answer_lines, answers_and_scores, open_session
+from aitrain.jobs.chat import answer_lines
+from aitrain.jobs.chat_session import ChatSession, answers_and_scores, open_session
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.training.model import TINY_MODEL
+from aitrain.ui.chat_view import ChatView
 from tests.conftest import write
 
 DOUBLES = """
@@ -56,10 +59,11 @@ def session(run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     opened.close()
 
 
-class Heard:
+class Heard(ChatView):
     """Notes what is said, in its order."""
 
     def __init__(self) -> None:
+        super().__init__(Console(quiet=True), {})
         self.said_by: list[tuple[str, str]] = []
         self.texts: dict[str, list[str]] = {}
 
@@ -72,14 +76,14 @@ class Heard:
 
 def test_base_and_tuned_answer_from_one_model_with_the_adapter_off_and_on(session: ChatSession) -> None:
     heard = Heard()
-    base, tuned = (one.policy.model for one in session.loaded)
+    base, tuned = (chat.model for chat in session.chats)
     answers = session.ask("12 + 30 = ?", heard)
 
     assert base is tuned
     assert answers["base"] == "42" != answers["tuned"]
     assert heard.texts["base"][:2] == ["4", "42"]
     session.reset()
-    assert session.ask("12 + 30 = ?", Silent()) == answers  # the adapter is off and on again
+    assert session.ask("12 + 30 = ?") == answers  # the adapter is off and on again
 
 
 def test_a_case_is_played_with_the_environments_turns_and_scores_for_both(session: ChatSession) -> None:
@@ -88,7 +92,7 @@ def test_a_case_is_played_with_the_environments_turns_and_scores_for_both(sessio
 
     assert (answers["base"], scores) == ("24", {"base": 1.0, "tuned": 0.5})
     assert [(name, said[-11:]) for name, said in heard.said_by] == [("tuned", "12 + 12 = ?")]
-    roles = [message["role"] for message in session.loaded[1].chat.messages]
+    roles = [message["role"] for message in session.chats[1].messages]
     assert roles == ["user", "assistant", "user", "assistant"]
     with pytest.raises(EnvironmentFailed, match=r"thirteen\n.*doubles\.py, line 12"):
         answers_and_scores(session.play(session.case("3"), heard))

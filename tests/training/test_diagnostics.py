@@ -13,8 +13,7 @@ import pytest
 from aitrain import Result
 from aitrain.environment.contract import ScoreResult
 from aitrain.rollout.trajectory import Trajectory
-from aitrain.runs.diagnosis import findings_of
-from aitrain.runs.level_rules import LINES_IN_A_ROW
+from aitrain.runs.diagnosis import LINES_IN_A_ROW, findings_of
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_diagnostics import batch_diagnostics, prompt_dependence, score_weights
 

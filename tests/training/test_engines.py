@@ -142,8 +142,8 @@ def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_runs_options(
     """Greedy rows keep the penalties; an environment's own batch has its own sampling."""
     given: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.2}
     engine, before = make_engine(**given), dict(vars(generation))
-    completions = engine.sample(rows_of([[1], [2, 3]], seeds=True), 4, Decoding.TRAINING)
-    engine.sample(rows_of([[1]]), 4, Decoding.GREEDY)
+    completions = engine.sample(rows_of([[1], [2, 3]], seeds=True), engine.sampling, 4)
+    engine.sample(rows_of([[1]]), engine.sampling.greedy, 4)
     own_rows = [BatchRow([1], seed=SampleSeed(5)), BatchRow([2], seed=SampleSeed(8))]
     answers = asyncio.run(engine.complete(own_rows, Sampling(top_p=0.9), 3))
 

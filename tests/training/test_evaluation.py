@@ -11,17 +11,17 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from aitrain import ConfigError, Result, Score
 from aitrain.environment.runner import start_runner
 from aitrain.jobs import evaluate as eval_job
 from aitrain.options.evaluate import OF_THE_RUN, EvalConfig
 from aitrain.runs.model_reference import read_model, run_options
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.run_context import RunContext
-from aitrain.ui.summary import summary
-from aitrain.ui.terminal import score_table
+from aitrain.ui.overview import Overview
+from aitrain.ui.terminal import outcome_texts
 from tests.environments.vowels import Vowels
 from tests.training.conftest import rollouts
 
@@ -37,13 +37,6 @@ def result_of(result: Result) -> dict[str, Any]:
 def played(result: Result, phase: str) -> list[dict[str, Any]]:
     """The records of one scoring, in the order of their rows and samples."""
     return sorted(rollouts(result, phase), key=lambda record: (record["row_number"], record["sample"]))
-
-
-def shown_in_terminal(values: dict[str, Any]) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(score_table(values))
-    return captured.get()
 
 
 class Sampled(Vowels):
@@ -71,7 +64,7 @@ def test_a_case_is_sampled_as_often_as_asked_and_every_place_shows_the_same_scor
     assert after["mean"] == fmean(any(record["score"] == 1.0 for record in case) for case in cases)
     assert after["count"] == 5
     text = f"{after['mean']:.3f} [{after['low']:.3f}, {after['high']:.3f}]"
-    assert text in shown_in_terminal(recorded)
+    assert text in "\n".join(line.plain for line in outcome_texts(Overview(result.folder)))
     assert text in (result.model / "README.md").read_text()
 
 
@@ -107,8 +100,9 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
 
     (after,), (chosen,) = played(result, "after_sampled"), played(result, "step2_sampled")
     assert (after["weight_version"], after["step"], after["sample"], chosen["sample"]) == (2, 4, 1, 0)
-    curve = summary(result.folder, None)["held_out"]
-    found = [(point["step"], point["sampled"]["mean"]) for point in curve]
+    rollouts = RolloutIndex(result.folder / "rollouts")
+    rollouts.refresh()
+    found = [(point.step, point.sampled["mean"]) for point in Overview(result.folder, rollouts).held_out]
     assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
 
 

@@ -220,11 +220,11 @@ RUNS = {
     "../test_call_policy.py": ["rl_env_isolation", "rl_env_timeout", "rl_env_workers"],
     "../test_loader.py": ["rl_env", "rl_env_class", "rl_env_config", "rl_env_module"],
     "../test_nodes.py": ["master_addr", "master_port", "nnodes", "node_rank"],
-    "../test_preflight.py": ["vllm_listen_address", "vllm_sync"],
+    "../test_preflight.py": ["vllm_listen_address"],
     "../test_ray_run.py": ["launcher", "max_failures", "num_processes", "ray_address"],
     "../test_run_folder.py": ["output_dir", "project_name"], "../test_watchdog.py": ["stall_timeout"],
     "../test_server_arguments.py": [
-        "vllm_args", "vllm_data_parallel_size", "vllm_quantization", "vllm_server_gpus", "vllm_speculative",
+        "vllm_args", "vllm_quantization", "vllm_server_gpus", "vllm_speculative", "vllm_sync",
     ],
     "../test_vllm_server.py": ["vllm_max_restarts", "vllm_servers"],
 }  # fmt: skip

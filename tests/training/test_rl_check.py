@@ -13,8 +13,8 @@ import torch
 
 import aitrain
 from aitrain import TrainConfig
-from aitrain.jobs import environment_check
 from aitrain.runs.run_folder import read_lines
+from aitrain.workbench.check import before_training
 from aitrain.workbench.check.before_training import FastCheck, check_quickly
 from tests.training.test_resume import assert_same
 
@@ -42,7 +42,7 @@ def test_episodes_scores_and_random_numbers_are_those_of_a_run_without_the_check
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(environment_check, "check_quickly", partial(check_quickly, seconds=60.0))  # on any machine
+    monkeypatch.setattr(before_training, "check_quickly", partial(check_quickly, seconds=60.0))  # on any machine
     monkeypatch.setattr(FastCheck, "lines", lambda found: told.append(f"{found.passed}{found.skipped}") or iter(()))
     common: Any = {"model": str(small_model), "max_steps": 2, "rl_max_new_tokens": 4, "eval_cases": 2}
     runs = [

@@ -18,11 +18,12 @@ import trl
 from aitrain import ConfigError, Result, TrainConfig
 from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.hf import HFEngine
+from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import start_runner
 from aitrain.rollout.chat_format import format_for_episodes
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.engine import Completion
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.training.chat_templates import chat_format
@@ -97,7 +98,7 @@ class Speaks(BatchingEngine):
         super().__init__(EndOfTurn([tokenizer.eos_token_id]), None, RolloutClock())
         self.tokenizer, self.text = tokenizer, text
 
-    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+    def sample(self, rows: list[BatchRow], sampling: Sampling, max_tokens: int) -> list[Completion]:
         texts = [self.text(self.tokenizer.decode(row.prompt_ids)) for row in rows]
         return [Completion(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
 

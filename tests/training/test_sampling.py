@@ -17,7 +17,6 @@ from aitrain.engines.batching import BatchRow
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
-from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import EndOfTurn, StopStrings
 from tests.finished_runs import Talk
 from tests.training.conftest import rollouts
@@ -76,7 +75,7 @@ def sample(
     engine = HFEngine(HFModel(model, tokenizer), sampling, end)
     rows = [BatchRow(prompt, tokens) for prompt, tokens in zip(prompts, begun, strict=True)]
     torch.manual_seed(0)
-    return [completion.ids for completion in engine.sample(rows, max_tokens, Decoding.TRAINING)]
+    return [completion.ids for completion in engine.sample(rows, sampling, max_tokens)]
 
 
 @pytest.mark.parametrize("sampling", SHAPES, ids=str)

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 from aitrain.engines import server as server_engine
 from aitrain.engines import server_fleet
 from aitrain.engines.batching import BatchRow
-from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_server
 from aitrain.engines.server_fleet import ServerFleet
+from aitrain.engines.sharded_tensors import merged_weights
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed, ServerFailed
@@ -33,7 +33,7 @@ from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.client import VLLMClient
-from aitrain.vllm.server_process import EXTENSION, UNCHUNKED
+from aitrain.vllm.server_arguments import EXTENSION
 
 END = 258
 FIRST = WeightVersion(0, 1)
@@ -445,7 +445,7 @@ def test_weights_pass_through_memory_where_there_is_room_and_those_of_a_run_that
 
 ADAPTER, ALL = ServerNeeds("some/model", 100, 8), ServerNeeds("some/model", 100, None)
 ON_CPU = {"device_config": {"device": "cpu"}, "parallel_config": {"worker_extension_cls": ""}}
-EXTENDED = ON_CPU | {"parallel_config": {"worker_extension_cls": EXTENSION.partition("=")[2]}}
+EXTENDED = ON_CPU | {"parallel_config": {"worker_extension_cls": EXTENSION}}
 DRAFTS = {"speculative_config": {"method": "ngram"}}
 HALF = {"model_config": {"dtype": "torch.bfloat16", "quantization": None}}
 QUANTIZED = {"model_config": {"dtype": "torch.bfloat16", "quantization": "fp8_per_channel"}}
@@ -458,7 +458,6 @@ RANK_8 = {"lora_config": {"max_lora_rank": 8}}
         (None, ADAPTER, {}),
         (RANK_8, ServerNeeds("base", 50, 8), {}),
         (ON_CPU, ADAPTER, {"is_on_cpu": True}),
-        (EXTENDED | DRAFTS, ADAPTER, {"is_on_cpu": True}),
         (HALF, ADAPTER, {"dtype": torch.bfloat16}),
         (QUANTIZED, ADAPTER, {"is_quantized": True}),
     ],
@@ -479,8 +478,8 @@ def test_a_fitting_server_is_found_so(
         (None, "/weight_info", ALL, "VLLM_SERVER_DEV_MODE"),
         (None, "/v1/models", ALL, "does not answer like a vLLM server"),
         (RANK_8, "", ServerNeeds("some/model", 100, 9), "--max-lora-rank 16"),
-        (ON_CPU | {"scheduler_config": {"enable_chunked_prefill": True}}, "", ADAPTER, UNCHUNKED),
-        (ON_CPU | DRAFTS, "", ADAPTER, "--worker-extension-cls"),
+        (ON_CPU | {"scheduler_config": {"enable_chunked_prefill": True}}, "", ADAPTER, "--no-enable-chunked-prefill"),
+        (EXTENDED | DRAFTS, "", ADAPTER, "from another distribution"),
     ],
 )
 def test_what_a_server_lacks_is_said_with_what_starts_it(
@@ -500,9 +499,6 @@ def test_a_server_that_would_spoil_a_run_is_refused(fake: Fake, tmp_path: Path) 
     fake.surely = False
     with pytest.raises(ConfigError, match="before temperature"):
         check_server(fake.url, ALL)
-    check_for_nccl(fake.url, "some/model")
     fake.stop()
-    with pytest.raises(ConfigError, match="--weight-transfer-config"):
-        check_for_nccl(fake.url, "some/model")
     with pytest.raises(ConfigError, match="cannot be used"):
         check_server(fake.url, ADAPTER)

@@ -36,7 +36,6 @@ def test_trls_own_vllm_is_told_of_only_where_it_is_used() -> None:
     assert passed["vllm_tensor_parallel_size"] == 2
     reached = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
     assert not any("vllm" in name for name in arguments(**reached))
-    assert arguments(**reached, vllm_sync="nccl")["vllm_server_base_url"] == "http://127.0.0.1:8000"
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -134,9 +134,9 @@ SOURCES: list[tuple[Any, list[str]]] = [
     ),
     (
         VLLMGeneration.__init__,
-        ["self.mode = ", "self.tensor_parallel_size = ", "self._dist = ", "self._init_vllm()"],
+        ["self.tensor_parallel_size = ", "self._dist = ", "self._init_vllm()"],
     ),
-    (VLLMGeneration._init_vllm, ["self.llm = LLM(", "seed", "self.vllm_client = VLLMClient(", "self.tp_group, _ ="]),
+    (VLLMGeneration._init_vllm, ["self.llm = LLM(", "seed", "self.tp_group, _ ="]),
     (VLLMGeneration._iter_named_params, ["self._dist.is_fsdp"]),
     (
         VLLMGeneration.sync_weights,
@@ -387,13 +387,6 @@ def test_what_is_replaced_or_asked_is_there() -> None:
     assert hasattr(vllm_generation, "LLM") == (importlib.util.find_spec("vllm") is not None)
     assert issubclass(torch.nn.Dropout, _DropoutNd)
     assert torch.nn.Dropout(0.5).p == 0.5
-
-
-def test_trls_client_talks_through_a_session_of_requests() -> None:
-    source = Path(str(inspect.getfile(vllm_generation))).with_name("vllm_client.py").read_text(encoding="utf-8")
-    begins = source.partition("def __init__")[2]
-    session, checked = begins.index("self.session = requests.Session()"), begins.index("self.check_server(")
-    assert session < checked < begins.index("self._get(")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

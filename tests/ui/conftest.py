@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.server import PageServer
 from tests.finished_runs import FinishedRuns
@@ -63,6 +64,13 @@ def write_run(folder: Path, records: Iterable[dict[str, Any] | bytes]) -> Path:
     ]
     (folder / "rollouts" / "rank0.jsonl").write_bytes(b"".join(lines))
     return folder
+
+
+def read(folder: Path) -> RolloutIndex:
+    """The rollouts of a run folder."""
+    rollouts = RolloutIndex(folder / "rollouts")
+    rollouts.refresh()
+    return rollouts
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from aitrain.runs.comparison import compare_all
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.run_folder import RunFolder, append_lines
-from aitrain.ui.comparison_page import page_of_comparisons
+from aitrain.ui.comparison_view import page_of_comparisons
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.server import PageServer
 from aitrain.ui.sweep_page import open_study, sweep_page
@@ -233,14 +233,16 @@ def test_compared_cases_are_found_opened_and_read_side_by_side(tmp_path: Path, v
     (tmp_path / "page.html").write_text(page_of_comparisons(compare_all(read_scorings(runs))))
     tab = visit((tmp_path / "page.html").as_uri(), viewport={"width": 390, "height": 844})
     page = tab.page
-    assert tab.texts(".choice button") == ["Lost (2)", "Won (32)", "Equal (6)"]
+    better = page.locator(".comparison").first
+    assert better.locator(".choice button").all_inner_texts() == ["Lost (2)", "Won (32)", "Equal (6)"]
     assert page.evaluate("document.documentElement.scrollWidth") <= 390, "nothing is cut off on a phone"
-    page.get_by_role("button", name="Won (32)").click()
-    page.get_by_label("Find a case").fill("case 13")
-    page.locator(".compared-case").click()
-    assert tab.texts(".column h3") == ["base\nmean of 2 samples: 0.000", "better\nmean of 2 samples: 1.000"]
-    page.get_by_role("button", name="worse", exact=True).click()
-    assert page.locator("h1").inner_text().startswith("worse compared with base")
+    better.get_by_role("button", name="Won (32)").click()
+    better.get_by_label("Find a case").fill("case 13")
+    better.locator(".compared-case:visible > summary").click()
+    heads = better.locator(".column h3:visible").all_inner_texts()
+    assert heads == ["base mean of 2 samples: 0.000", "better mean of 2 samples: 1.000"]
+    page.get_by_role("link", name="worse", exact=True).click()
+    assert page.locator("h1").last.inner_text().startswith("worse compared with base")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json
-from aitrain.ui.next_steps import advice, continuing, next_steps
+from aitrain.ui.overview import Overview
 
 SCORES = {"better": (0.1, 0.3), "worse": (-0.3, -0.1), "undetected": (-0.1, 0.1)}
 
@@ -32,12 +32,12 @@ def run(
 
 def commands(folder: RunFolder) -> list[str]:
     """The commands without the folder."""
-    return [step["command"].replace(str(folder.path), "RUN") for step in next_steps(folder)]
+    return [step["command"].replace(str(folder.path), "RUN") for step in Overview(folder.path).next_steps]
 
 
 def test_a_better_model_is_to_be_talked_to_and_handed_over(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    assert advice(folder) == ""
+    assert Overview(folder.path).advice == ""
     assert commands(folder) == [
         "aitrain chat 'RUN'",
         "aitrain compare 'RUN'",
@@ -66,7 +66,7 @@ def test_more_steps_are_proposed_only_where_groups_differed_in_score(
 ) -> None:
     folder = run(tmp_path, "undetected")
     append_lines(folder.metrics, [{"step": 1, "reward": 0.5, "frac_reward_zero_std": 1.0, **line}])
-    assert advised in advice(folder)
+    assert advised in Overview(folder.path).advice
     assert any("--resume --max-steps 160" in command for command in commands(folder)) == (advised == "More steps")
 
 
@@ -85,14 +85,14 @@ def test_a_run_that_stopped_is_continued_by_the_command_that_goes_on(
 ) -> None:
     folder = run(tmp_path, options=f"rl_env: envs.arithmetic\n{options}", status="stopped", stopped_because=because)
     expected = "" if end is None else f"aitrain grpo --config '{folder.config}' {end}"
-    assert continuing(folder) == expected
+    assert Overview(folder.path).continuing() == expected
 
 
 def test_there_are_no_commands_for_what_cannot_be_done(tmp_path: Path) -> None:
     """A run of a notebook, without an environment in its config.yaml; an interrupted one, a running one, an eval."""
     folder = run(tmp_path, "better", "lr: 1.0e-05")
     assert "grpo" not in " ".join(commands(folder))
-    assert continuing(folder) == ""
+    assert Overview(folder.path).continuing() == ""
     for status, values in (("stopped", {"score_after": None}), ("running", {}), ("finished", {"job": "eval"})):
         other = run(tmp_path / f"{status} {len(values)}", status=status, scores={}, **values)
-        assert (next_steps(other), advice(other)) == ([], "")
+        assert (Overview(other.path).next_steps, Overview(other.path).advice) == ([], "")

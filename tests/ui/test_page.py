@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import aitrain.ui.comparison_page as pages
+import aitrain.ui.comparison_view as pages
 import aitrain.ui.report_writer as writing
 from aitrain.events import Event, Step
-from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.ui.comparison_page import comparison_page
+from aitrain.ui.comparison_view import comparison_page
 from aitrain.ui.page import self_contained
 from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
-from tests.ui.conftest import record, said, write_run
+from tests.ui.conftest import read, record, said, write_run
 from tests.ui.made_runs import EVIL, make_sweep
 
 
@@ -41,9 +41,7 @@ class Tags(HTMLParser):
 
 
 def page_of(folder: Path) -> str:
-    rollouts = RolloutIndex(folder / "rollouts")
-    rollouts.refresh()
-    return self_contained(page_data(RunFolder(folder), rollouts))
+    return self_contained(page_data(RunFolder(folder), read(folder)))
 
 
 def data_in(page: str) -> dict[str, Any]:
@@ -110,12 +108,13 @@ def test_a_report_that_cannot_be_written_ends_nothing(real_run: Path, monkeypatc
 def test_a_run_that_goes_on_writes_its_report_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path, [record()])
     told: list[Event] = []
-    announce: Any = ReportWriter(RunFolder(folder)).during(told.append)
+    report = ReportWriter(RunFolder(folder))
+    announce = report.during(told.append)
     for step, every in enumerate((1000.0, 0.0)):
         monkeypatch.setattr(writing, "EVERY", every)
         announce(Step(step, 9, 0.5, 1.0))
-        assert bool(announce.thread) == (every == 0.0)
-    announce.thread.join()
+        assert bool(report.thread) == (every == 0.0)
+    report.thread.join()
     assert data_of(folder)["summary"]["episodes"]["all"] == 1
     assert [event.step for event in told if isinstance(event, Step)] == [0, 1]
 
@@ -137,8 +136,9 @@ def test_of_very_many_cases_those_that_changed_are_in_the_page(tmp_path: Path) -
     records = [record(step=step, case_idx=case, score=0.0) for step in (1, 2) for case in range(MOST_CASES + 50)]
     records[-1]["score"] = 1.0
     data = data_in(page_of(write_run(tmp_path, records)))
-    assert (data["case_count"], len(data["cases"])) == (MOST_CASES + 50, MOST_CASES)
-    assert data["cases"][0]["case"] == str(MOST_CASES + 49)
+    cases = data["cases"]
+    assert (cases["count"], len(cases["rows"])) == (MOST_CASES + 50, MOST_CASES)
+    assert cases["rows"][0]["case"] == str(MOST_CASES + 49)
 
 
 # -- the pages of comparisons and sweeps
@@ -153,9 +153,23 @@ def test_a_large_comparison_lists_its_cases_and_holds_some_transcripts(
     base = {str(n): [0.0, float(n > 5)] for n in range(8)}
     better = {str(n): [float(n < 6)] * 2 for n in range(8)}
     a, b = write_scoring(tmp_path / "a", episodes(base)), write_scoring(tmp_path / "b", episodes(better))
-    (found,) = data_in(comparison_page(a, b))["comparisons"]
-    assert (len(found["cases"]), found["counts"]["matched"]) == (7, 8)
-    held = [case for case in found["cases"] if "sides" in case]
-    assert sorted(case["outcome"] for case in held) == ["lost", "won", "won"]
-    told = {case["outcome"]: [[one["score"] for one in side] for side in case["sides"]] for case in held}
-    assert told == {"won": [[0.0], [1.0]], "lost": [[1.0], [0.0]]}, "the samples that differ"
+    page = comparison_page(a, b)
+    cases = page.split('<details class="compared-case"')[1:]
+    assert (len(cases), "Only the 7 largest" in page) == (7, True)
+    held = {
+        re.findall('data-outcome="(.*?)"', case)[0]: re.findall("this scores (.*?)<", case)
+        for case in cases
+        if "are not in this page" not in case
+    }
+    assert held["won"] == ["0.0", "1.0"], "the samples that differ"
+    assert held["lost"] == ["1.0", "0.0"]
+    assert page.count("are not in this page") == 4
+
+
+def test_hostile_words_are_text_on_the_page_of_a_comparison(tmp_path: Path) -> None:
+    made = []
+    for name, text in {"harmless": "word", "evil": EVIL}.items():
+        records = episodes({text: [0.0]}, metrics={text: 1.0}, stop=text, error={"kind": text, "message": text})
+        made.append(comparison_page(*(write_scoring(tmp_path / name / side, records) for side in "ab")))
+    harmless, evil = map(Tags, made)
+    assert [tag for tag, _ in evil.tags] == [tag for tag, _ in harmless.tags]

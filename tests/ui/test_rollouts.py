@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,9 @@ import pytest
 from aitrain.runs import json_values
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.ui.episodes import Limit, Query, episode, find, page_of
-from aitrain.ui.page_sample import MOST_EPISODES, choose
-from tests.ui.conftest import record, said, write_run
-
-
-def read(folder: Path) -> RolloutIndex:
-    rollouts = RolloutIndex(folder / "rollouts")
-    rollouts.refresh()
-    return rollouts
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.ui.episodes import MOST_EPISODES, Limit, Query, choose, episode, find, page_of
+from tests.ui.conftest import read, record, said, write_run
 
 
 def steps_of(rollouts: RolloutIndex) -> list[int]:
@@ -62,13 +56,14 @@ def test_lines_that_are_no_record_or_too_long_are_counted_and_the_rest_is_read(
     assert episode(rollouts, 1)["said"][0]["text"] == "A\ufffd\ufffdB"
 
 
-@pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400, 1e999], ids=repr)
-def test_fields_of_a_wrong_type_are_taken_for_missing(wrong: Any, tmp_path: Path) -> None:
-    rollouts = read(write_run(tmp_path, [dict.fromkeys(set(record()) - {"schema"}, wrong) | {"case_idx": 4}]))
-    (entry,) = rollouts.entries
-    assert (entry.step, entry.score, entry.advantage, entry.case) == (0, None, None, "4")
-    json.dumps(episode(rollouts, 0), allow_nan=False)
-    json.dumps(page_of(rollouts, find(rollouts, Query()), 0), allow_nan=False)
+@pytest.mark.parametrize("wrong", ["word", [1], {"a": 1}, 10**400], ids=repr)
+def test_a_record_with_a_score_that_is_no_number_is_damaged_and_one_that_is_not_finite_is_null(
+    wrong: Any, tmp_path: Path
+) -> None:
+    records = [record(score=wrong), record(metrics={"tries": wrong}), record(score=math.nan)]
+    rollouts = read(write_run(tmp_path, records))
+    assert ([entry.score for entry in rollouts.entries], rollouts.damaged) == ([None], 2)
+    assert list(read_rollouts(tmp_path / "rollouts" / "rank0.jsonl")) == [rollouts.record(rollouts.entries[0])]
 
 
 def test_an_episode_has_its_row_its_tools_the_weight_versions_of_its_turns_and_the_prompt_of_its_group(
@@ -126,7 +121,7 @@ def test_episodes_are_found_by_what_they_are_and_what_was_said(
     tmp_path: Path, query: dict[str, Any], steps: list[int]
 ) -> None:
     rollouts = read(write_run(tmp_path, EPISODES))
-    assert [rollouts.entries[number].step for number in find(rollouts, Query(**query)).numbers] == steps
+    assert [rollouts.entries[number].step for number in find(rollouts, Query(**query))] == steps
 
 
 @pytest.mark.parametrize(
@@ -138,7 +133,7 @@ def test_groups_stay_together_in_every_order_and_on_every_page(tmp_path: Path, o
     records = [record(group=n, score=score, tokens=n) for n, both in enumerate(scores) for score in both]
     rollouts = read(write_run(tmp_path, records))
     found = find(rollouts, Query(order=order))
-    assert [rollouts.entries[number].group for number in found.numbers] == [int(n) for n in groups for _ in range(2)]
+    assert [rollouts.entries[number].group for number in found] == [int(n) for n in groups for _ in range(2)]
     first = page_of(rollouts, found, 0, size=3)
     assert (len(first["rows"]), first["next"], first["total"]) == (4, 4, 8)
     assert page_of(rollouts, found, 4, size=3)["next"] is None

@@ -149,7 +149,7 @@ def test_links_and_other_files_are_no_runs(kinds: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "linked").symlink_to(kinds / "better")
     (tmp_path / "runs" / "notes" / "secret.txt").write_text("secret")
     write_run(tmp_path / "runs" / "mine", [record()])
-    assert set(RunRegistry([tmp_path / "runs"]).runs()) == {"mine"}
+    assert set(RunRegistry([tmp_path / "runs"]).look()[0]) == {"mine"}
 
 
 # -- the command

@@ -16,7 +16,8 @@ import pytest
 
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.addresses import key_header
-from aitrain.vllm.server_process import ServerConfig, VLLMServer
+from aitrain.vllm.server_arguments import common_arguments
+from aitrain.vllm.server_process import ServerConfig, running
 from tests.vllm.test_colocated import DEMO, check_agreement, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -52,13 +53,10 @@ class Asks:
 '''
 
 
-DRAFTS = '--vllm-speculative={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
-
-
 @pytest.mark.slow
-def test_a_run_learns_with_a_base_in_fp8_drafts_and_copies(tmp_path: Path) -> None:
-    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3", "--vllm-quantization=fp8", DRAFTS,
-                "--vllm-data-parallel-size=2", "--vllm-args=max_num_seqs=16", *DEMO, "--max-steps=40",
+def test_a_run_learns_with_a_base_in_fp8_and_copies(tmp_path: Path) -> None:
+    lines = run(tmp_path, SERVER, "--peft", "--lora-r=16", "--lr=5e-3", "--vllm-quantization=fp8",
+                "--vllm-args=data_parallel_size=2", "--vllm-args=max_num_seqs=16", *DEMO, "--max-steps=40",
                 "--eval-cases=64")  # fmt: skip
 
     ratios = [line["sampling/importance_sampling_ratio/mean"] for line in lines]
@@ -82,9 +80,10 @@ def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other users of the machine reach 127.0.0.1 as well: every path but its health asks for the key."""
-    plan = ServerConfig(str(TINY_MODEL), tmp_path / "log", context=64, lora_rank=8, dtype="float32", timeout=180.0)
+    arguments = common_arguments(str(TINY_MODEL), (), lora_rank=8, dtype="float32")
+    plan = ServerConfig({**arguments, "max_model_len": 64}, tmp_path / "log", timeout=180.0)
     with (
-        VLLMServer.start(plan, lambda text: None) as server,
+        running([plan], lambda text: None) as (server,),
         httpx.Client(base_url=server.url, trust_env=False) as http,
     ):
         known = http.get("/openapi.json", headers=key_header(plan.key)).json()["paths"]

@@ -99,7 +99,7 @@ ADAPTERS = {
             "my_rewards.py:exact,short",
         ),
         Adapter(
-            "rows", "aitrain.environment.judges.judged_rows", "JudgedRows",
+            "rows", f"{_ROOM}.rows", "JudgedRows",
             "Rows of a file or of the Hub, with judges by name, by URL, or models that judge.",
             "train.jsonl",
         ),

@@ -1,21 +1,25 @@
-"""HTTP calls of the adapters whose environment runs in a server of its own."""
+"""What the adapters share whose environment runs in a server of its own: HTTP calls, tool calls, rewards of steps."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
+from aitrain.environment.urls import check_url, is_local
 from aitrain.errors import ConfigError, EnvironmentFailed
+
+ChatMessages = list[dict[str, object]]
+StepResponse = ChatMessages | ToolResult | str | None
+"""What a `step` returns."""
 
 
 @dataclass
@@ -29,12 +33,16 @@ class StepRewards:
     details: dict[str, float] = field(default_factory=dict)
     """Numbers that came with rewards, such as their components; the last of each name."""
 
-    def add(self, reward: float | None, details: object = None) -> None:
-        """Add the reward of a step; None is no reward."""
-        if reward is not None:
-            self.values.append(float(reward))
-        if isinstance(details, Mapping):
-            self.details |= {str(name): float(value) for name, value in details.items() if is_number(value)}
+    def __post_init__(self) -> None:
+        if self.use not in ("sum", "last"):
+            raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.use}")
+
+    def add(self, answer: Mapping[str, Any]) -> None:
+        """Add the reward of a step's answer, None is no reward, and the numbers of its metadata."""
+        if answer.get("reward") is not None:
+            self.values.append(float(answer["reward"]))
+        if isinstance(answer.get("metadata"), Mapping):
+            self.details |= numbers_in(answer["metadata"])
 
     @property
     def score(self) -> Score:
@@ -45,25 +53,9 @@ class StepRewards:
         return Score(self.values[-1] if self.use == "last" else sum(self.values), metrics)
 
 
-def check_use(use: str) -> str:
-    """The setting `rewards` of an adapter.
-
-    Raises:
-        ConfigError: it is neither sum nor last.
-    """
-    if use not in ("sum", "last"):
-        raise ConfigError(f"rl_env_config: rewards must be sum or last, not {use}")
-    return use
-
-
-def is_number(value: object) -> bool:
-    """Whether a JSON value is a number or a truth value."""
-    return isinstance(value, (bool, int, float))
-
-
-ChatMessages = list[dict[str, object]]
-StepResponse = ChatMessages | ToolResult | str | None
-"""What a `step` returns."""
+def numbers_in(values: Mapping[str, object]) -> dict[str, float]:
+    """The values of a JSON object that are numbers or truth values."""
+    return {str(name): float(value) for name, value in values.items() if isinstance(value, (bool, int, float))}
 
 
 async def run_calls(
@@ -82,26 +74,31 @@ async def run_calls(
     return results or None
 
 
-def tool_schema(name: str, description: str | None, parameters: object) -> ToolJson:
-    """The schema of a tool, as `get_tools` returns it."""
-    return {"name": name, "description": description or "", "parameters": parameters or {}}
+def tool_schemas(tools: Sequence[Mapping[str, Any]], parameters: str = "input_schema") -> list[ToolJson]:
+    """The schemas of a server's tools, as `get_tools` returns them; `parameters` is the name of that field."""
+    return [
+        {
+            "name": tool["name"],
+            "description": tool.get("description") or "",
+            "parameters": tool.get(parameters) or {},
+        }
+        for tool in tools
+    ]
 
 
 CONNECT_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout
-
 START_SECONDS = 120.0  # for the calls that build the dataset
 RETRY_SECONDS = 0.5
 """Between requests to a server that says that it is still starting."""
 
 
-class EnvServer:
+class EnvServer(httpx.AsyncClient):
     """The HTTP side of one episode, with its own cookies and headers. A server that cannot be reached raises
     ConnectionError, which is counted as a failure of the kind `server`."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._http = httpx.AsyncClient(
+        super().__init__(
             base_url=url,
             timeout=httpx.Timeout(DEADLINE_SECONDS, connect=CONNECT_SECONDS),
             # a kept connection may have been closed by the server while the policy generated
@@ -109,92 +106,63 @@ class EnvServer:
             trust_env=not is_local(url),
             verify=_certificates() if url.startswith("https:") else False,
         )
-        self.headers = self._http.headers
-        """Headers of all further requests."""
 
-    async def __aenter__(self) -> EnvServer:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def get(self, path: str) -> Any:
-        """The JSON value of the response."""
-        return _json(await self.request("GET", path))
-
-    async def post(self, path: str, body: object = None) -> Any:
-        """The JSON value of the response."""
-        return _json(await self.request("POST", path, body))
-
-    async def request(self, method: str, path: str, body: object = None, may_fail: bool = False) -> httpx.Response:
+    async def ask(self, method: str, path: str, body: object = None, may_fail: bool = False) -> httpx.Response:
         """The response; with `may_fail`, also one with a 4xx status.
 
         Raises:
             ConnectionError: the server cannot be reached, or a gateway before it cannot.
             RuntimeError: the server answered with an error.
         """
-        with _unreachable(self.url, path):
-            response = await self._http.request(method, path, json=body)
+        try:
+            response = await self.request(method, path, json=body)
             while response.status_code == 503 and "Retry-After" in response.headers:  # still starting
                 await asyncio.sleep(RETRY_SECONDS)
-                response = await self._http.request(method, path, json=body)
+                response = await self.request(method, path, json=body)
+        except httpx.TransportError as error:
+            what = f"{type(error).__name__} {error}"
+            raise ConnectionError(f"The server at {self.base_url} did not answer {path}: {what}") from error
         if response.status_code >= (500 if may_fail else 400):
-            raise _error_of(response, path)
+            text = " ".join(response.text.split())[:300]
+            what = f"{path} was answered with status {response.status_code}: {text}"
+            raise ConnectionError(what) if response.status_code in (502, 503, 504) else RuntimeError(what)
         return response
 
-    async def events(self, path: str, body: object = None) -> AsyncIterator[tuple[str, str]]:
-        """The server-sent events of the response: their names and data."""
-        with _unreachable(self.url, path):
-            async with self._http.stream("POST", path, json=body) as response:
-                if response.status_code >= 400:
-                    await response.aread()
-                    raise _error_of(response, path)
-                name, lines = "", list[str]()
-                async for line in response.aiter_lines():
-                    field, _, value = line.partition(":")
-                    value = value.removeprefix(" ")  # one space only: the data may begin with others
-                    if field == "event":
-                        name = value
-                    elif field == "data":
-                        lines.append(value)
-                    elif not line and name:
-                        yield name, "\n".join(lines)
-                        name, lines = "", []
+    async def json(self, method: str, path: str, body: object = None) -> Any:
+        """The JSON value of the response.
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        Raises:
+            ConnectionError, RuntimeError: see `ask`.
+        """
+        response = await self.ask(method, path, body)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise RuntimeError(f"{path} was answered with no JSON: {response.text[:100]!r}") from error
 
 
 def server_url(given: str, adapter: str) -> str:
     """The URL without a slash at its end.
 
     Raises:
-        ConfigError: it is not a URL.
+        ConfigError: it is not a URL, or holds credentials.
     """
-    parts = urlsplit(given)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(
-            f"rl_env: {adapter}:{given} does not name a server: give its URL, such as {adapter}:http://127.0.0.1:8000"
-        )
-    return given.rstrip("/")
-
-
-def is_local(url: str) -> bool:
-    """Whether a URL leads to this machine, so that no proxy is asked."""
-    return (urlsplit(url).hostname or "") in ("127.0.0.1", "::1", "localhost")
+    try:
+        return check_url(given, "servers that want a key are not supported")
+    except ValueError as error:
+        raise ConfigError(f"rl_env: {adapter}: {error}") from None
 
 
 @asynccontextmanager
-async def starting(what: str, url: str) -> AsyncIterator[None]:
-    """Turn errors of the calls that build the dataset into one message for the user.
+async def starting(what: str, url: str) -> AsyncIterator[EnvServer]:
+    """The server, for the calls that build the dataset; their errors become one message for the user.
 
     Raises:
         EnvironmentFailed: the server cannot be reached, does not answer, or refuses a call.
     """
     try:
-        async with asyncio.timeout(START_SECONDS):
-            yield
+        async with asyncio.timeout(START_SECONDS), EnvServer(url) as server:
+            yield server
     except TimeoutError as error:
         raise EnvironmentFailed(
             f"The {what} server at {url} did not answer within {START_SECONDS:g} seconds.\n"
@@ -204,27 +172,6 @@ async def starting(what: str, url: str) -> AsyncIterator[None]:
         raise EnvironmentFailed(f"{error}\nStart the {what} server at {url} first, or correct its URL.") from error
     except RuntimeError as error:
         raise EnvironmentFailed(f"The {what} server at {url} cannot be used: {error}") from error
-
-
-@contextmanager
-def _unreachable(url: str, path: str) -> Iterator[None]:
-    try:
-        yield
-    except httpx.TransportError as error:
-        raise ConnectionError(f"The server at {url} did not answer {path}: {type(error).__name__} {error}") from error
-
-
-def _error_of(response: httpx.Response, path: str) -> Exception:
-    text = " ".join(response.text.split())[:300]
-    what = f"{path} was answered with status {response.status_code}: {text}"
-    return ConnectionError(what) if response.status_code in (502, 503, 504) else RuntimeError(what)
-
-
-def _json(response: httpx.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError as error:
-        raise RuntimeError(f"{response.url.path} was answered with no JSON: {response.text[:100]!r}") from error
 
 
 @cache

@@ -39,16 +39,27 @@ class Gymnasium:
         make: Mapping[str, object] | None = None,
         **config: object,
     ) -> None:
-        self.id, self.size, self.seed, self.system, self.actions = id, size, seed, system, list(actions)
+        self.id, self.size, self.seed, self.system = id, size, seed, system
         self.requirements = requires(score_range, self.framework)
         self.imports, self.config = imports, {**config, **(make or {})}
         with naming_unknown(self.package, id, self.registry):
             env = self.make()
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
             self.config.setdefault("render_mode", "ansi")
-        self.first, self.count = self._numbers(getattr(env, "action_space", None))
-        if self.actions and len(self.actions) != self.count:
-            raise ConfigError(f"rl_env_config: {id} has {self.count} actions, and `actions` names {len(self.actions)}")
+        space: Any = getattr(env, "action_space", None)
+        first, count = 0, 0
+        if hasattr(space, "n"):
+            first, count = int(getattr(space, "start", 0)), int(space.n)
+        elif space is not None and type(space).__name__ != "Text":
+            raise ConfigError(f"rl_env: {id} has actions of the kind {space}, which no text names")
+        if actions and len(actions) != count:
+            raise ConfigError(f"rl_env_config: {id} has {count} actions, and `actions` names {len(actions)}")
+        named = actions or list(map(str, range(first, first + count)))
+        self.actions = {word.lower(): number for number, word in enumerate(named, first)}
+        self.instruction = ""  # how actions are named; empty if the environment reads the whole answer
+        if count:
+            what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
+            self.instruction = f"Answer with {what}."
         self.source_files = source_files([(one, "") for one in imports], [getattr(env, "unwrapped", env)], self.package)
         getattr(env, "close", lambda: None)()
 
@@ -90,29 +101,13 @@ class Gymnasium:
             getattr(env, "close", lambda: None)()
         return Score(total, {"invalid_actions": float(invalid)})
 
-    @property
-    def instruction(self) -> str:
-        """How actions are named; empty if the environment reads the whole answer."""
-        if self.actions:
-            return f"Answer with one of: {', '.join(self.actions)}."
-        return f"Answer with a number from {self.first} to {self.first + self.count - 1}." if self.count else ""
-
-    def _numbers(self, space: Any) -> tuple[int, int]:
-        """The first action and the number of actions; no actions if the environment reads text."""
-        if hasattr(space, "n"):
-            return int(getattr(space, "start", 0)), int(space.n)
-        if space is not None and type(space).__name__ != "Text":
-            raise ConfigError(f"rl_env: {self.id} has actions of the kind {space}, which no text names")
-        return 0, 0
-
     def _action(self, reply: str) -> str | int | None:
         """The last action that the answer names; None without one."""
-        if not self.count:
+        if not self.actions:
             return reply
-        named = [word.lower() for word in self.actions] or [str(self.first + number) for number in range(self.count)]
-        words = "|".join(map(re.escape, sorted(named, key=len, reverse=True)))  # `go north` before `go`
+        words = "|".join(map(re.escape, sorted(self.actions, key=len, reverse=True)))  # `go north` before `go`
         found = re.findall(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)", reply.lower())
-        return self.first + named.index(found[-1]) if found else None
+        return self.actions[found[-1]] if found else None
 
     def _shown(self, env: Any, seen: object, info: Mapping[str, str]) -> str:
         is_drawn = not isinstance(seen, str) and self.config.get("render_mode") == "ansi"

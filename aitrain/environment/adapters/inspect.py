@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range, requires
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import parse, source_files, top_level
 from aitrain.errors import ConfigError, did_you_mean
@@ -41,17 +41,23 @@ class InspectTask:
         task: JsonMapping | None = None,
         **arguments: Any,
     ) -> None:
-        from aitrain.environment.adapters.inspect_sample import parts_of, tasks_named
+        from inspect_ai._eval.loader import load_tasks
+        from inspect_ai._util.registry import registry_lookup
 
         self.requirements = requires(score_range, "inspect")
         self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
         name = task_name(id)
-        found = tasks_named(name, {**arguments, **(task or {})})
+        found = load_tasks([name], {**arguments, **(task or {})})
         if len(found) != 1:
             raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
         self.task = found[0]
-        file = (name.partition("@")[0], "")
-        self.source_files = source_files([file] if file[0].endswith(".py") else (), parts_of(self.task), "inspect_ai")
+        file, solver = (name.partition("@")[0], ""), self.task.solver
+        parts = [  # the function that made the task, if it is registered, its solvers and scorers
+            registry_lookup("task", self.task.registry_name or ""),
+            *(solver if isinstance(solver, Sequence) else [solver]),
+            *(self.task.scorer or []),
+        ]
+        self.source_files = source_files([file] if file[0].endswith(".py") else (), parts, "inspect_ai")
         if not self.task.scorer:
             raise ConfigError(f"rl_env: the task {self.task.name} has no scorer, so its samples have no score")
         if self.task.sandbox is not None or any(sample.sandbox for sample in self.task.dataset):
@@ -118,7 +124,7 @@ def check_id(id: str, settings: JsonMapping) -> None:
     Raises:
         ConfigError: there is no such file or task, or a setting is wrong.
     """
-    read_score_range(settings.get("score_range", "0,1"), "inspect")
+    requires(settings.get("score_range", "0,1"), "inspect")
     task_name(id)
 
 

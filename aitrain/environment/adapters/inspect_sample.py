@@ -1,7 +1,7 @@
 """Runs one sample of an Inspect task with the policy as its model.
 
 Inspect has no public way to run a sample within another program. What is used of its private API is imported here and
-nowhere else, and tests/adapters/real/test_inspect_upstream.py says what has to hold of it.
+in `inspect.py`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from inspect_ai import Task
 from inspect_ai._eval.context import init_task_context
-from inspect_ai._eval.loader import load_tasks
 from inspect_ai._eval.task.generate import task_generate
 from inspect_ai._eval.task.run import resolve_plan
 from inspect_ai._eval.task.util import sample_messages
-from inspect_ai._util.registry import registry_lookup
 from inspect_ai.dataset import Sample
 from inspect_ai.log._samples import active_sample
 from inspect_ai.log._transcript import Transcript, init_transcript
@@ -70,7 +68,9 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         self.first = self.first or messages[0]
         is_trained = self.trained and messages[0] == self.first
         self.others += not is_trained
-        answer = await self.endpoint.chat(messages, tools=[_schema(tool) for tool in tools], trained=is_trained)
+        fields = {"name", "description", "parameters"}
+        schemas = [tool.model_dump(include=fields, exclude_none=True) for tool in tools]
+        answer = await self.endpoint.chat(messages, tools=schemas, trained=is_trained)
         calls = [_as_call(call) for call in answer.get("tool_calls") or ()]
         message = ChatMessageAssistant(
             content=answer["content"] or "", tool_calls=calls or None, model="policy", source="generate"
@@ -82,8 +82,10 @@ class Roles(dict[str, object]):
     """Models by their roles; the policy, untrained, for any role that the task or the user does not fill."""
 
     def __init__(self, roles: JsonMapping, other: Model) -> None:
-        super().__init__({name: _models(value) for name, value in roles.items()})
+        super().__init__()
         self.other = other
+        for name, value in roles.items():
+            self[name] = list(map(get_model, value)) if isinstance(value, list) else get_model(value)
 
     def __bool__(self) -> bool:
         return True  # Inspect takes another dict for one that is false
@@ -93,24 +95,14 @@ class Roles(dict[str, object]):
         return super().get(role, self.other)
 
 
-def _models(value: object) -> object:
-    return [get_model(one) for one in value] if isinstance(value, list) else get_model(value)
-
-
 def _as_openai(message: ChatMessage) -> JsonObject:
     if message.role == "tool":
         text = message.error.message if message.error else message.text
         return {"role": "tool", "content": text, "tool_call_id": message.tool_call_id, "name": message.function}
     plain = {"role": message.role, "content": message.text}
-    if message.role == "assistant" and message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "id": one.id,
-                "type": "function",
-                "function": {"name": one.function, "arguments": json.dumps(one.arguments)},
-            }
-            for one in message.tool_calls
-        ]
+    for one in message.tool_calls or () if message.role == "assistant" else ():
+        function = {"name": one.function, "arguments": json.dumps(one.arguments)}
+        plain.setdefault("tool_calls", []).append({"id": one.id, "type": "function", "function": function})
     return plain
 
 
@@ -123,23 +115,7 @@ def _as_call(call: JsonObject) -> ToolCall:
     return ToolCall(id=call["id"], function=function["name"], arguments=arguments, parse_error=problem)
 
 
-def _schema(tool: ToolInfo) -> JsonObject:
-    parameters = tool.parameters.model_dump(exclude_none=True)
-    return {"name": tool.name, "description": tool.description, "parameters": parameters}
-
-
 NO_LIMITS = dict.fromkeys(("token_limit", "cost_limit", "time_limit", "working_limit"))
-
-
-def tasks_named(name: str, arguments: JsonObject) -> list[Task]:
-    """The tasks of `file.py@task`, `file.py` or `package/task`."""
-    return list(load_tasks([name], arguments))
-
-
-def parts_of(task: Task) -> list[object]:
-    """The function that made a task, if it is registered, and its solvers and scorers."""
-    solvers = task.solver if isinstance(task.solver, Sequence) else [task.solver]
-    return [registry_lookup("task", task.registry_name or ""), *solvers, *(task.scorer or [])]
 
 
 async def run_sample(

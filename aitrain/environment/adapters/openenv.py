@@ -7,24 +7,22 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     CONNECT_SECONDS,
-    EnvServer,
     StepResponse,
     StepRewards,
-    check_use,
-    is_local,
     run_calls,
     server_url,
     starting,
-    tool_schema,
+    tool_schemas,
 )
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
+from aitrain.environment.urls import is_local
 from aitrain.errors import AitrainError, EnvironmentFailed
 
 NOT_SHOWN = ("done", "reward", "metadata")
@@ -69,16 +67,14 @@ class OpenEnvText:
             ActionRefusedError: it holds no JSON object, where one is needed.
         """
         name = self.text_field
-        if name is None:
-            action = _json_object(reply)
-            if not action:
-                raise ActionRefusedError(f"answer with a JSON object with the fields {', '.join(self.fields)}")
-            return action
-        if self.fields.get(name, {}).get("type") == "string":
-            return {name: reply}
         try:
-            return {name: json.loads(reply)}
+            if name is None:  # the object that begins at the first brace
+                return dict(json.JSONDecoder().raw_decode(reply[reply.index("{") :])[0])
+            return {name: reply if self.fields.get(name, {}).get("type") == "string" else json.loads(reply)}
         except ValueError:
+            if name is None:
+                what = f"answer with a JSON object with the fields {', '.join(self.fields)}"
+                raise ActionRefusedError(what) from None
             return {name: reply.strip()}
 
     def text_of(self, observation: JsonMapping) -> str:
@@ -89,21 +85,83 @@ class OpenEnvText:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _json_object(reply: str) -> JsonObject:
-    """The JSON object that begins at the first brace; empty if there is none."""
-    start = reply.find("{")
-    try:
-        return dict(json.JSONDecoder().raw_decode(reply[start:])[0]) if start >= 0 else {}
-    except ValueError:
-        return {}
+@dataclass(eq=False)
+class OpenEnv:
+    """Episodes on an OpenEnv server, one session each; case number n is reset with the seed `seed` + n. The tools of an
+    MCP environment are offered as tools; for any other, the policy's answer is the action, see OpenEnvText."""
+
+    url: str
+    _: KW_ONLY
+    size: int = 256
+    seed: int = 0
+    system: str | None = None
+    score_range: object = None
+    sessions: int = 64
+    split: str | None = None
+    reset: JsonMapping | None = None
+    field: str | None = None
+    shown: Sequence[str] | None = None
+    rewards: str = "sum"
+    unrewarded: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        self.url = server_url(self.url, "openenv")
+        self.requirements = requires(self.score_range, "openenv", None, episodes_at_once=self.sessions)
+        self.tools: list[ToolJson] = []
+        StepRewards(self.rewards)
+
+    async def build_dataset(self) -> list[JsonObject]:
+        """A row for each case, with what its session is reset with. The server is asked for as many sessions as will be
+        open at once: one that allows fewer would fail every batch."""
+        own = dict(self.reset or {})
+        async with starting("OpenEnv", self.url) as server:
+            self.text = OpenEnvText((await server.json("GET", "/schema"))["action"], self.field, self.shown)
+            resets = [{**own, "seed": self.seed + number} for number in range(self.size)]
+            if self.split is not None:
+                name = (await server.json("GET", "/list_environments"))[0]
+                count = (await server.json("POST", f"/{name}/num_tasks", {"split": self.split}))["num_tasks"]
+                tasks = choose(range(count), self.size, self.seed or None)
+                resets = [{**own, "seed": self.seed + n, "split": self.split, "index": n} for n in tasks]
+            sessions = [OpenEnvSession(self) for _ in range(self.sessions * int(os.environ.get("WORLD_SIZE", "1")))]
+            try:
+                refusals = [why for why in await asyncio.gather(*(one.refusal() for one in sessions)) if why]
+                if not refusals and self.text.has_tools:
+                    listed = await sessions[0].ask("step", data={"type": "list_tools"})
+                    self.tools = tool_schemas(listed["observation"]["tools"])
+            finally:
+                await asyncio.gather(*(one.close() for one in sessions))
+        if refusals:
+            needed, allowed = len(sessions), len(sessions) - len(refusals)
+            raise EnvironmentFailed(
+                f"The OpenEnv server at {self.url} allows {allowed} of {needed} sessions at once: {refusals[0]}\n"
+                f"Start it with create_app(..., max_concurrent_envs={needed}), which needs"
+                " SUPPORTS_CONCURRENT_SESSIONS = True in its environment.\n"
+                f"To play fewer episodes at once: --rl-env-config '{{\"sessions\": {max(1, allowed)}}}'"
+                " (in each process)."
+            )
+        system = self.system
+        if system is None and not self.tools and self.text.text_field is None:
+            system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
+        return [{"prompt": prompted([], system), "reset": reset} for reset in resets]
+
+    def start(self, case: JsonObject) -> OpenEnvSession:
+        """A session of the server."""
+        return OpenEnvSession(self, case["reset"])
+
+    def get_tools(self) -> list[ToolJson]:
+        """The tools of an MCP environment."""
+        return self.tools
 
 
 class OpenEnvSession:
-    """One session, which lasts as long as its connection: an episode whose connection is lost fails."""
+    """One session, which is one episode. It lasts as long as its connection: an episode whose connection is lost
+    fails."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._socket: Any = None
+    _socket: Any = None
+
+    def __init__(self, owner: OpenEnv, reset: JsonObject | None = None) -> None:
+        self.owner, self.reset, self.server = owner, reset or {}, f"The OpenEnv server at {owner.url}"
+        self.rewards = StepRewards(owner.rewards, owner.unrewarded)
 
     async def open(self) -> None:
         """Connect.
@@ -114,23 +172,27 @@ class OpenEnvSession:
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
-        proxy = {"proxy": None} if is_local(self.url) else {}
-        address = self.url.replace("http", "ws", 1) + "/ws"
+        url = self.owner.url
+        proxy = {"proxy": None} if is_local(url) else {}
         try:
             # without pings of ours, as a step may take longer than they wait; those of the server are answered
             self._socket = await connect(
-                address, open_timeout=CONNECT_SECONDS, max_size=None, ping_interval=None, **proxy
-            )
+                url.replace("http", "ws", 1) + "/ws",
+                open_timeout=CONNECT_SECONDS, max_size=None, ping_interval=None, **proxy,
+            )  # fmt: skip
         except (OSError, WebSocketException) as error:
-            raise ConnectionError(f"The OpenEnv server at {self.url} opens no session: {error}") from error
+            raise ConnectionError(f"{self.server} opens no session: {error}") from error
 
     async def refusal(self) -> str:
         """Open the session; returns why the server refuses it, empty if it does not."""
         await self.open()
-        answer = await self._exchange({"type": "state"})  # a full server says so in its first answer
-        return str(answer["data"].get("message")) if _code(answer) == "CAPACITY_REACHED" else ""
+        try:
+            await self.ask("state")  # a full server says so in its first answer
+        except ConnectionError as error:
+            return str(error)
+        return ""
 
-    async def ask(self, kind: str, data: JsonObject) -> JsonObject:
+    async def ask(self, kind: str, **data: JsonObject) -> JsonObject:
         """The data of the answer to a message.
 
         Raises:
@@ -138,166 +200,58 @@ class OpenEnvSession:
             ConnectionError: the connection is lost, or the server has no session left.
             RuntimeError: the environment raised.
         """
-        answer = await self._exchange({"type": kind, "data": data})
-        code, content = _code(answer), answer["data"]
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            with suppress(ConnectionClosed):  # what the server said before it closed can still be read
+                await self._socket.send(json.dumps({"type": kind, **data}))
+            answer = json.loads(await self._socket.recv())
+        except ConnectionClosed as error:
+            raise ConnectionError(f"{self.server} closed the session: {error}") from error
+        content: JsonObject = answer["data"]
+        if answer["type"] != "error":
+            return content
+        code, message = content.get("code"), content.get("message")
         if code == "VALIDATION_ERROR":
             problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in content.get("errors", [])]
-            raise ActionRefusedError("; ".join(problems) or str(content.get("message")))
+            raise ActionRefusedError("; ".join(problems) or str(message))
         if code == "CAPACITY_REACHED":
-            raise ConnectionError(f"The OpenEnv server at {self.url} has no session left: {content.get('message')}")
-        if code:
-            raise RuntimeError(f"{kind} failed on the OpenEnv server: {code}: {content.get('message')}")
-        return dict(content)
+            raise ConnectionError(f"{self.server} has no session left: {message}")
+        raise RuntimeError(f"{kind} failed on the OpenEnv server: {code or 'ERROR'}: {message}")
+
+    async def play(self, kind: str, data: JsonObject) -> tuple[str, bool]:
+        """What the policy sees after a reset or a step, and whether the episode is over.
+
+        Raises:
+            Exception: see `ask`.
+        """
+        answer = await self.ask(kind, data=data)
+        self.rewards.add(answer)
+        return self.owner.text.text_of(answer["observation"]), bool(answer.get("done"))
+
+    async def opening(self) -> str:
+        """Begin the episode; returns the first observation."""
+        await self.open()
+        return (await self.play("reset", self.reset))[0]
+
+    async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
+        """Run the tool calls; without tools the answer is the action."""
+        if self.owner.text.has_tools:
+            return await run_calls(calls, self._call)
+        try:
+            text, is_done = await self.play("step", self.owner.text.action_of(reply))
+        except ActionRefusedError as error:
+            return f"error: {error}"
+        return ToolResult(text, done=is_done)
+
+    async def _call(self, call: ToolCall) -> tuple[str, bool]:
+        return await self.play("step", {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments})
+
+    def score(self) -> Score:
+        """The score of the rewards."""
+        return self.rewards.score
 
     async def close(self) -> None:
         """End the session."""
         if self._socket is not None:
             await self._socket.close()
-
-    async def _exchange(self, message: JsonObject) -> JsonObject:
-        from websockets.exceptions import ConnectionClosed
-
-        try:
-            with suppress(ConnectionClosed):  # what the server said before it closed can still be read
-                await self._socket.send(json.dumps(message))
-            return dict(json.loads(await self._socket.recv()))
-        except ConnectionClosed as error:
-            raise ConnectionError(f"The OpenEnv server at {self.url} closed the session: {error}") from error
-
-
-async def check_sessions(url: str, needed: int) -> None:
-    """Open as many sessions as episodes need at once, and close them.
-
-    Raises:
-        EnvironmentFailed: the server allows fewer.
-    """
-    sessions = [OpenEnvSession(url) for _ in range(needed)]
-    try:
-        refusals = [why for why in await asyncio.gather(*(one.refusal() for one in sessions)) if why]
-    finally:
-        await asyncio.gather(*(one.close() for one in sessions))
-    if refusals:
-        allowed = needed - len(refusals)
-        raise EnvironmentFailed(
-            f"The OpenEnv server at {url} allows {allowed} of {needed} sessions at once: {refusals[0]}\n"
-            f"Start it with create_app(..., max_concurrent_envs={needed}), which needs"
-            " SUPPORTS_CONCURRENT_SESSIONS = True in its environment.\n"
-            f"To play fewer episodes at once: --rl-env-config '{{\"sessions\": {max(1, allowed)}}}' (in each process)."
-        )
-
-
-def _code(answer: JsonObject) -> str:
-    """The code of an answer that is an error; empty for any other."""
-    return str(answer["data"].get("code") or "ERROR") if answer["type"] == "error" else ""
-
-
-class OpenEnv:
-    """Episodes on an OpenEnv server, one session each; case number n is reset with the seed `seed` + n. The tools of an
-    MCP environment are offered as tools; for any other, the policy's answer is the action, see OpenEnvText."""
-
-    text: OpenEnvText
-
-    def __init__(
-        self,
-        url: str,
-        /,
-        *,
-        size: int = 256,
-        seed: int = 0,
-        system: str | None = None,
-        score_range: object = None,
-        sessions: int = 64,
-        split: str | None = None,
-        reset: JsonMapping | None = None,
-        field: str | None = None,
-        shown: Sequence[str] | None = None,
-        rewards: str = "sum",
-        unrewarded: float | None = 0.0,
-    ) -> None:
-        self.url, self.size, self.seed, self.system = server_url(url, "openenv"), size, seed, system
-        self.sessions, self.split, self.reset, self.field, self.shown = sessions, split, dict(reset or {}), field, shown
-        self.rewards, self.unrewarded = check_use(rewards), unrewarded
-        self.requirements = requires(score_range, "openenv", None, episodes_at_once=sessions)
-        self.tools: list[ToolJson] = []
-
-    async def build_dataset(self) -> list[JsonObject]:
-        """A row for each case, with what its session is reset with. The server is asked for as many sessions as will be
-        open at once: one that allows fewer would fail every batch."""
-        async with starting("OpenEnv", self.url):
-            async with EnvServer(self.url) as server:
-                self.text = OpenEnvText((await server.get("/schema"))["action"], self.field, self.shown)
-                resets = await self._resets(server)
-            await check_sessions(self.url, self.sessions * int(os.environ.get("WORLD_SIZE", "1")))
-            if self.text.has_tools:
-                self.tools = await self._list_tools()
-        system = self.system
-        if system is None and not self.tools and self.text.text_field is None:
-            system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
-        return [{"prompt": prompted([], system), "reset": reset} for reset in resets]
-
-    async def _resets(self, server: EnvServer) -> list[JsonObject]:
-        if self.split is None:
-            return [{**self.reset, "seed": self.seed + number} for number in range(self.size)]
-        name = (await server.get("/list_environments"))[0]
-        count = (await server.post(f"/{name}/num_tasks", {"split": self.split}))["num_tasks"]
-        tasks = choose(range(count), self.size, self.seed or None)
-        return [{**self.reset, "seed": self.seed + n, "split": self.split, "index": n} for n in tasks]
-
-    async def _list_tools(self) -> list[ToolJson]:
-        session = OpenEnvSession(self.url)
-        await session.open()
-        try:
-            listed = (await session.ask("step", {"type": "list_tools"}))["observation"]["tools"]
-        finally:
-            await session.close()
-        return [tool_schema(tool["name"], tool["description"], tool["input_schema"]) for tool in listed]
-
-    async def start(self, case: JsonObject) -> _Episode:
-        """A session of the server, and its first observation."""
-        episode = _Episode(self.text, OpenEnvSession(self.url), StepRewards(self.rewards, self.unrewarded))
-        try:
-            await episode.begin(case["reset"])
-        except BaseException:
-            await episode.close()
-            raise
-        return episode
-
-    def get_tools(self) -> list[ToolJson]:
-        """The tools of an MCP environment."""
-        return self.tools
-
-
-class _Episode:
-    def __init__(self, text: OpenEnvText, session: OpenEnvSession, rewards: StepRewards) -> None:
-        self.text, self.session, self.rewards = text, session, rewards
-
-    async def begin(self, reset: JsonObject) -> None:
-        await self.session.open()
-        self.first, _ = self._seen(await self.session.ask("reset", reset))
-
-    def opening(self) -> str:
-        return self.first
-
-    async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
-        if self.text.has_tools:
-            return await run_calls(calls, self._call)
-        try:
-            text, is_done = self._seen(await self.session.ask("step", self.text.action_of(reply)))
-        except ActionRefusedError as error:
-            return f"error: {error}"
-        return ToolResult(text, done=True) if is_done else text
-
-    async def _call(self, call: ToolCall) -> tuple[str, bool]:
-        action = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
-        return self._seen(await self.session.ask("step", action))
-
-    def _seen(self, data: JsonObject) -> tuple[str, bool]:
-        """What the policy sees, and whether the episode is over."""
-        self.rewards.add(data.get("reward"), data.get("metadata"))
-        return self.text.text_of(data["observation"]), bool(data.get("done"))
-
-    def score(self) -> Score:
-        return self.rewards.score
-
-    async def close(self) -> None:
-        await self.session.close()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from aitrain.environment.adapters.env_server import (
     EnvServer,
     StepResponse,
     StepRewards,
-    check_use,
     run_calls,
     server_url,
     starting,
-    tool_schema,
+    tool_schemas,
 )
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
 from aitrain.environment.contract import Score
@@ -27,153 +28,149 @@ PING_SECONDS = 60.0
 """A server ends sessions that it has not heard of for a quarter of an hour."""
 
 
-class OpenRewardSession:
-    """One session: its prompt, its tools, and their calls."""
-
-    def __init__(self, url: str, env: str) -> None:
-        self.server, self.env = EnvServer(url), env
-        self.messages: list[JsonObject] = []
-        """The prompt."""
-        self.tools: list[ToolJson] = []
-        self.terminal: JsonObject | None = None
-        """The tool that an answer without a call goes to, with the name of its argument, `arg`."""
-        self._ping: asyncio.Task[None] | None = None
-
-    async def open(self, split: str, index: int) -> None:
-        """Begin the session of a task."""
-        async for name, data in self.server.events("/create_session", {}):
-            if name == "task_id":
-                self.server.headers["X-Session-ID"] = data.strip()
-        await self.server.post("/create", {"env_name": self.env, "split": split, "index": index})
-        self.messages = await self._prompt()
-        listed = await self._first_of("task_tools", "tools")
-        self.tools = [tool_schema(one["name"], one["description"], one["input_schema"]) for one in listed["tools"]]
-        self.terminal = listed.get("terminal_tool")
-        self._ping = asyncio.ensure_future(self._ping_forever())
-
-    async def call(self, name: str, arguments: JsonMapping) -> JsonObject:
-        """The output of a tool; for arguments that it refuses, one that says so.
-
-        Raises:
-            RuntimeError: the tool raised.
-            ConnectionError: the server did not finish the call.
-        """
-        parts, is_complete = [], False
-        async for event, data in self.server.events(f"/{self.env}/call", {"name": name, "input": arguments}):
-            if event == "error":
-                raise RuntimeError(f"the tool {name} raised on the server: {data}")
-            if event in ("chunk", "end"):
-                parts.append(data)
-            is_complete = is_complete or event == "end"
-        if not is_complete:
-            raise ConnectionError(f"The server at {self.server.url} ended the call of {name} without a result")
-        result = json.loads("".join(parts))
-        return dict(result["output"]) if result["ok"] else {"text": f"error: {result['error']}"}
-
-    async def close(self) -> None:
-        """End the session."""
-        if self._ping is not None:
-            self._ping.cancel()
-        with suppress(ConnectionError, RuntimeError):
-            for path in ("/delete", "/delete_session"):
-                await self.server.request("POST", path, may_fail=True)
-        await self.server.close()
-
-    async def _prompt(self) -> list[JsonObject]:
-        """The task's messages; older servers have only the text of one."""
-        given = await self._first_of("messages", "prompt")
-        given = given if given and "role" in given[0] else [{"role": "user", "blocks": given}]
-        return [{"role": one["role"], "content": text_of(one["blocks"])} for one in given]
-
-    async def _first_of(self, newer: str, older: str) -> Any:
-        response = await self.server.request("GET", f"/{self.env}/{newer}", may_fail=True)
-        return response.json() if response.status_code == 200 else await self.server.get(f"/{self.env}/{older}")
-
-    async def _ping_forever(self) -> None:
-        while True:
-            await asyncio.sleep(PING_SECONDS)
-            with suppress(ConnectionError, RuntimeError):  # the next call of the episode says what is wrong
-                await self.server.post("/ping")
-
-
-def text_of(blocks: Sequence[JsonMapping]) -> str:
-    """The text of a prompt or a result; images are left out."""
-    return "\n".join(block["text"] for block in blocks if block["type"] == "text")
-
-
+@dataclass(eq=False)
 class OpenRewardServer:
     """The tasks of one environment of an ORS server. Each episode is a session of the server, which gives prompt and
     tools when it begins. It ends with a tool that says so, or with an answer without a call."""
 
-    def __init__(
-        self,
-        url: str,
-        /,
-        *,
-        env: str | None = None,
-        split: str = "train",
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        score_range: object = None,
-        rewards: str = "last",
-        unrewarded: float | None = 0.0,
-    ) -> None:
-        self.url, self.env, self.split = server_url(url, "ors"), env, split
-        self.size, self.seed, self.system = size, seed, system
-        self.rewards, self.unrewarded = check_use(rewards), unrewarded
-        self.requirements = requires(score_range, "ors", None)
+    url: str
+    _: KW_ONLY
+    env: str | None = None
+    split: str = "train"
+    size: int | None = None
+    seed: int | None = None
+    system: str | None = None
+    score_range: object = None
+    rewards: str = "last"
+    unrewarded: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        self.url = server_url(self.url, "ors")
+        self.requirements = requires(self.score_range, "ors", None)
+        StepRewards(self.rewards)
 
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each task, by its index: nothing else of a task is asked for before its episode begins."""
-        async with starting("ORS", self.url), EnvServer(self.url) as server:
-            names = await server.get("/list_environments")
+        async with starting("ORS", self.url) as server:
+            names = await server.json("GET", "/list_environments")
             self.env = self.env or names[0]
             if self.env.lower() not in names:
                 raise ConfigError(f"rl_env_config: there is no env {self.env} at {self.url}; it has {names}")
-            count = (await server.post(f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
+            count = (await server.json("POST", f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
         prompt = prompted([], self.system)
         return [{"prompt": prompt, "index": index} for index in choose(range(count), self.size, self.seed)]
 
-    async def start(self, index: int) -> _Episode:
+    async def start(self, index: int) -> OpenRewardSession:
         """The session of a task."""
-        session = OpenRewardSession(self.url, str(self.env))
+        session = OpenRewardSession(self)
         try:
             await session.open(self.split, index)
         except BaseException:
             await session.close()
             raise
-        return _Episode(session, StepRewards(self.rewards, self.unrewarded))
+        return session
 
 
-class _Episode:
-    def __init__(self, session: OpenRewardSession, rewards: StepRewards) -> None:
-        self.session, self.rewards = session, rewards
+class OpenRewardSession:
+    """One session, which is one episode: its prompt, its tools, and their calls."""
+
+    tools: list[ToolJson]
+    messages: list[JsonObject]
+    """The prompt."""
+    terminal: JsonObject | None
+    """The tool that an answer without a call goes to, with the name of its argument, `arg`."""
+    ping: asyncio.Task[None] | None = None
+
+    def __init__(self, owner: OpenRewardServer) -> None:
+        self.server, self.env = EnvServer(owner.url), owner.env
+        self.rewards = StepRewards(owner.rewards, owner.unrewarded)
+
+    async def open(self, split: str, index: int) -> None:
+        """Begin the session of a task."""
+        created = await self.server.ask("POST", "/create_session", {})
+        for name, data in events_in(created.text):
+            if name == "task_id":
+                self.server.headers["X-Session-ID"] = data.strip()
+        await self.server.ask("POST", "/create", {"env_name": self.env, "split": split, "index": index})
+        given = await self._first_of("messages", "prompt")  # older servers have only the text of one
+        given = given if given and "role" in given[0] else [{"role": "user", "blocks": given}]
+        self.messages = [{"role": one["role"], "content": text_of(one["blocks"])} for one in given]
+        listed = await self._first_of("task_tools", "tools")
+        self.tools, self.terminal = tool_schemas(listed["tools"]), listed.get("terminal_tool")
+        self.ping = asyncio.ensure_future(self._ping_forever())
 
     def opening(self) -> list[JsonObject]:
-        return self.session.messages
+        """The task's messages."""
+        return self.messages
 
     def get_tools(self) -> list[ToolJson]:
-        return self.session.tools
+        """The task's tools."""
+        return self.tools
 
     async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
-        terminal = self.session.terminal
-        if not calls and terminal is not None:
-            await self._run(terminal["name"], {terminal["arg"]: reply} if terminal.get("arg") else {})
-        return await run_calls(calls, self._call)
+        """Run the calls; an answer without one goes to the terminal tool, if there is one."""
+        if not calls and self.terminal is not None:
+            argument = self.terminal.get("arg")
+            await self.run(ToolCall(self.terminal["name"], {argument: reply} if argument else {}))
+        return await run_calls(calls, self.run)
 
-    async def _call(self, call: ToolCall) -> tuple[str, bool]:
-        output = await self._run(call.name, call.arguments or {})
-        text = output["text"] if "text" in output else text_of(output["blocks"])
-        return text, bool(output.get("finished"))
+    async def run(self, call: ToolCall) -> tuple[str, bool]:
+        """What a tool says, which for arguments that it refuses is why, and whether it ends the episode.
 
-    async def _run(self, name: str, arguments: JsonObject) -> JsonObject:
-        output = await self.session.call(name, arguments)
-        self.rewards.add(output.get("reward"), output.get("metadata"))
-        return output
+        Raises:
+            RuntimeError: the tool raised.
+            ConnectionError: the server did not finish the call.
+        """
+        response = await self.server.ask("POST", f"/{self.env}/call", {"name": call.name, "input": call.arguments})
+        events = list(events_in(response.text))
+        for _, data in (event for event in events if event[0] == "error"):
+            raise RuntimeError(f"the tool {call.name} raised on the server: {data}")
+        if "end" not in dict(events):
+            raise ConnectionError(
+                f"The server at {self.server.base_url} ended the call of {call.name} without a result"
+            )
+        result = json.loads("".join(data for event, data in events if event in ("chunk", "end")))
+        if not result["ok"]:
+            return f"error: {result['error']}", False
+        output = result["output"]
+        self.rewards.add(output)
+        return output["text"] if "text" in output else text_of(output["blocks"]), bool(output.get("finished"))
 
     def score(self) -> Score:
+        """The score of the rewards."""
         return self.rewards.score
 
     async def close(self) -> None:
-        await self.session.close()
+        """End the session."""
+        if self.ping is not None:
+            self.ping.cancel()
+        with suppress(ConnectionError, RuntimeError):
+            for path in ("/delete", "/delete_session"):
+                await self.server.ask("POST", path, may_fail=True)
+        await self.server.aclose()
+
+    async def _first_of(self, newer: str, older: str) -> Any:
+        response = await self.server.ask("GET", f"/{self.env}/{newer}", may_fail=True)
+        return response.json() if response.is_success else await self.server.json("GET", f"/{self.env}/{older}")
+
+    async def _ping_forever(self) -> None:
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            with suppress(ConnectionError, RuntimeError):  # the next call of the episode says what is wrong
+                await self.server.ask("POST", "/ping")
+
+
+def events_in(text: str) -> Iterator[tuple[str, str]]:
+    """The names and data of server-sent events."""
+    for block in re.split(r"\n\n", text.replace("\r\n", "\n")):
+        fields = [line.partition(":") for line in block.split("\n")]
+        names = [value.strip() for name, _, value in fields if name == "event"]
+        # one space only: the data may begin with others
+        data = "\n".join(value.removeprefix(" ") for name, _, value in fields if name == "data")
+        if names:
+            yield names[-1], data
+
+
+def text_of(blocks: Sequence[JsonMapping]) -> str:
+    """The text of a prompt or a result; images are left out."""
+    return "\n".join(block["text"] for block in blocks if block["type"] == "text")

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from aitrain.environment.adapters.settings import prompted, requires
+from aitrain.environment.adapters.rows import with_solved
+from aitrain.environment.adapters.settings import requires
 from aitrain.errors import ConfigError, did_you_mean
 
 
@@ -60,21 +61,23 @@ class ReasoningGym:
         dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
-    def build_dataset(self) -> list[dict[str, object]]:
+    def build_dataset(self) -> list[dict[str, Any]]:
         """One row for each question, with its entry in it; the last questions are the solved ones of the prompts."""
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
         system = SYSTEM_PROMPTS.get(self.system, self.system)
         drawn = map(self.entry_at, range(self.size + self.few_shot))
         entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
-        asked, solved = entries[: len(entries) - self.few_shot], entries[len(entries) - self.few_shot :]
-        if any(shot["answer"] is None for shot in solved):
-            raise ConfigError("rl_env_config: few_shot: the entries of this task have no answer to show")
-        shots = [(shot["question"], self._in_tag(shot["answer"])) for shot in solved]
-        return [
-            {"prompt": prompted([{"role": "user", "content": entry["question"]}], system, shots), "entry": entry}
-            for entry in asked
+        asked = len(entries) - self.few_shot
+        rows = [
+            {
+                "prompt": [{"role": "user", "content": entry["question"]}],
+                "answer": self.reference(entry),
+                "entry": entry,
+            }
+            for entry in (*entries[asked:], *entries[:asked])
         ]
+        return with_solved(rows, self.few_shot, system)
 
     def score_episode(self, text: str, entry: dict[str, Any]) -> float:
         """The task's own score for the answer."""

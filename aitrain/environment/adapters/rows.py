@@ -1,4 +1,7 @@
-"""Rows of JSON lines, parquet files or a data set of the Hub, in several forms, as cases with a prompt.
+"""Rows of JSON lines, parquet files or a data set of the Hub with judges: `--rl-env rows:train.jsonl`, the environment
+for data that needs no class.
+
+Settings: `judges`; `split`, `columns` and `eval_data`; `size`, `seed`, `system`, `few_shot` of `settings.py`.
 
 Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.ground_truth` also becomes the column
 `ground_truth`), with `messages` (OpenAI: the last answer becomes the column `answer`), with `question` or `problem`.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.adapters.settings import choose, prompted
+from aitrain.environment.contract import Score
+from aitrain.environment.judges.judge_set import JudgeDescription, Judges
+from aitrain.environment.judges.rules import EXAMPLES
+from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.missing_file import no_file
 
@@ -23,190 +31,257 @@ Row = dict[str, Any]
 Data = str | Sequence[str] | Mapping[str, float]
 """A file, a data set of the Hub (`org/name` or `org/name:config`), several, or each with its ratio: 0.5 takes every
 other row, 2 takes each row twice."""
-SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
-@dataclass(frozen=True)
+def ratios_of(data: object) -> dict[str, float]:
+    """Each file or data set of a setting, and its ratio.
+
+    Raises:
+        ConfigError: it is of the wrong type, a file does not exist, or a ratio is not positive.
+    """
+    if isinstance(data, Mapping):
+        ratios = {str(name): float(ratio) for name, ratio in data.items()}
+    elif isinstance(data, (str, list)):
+        ratios = dict.fromkeys([data] if isinstance(data, str) else data, 1.0)
+    else:
+        raise ConfigError(f"rl_env_config: data must name a file, a list of files, or files with ratios; not {data!r}")
+    for name, ratio in ratios.items():
+        if not ratio > 0:
+            raise ConfigError(f"rl_env_config: the ratio of {name} must be a positive number, not {ratio:g}")
+        if is_file(name) and not Path(name).expanduser().is_file():
+            raise ConfigError(f"rl_env_config: data: {no_file(name)}")
+    return ratios
+
+
+@dataclass(kw_only=True, eq=False)
 class RowSource:
     """Where rows come from, and how they become cases."""
 
-    data: Data
+    data: Data | None
     split: str = "train"
     """Split of a data set of the Hub."""
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] | None = None
     """New columns by the names of those they are copied from, as in {"solution": "reward_model.ground_truth"}."""
     size: int | None = None
     seed: int | None = None
     system: str | None = None
     few_shot: int = 0
 
-    @property
-    def ratios(self) -> dict[str, float]:
-        """Each file or data set, and its ratio."""
-        if isinstance(self.data, Mapping):
-            return {str(name): float(ratio) for name, ratio in self.data.items()}
-        return dict.fromkeys([self.data] if isinstance(self.data, str) else self.data, 1.0)
-
-    def check(self) -> None:
-        """Check ratios, and that the files exist.
-
-        Raises:
-            ConfigError: a file does not exist, or a ratio is not positive.
-        """
-        for name, ratio in self.ratios.items():
-            if not ratio > 0:
-                raise ConfigError(f"rl_env_config: the ratio of {name} must be a positive number, not {ratio:g}")
-            file = Path(os.path.expanduser(name))
-            if is_file(name) and not file.is_file():
-                raise ConfigError(f"rl_env_config: data: {no_file(name)}")
-
     def cases(self) -> list[Row]:
         """The rows as cases; of these, the first `few_shot` are shown as solved ones in the prompts of the others.
 
         Raises:
+            ConfigError: see ratios_of.
             EnvironmentFailed: a file cannot be read, or a row is in none of the forms.
         """
-        self.check()
-        rows = [row for name, ratio in self.ratios.items() for row in _sampled(list(self._read(name)), ratio)]
+        rows: list[Row] = []
+        for name, ratio in ratios_of(self.data).items():
+            found = [self._case(row, place) for place, row in read_rows(name, self.split)]
+            count = round(len(found) * ratio)
+            rows += [found[number * len(found) // count] for number in range(count)]
         rows = choose(rows, None if self.size is None else self.size + self.few_shot, self.seed)
         if not rows:
-            raise EnvironmentFailed(f"There are no rows in {', '.join(self.ratios)}")
-        shots, rows = rows[: self.few_shot], rows[self.few_shot :]
-        return [self._prompted(row, shots) for row in rows]
+            raise EnvironmentFailed(f"There are no rows in {', '.join(ratios_of(self.data))}")
+        return with_solved(rows, self.few_shot, self.system)
 
-    def _read(self, name: str) -> Iterator[Row]:
-        """The rows of a file or data set, each with its form checked."""
-        for place, row in read_file(name) if is_file(name) else read_hub(name, self.split):
-            if not isinstance(row, Mapping):
-                raise EnvironmentFailed(f"{place}: a row must be an object with columns, not {str(row)[:40]!r}")
-            yield as_case({**row, **self._copied(place, row)}, place)
+    def _case(self, row: Any, place: str) -> Row:
+        """A row with `prompt` and the new columns, in whichever of the forms it is.
 
-    def _copied(self, place: str, row: Mapping[str, object]) -> Row:
-        found = {}
-        for name, path in self.columns.items():
-            value: Any = row
+        Raises:
+            EnvironmentFailed: it is in none of them, or has not what a new column is to be copied from.
+        """
+        if not isinstance(row, Mapping):
+            raise EnvironmentFailed(f"{place}: a row must be an object with columns, not {str(row)[:40]!r}")
+        case = dict(row)
+        for name, path in (self.columns or {}).items():
+            case[name] = row
             for key in path.split("."):
-                if not (isinstance(value, Mapping) and key in value):
+                if not (isinstance(case[name], Mapping) and key in case[name]):
                     raise EnvironmentFailed(f"{place}: there is no column {path} (there are: {', '.join(row)})")
-                value = value[key]
-            found[name] = value
-        return found
-
-    def _prompted(self, row: Row, shots: Sequence[Row]) -> Row:
-        solved = [(question_of(shot), str(shot["answer"])) for shot in shots if shot.get("answer") is not None]
-        if len(solved) < len(shots):
-            raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
-        prompt = row["prompt"]
-        if isinstance(prompt, str):
-            if not solved and self.system is None:
-                return row
-            prompt = [{"role": "user", "content": prompt}]
-        return {**row, "prompt": prompted(prompt, self.system, solved)}
-
-
-def check_data(data: object) -> None:
-    """Check a setting `data`; None is not set.
-
-    Raises:
-        ConfigError: it is of the wrong type, a file does not exist, or a ratio is not positive.
-    """
-    if isinstance(data, (str, list, dict)):
-        RowSource(data).check()
-    elif data is not None:
-        raise ConfigError(f"rl_env_config: data must name a file, a list of files, or files with ratios; not {data!r}")
+                case[name] = case[name][key]
+        case |= {name: _unpacked(case[name]) for name in ("prompt", "messages", "reward_model") if name in case}
+        messages: Any = case.get("messages")
+        question = case.get("question") or case.get("problem")
+        if "prompt" not in case and _are_messages(messages):
+            is_solved = messages[-1]["role"] == "assistant"
+            answer = {"answer": messages[-1].get("content")} if is_solved else {}
+            case = {"prompt": messages[:-1] if is_solved else messages, **answer, **case}
+        elif "prompt" not in case and isinstance(question, str):
+            case = {"prompt": as_messages(question), **case}
+        truth = case.get("reward_model")
+        if isinstance(truth, Mapping) and "ground_truth" in truth:
+            case = {"ground_truth": truth["ground_truth"], **case}
+        prompt = case.get("prompt")
+        if not (_are_messages(prompt) or (isinstance(prompt, str) and prompt)):
+            raise EnvironmentFailed(
+                f"{place}: no prompt (it has: {', '.join(map(str, case))})\nIt needs a column prompt, messages,"
+                ' question or problem; name another: --rl-env-config \'{"columns": {"question": "its name"}}\''
+            )
+        return case
 
 
 def is_file(name: str) -> bool:
     """Whether a name is that of a file; otherwise it is a data set of the Hub."""
-    return name.endswith(SUFFIXES) or name.startswith((".", "/", "~")) or Path(name).is_file()
+    return name.endswith((".jsonl", ".json", ".parquet")) or name.startswith((".", "/", "~")) or Path(name).is_file()
 
 
-def read_file(name: str) -> Iterator[tuple[str, object]]:
-    """The rows of a JSON lines or parquet file, or of a list in a .json file, each with its place for messages.
+def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
+    """The rows of a JSON lines or parquet file, of a list in a .json file, or of a split of a data set of the Hub, each
+    with its place for messages.
 
     Raises:
         EnvironmentFailed: the file cannot be read.
     """
-    file = Path(os.path.expanduser(name))
+    if not is_file(name):
+        path, _, config = name.partition(":")
+        for number, row in enumerate(import_module("datasets").load_dataset(path, config or None, split=split)):
+            yield f"{name}, {split}, row {number}", row
+        return
+    file, text = Path(os.path.expanduser(name)), b""
     try:
         if file.suffix == ".parquet":
-            for number, row in enumerate(import_module("pyarrow.parquet").read_table(file).to_pylist()):
-                yield f"{name}, row {number}", row
-            return
-        text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+            rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
+        else:
+            text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+            is_list = file.suffix == ".json" and text.lstrip().startswith(b"[")
+            rows = json.loads(text) if is_list else []
+            text = b"" if is_list else text
     except Exception as error:
         raise EnvironmentFailed(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-    if file.suffix == ".json" and text.lstrip().startswith(b"["):
-        for number, row in enumerate(_parsed(text, name)):
-            yield f"{name}, row {number}", row
-        return
+    for number, row in enumerate(rows):
+        yield f"{name}, row {number}", row
     for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            place = f"{name}, line {number}"
-            yield place, _parsed(line, place)
-
-
-def _parsed(text: bytes, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise EnvironmentFailed(f"{place}: not JSON: {error}\nEach line is one object.") from None
-
-
-def read_hub(name: str, split: str) -> Iterator[tuple[str, object]]:
-    """The rows of a split of a data set of the Hub, each with its place for messages."""
-    path, _, config = name.partition(":")
-    for number, row in enumerate(import_module("datasets").load_dataset(path, config or None, split=split)):
-        yield f"{name}, {split}, row {number}", row
-
-
-def as_case(row: Row, place: str) -> Row:
-    """A row with `prompt`, in whichever of the forms it is.
-
-    Raises:
-        EnvironmentFailed: it is in none of them.
-    """
-    row = {**row, **{name: _unpacked(row[name]) for name in ("prompt", "messages", "reward_model") if name in row}}
-    messages, question = row.get("messages"), row.get("question") or row.get("problem")
-    if "prompt" not in row and isinstance(messages, list) and messages:
-        is_solved = isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant"
-        answer = {"answer": messages[-1].get("content")} if is_solved else {}
-        row = {"prompt": messages[:-1] if is_solved else messages, **answer, **row}
-    elif "prompt" not in row and isinstance(question, str):
-        row = {"prompt": [{"role": "user", "content": question}], **row}
-    truth = row.get("reward_model")
-    if isinstance(truth, Mapping) and "ground_truth" in truth:
-        row = {"ground_truth": truth["ground_truth"], **row}
-    prompt = row.get("prompt")
-    is_chat = isinstance(prompt, list) and prompt and all(isinstance(one, Mapping) and "role" in one for one in prompt)
-    if not (is_chat or (isinstance(prompt, str) and prompt)):
-        raise EnvironmentFailed(
-            f"{place}: no prompt (it has: {', '.join(map(str, row))})\nIt needs a column prompt, messages, question or"
-            ' problem; name another: --rl-env-config \'{"columns": {"question": "its name"}}\''
-        )
-    return row
+        place = f"{name}, line {number}"
+        try:
+            if line.strip():
+                yield place, json.loads(line)
+        except ValueError as error:
+            raise EnvironmentFailed(f"{place}: not JSON: {error}\nEach line is one object.") from None
 
 
 def _unpacked(value: object) -> object:
     """Messages or an object that are written as JSON text, as some tables hold them; any other value as it is."""
-    if not (isinstance(value, str) and value.lstrip().startswith(("[{", "{"))):
-        return value
     try:
-        parsed = json.loads(value)
+        parsed = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
-    is_messages = isinstance(parsed, list) and all(isinstance(one, Mapping) and "role" in one for one in parsed)
-    return parsed if is_messages or (isinstance(parsed, Mapping) and "ground_truth" in parsed) else value
+    return parsed if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed) else value
 
 
-def question_of(row: Row) -> str:
-    """What a case asks: its text, or the last message of the user."""
-    if isinstance(row["prompt"], str):
-        return row["prompt"]
-    return str(next((message["content"] for message in reversed(row["prompt"]) if message["role"] == "user"), ""))
+def _are_messages(value: Any) -> bool:
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(isinstance(one, Mapping) and "role" in one for one in value)
 
 
-def _sampled(rows: list[Row], ratio: float) -> list[Row]:
-    """So many times the rows, spread evenly over them."""
-    count = round(len(rows) * ratio)
-    return [rows[number * len(rows) // count] for number in range(count)]
+def as_messages(prompt: str | list[Any]) -> list[Any]:
+    """A prompt as messages: text is one of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def with_solved(rows: list[Row], few_shot: int, system: str | None) -> list[Row]:
+    """The rows after the first few, which are solved cases in their prompts, with this system prompt.
+
+    Raises:
+        EnvironmentFailed: one of the first few has no answer.
+    """
+    solved = []
+    for row in rows[:few_shot]:
+        asked = [message["content"] for message in as_messages(row["prompt"]) if message["role"] == "user"]
+        if not asked or not isinstance(row.get("answer"), (str, int, float)):
+            raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
+        solved.append((str(asked[-1]), str(row["answer"])))
+    if not solved and system is None:
+        return rows
+    return [{**row, "prompt": prompted(as_messages(row["prompt"]), system, solved)} for row in rows[few_shot:]]
+
+
+@dataclass(kw_only=True, eq=False)
+class ScoredRows(RowSource):
+    """Asks the rows' prompts; the judges of a row's `data_source` score the answers."""
+
+    eval_data: Data | None = None
+    """Rows that are not trained on; None: some of the others are held out."""
+    judge_set: Judges = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.eval_data is None:
+            self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
+
+    def use(self, judges: Judges) -> None:
+        """Score by these judges."""
+        self.judge_set = judges
+        if not judges.compares:
+            self.score_group = None  # type: ignore[method-assign, assignment]
+
+    def build_dataset(self) -> list[Row]:
+        """The rows of `data`."""
+        return self._checked(self.cases())
+
+    def build_eval_dataset(self) -> list[Row]:
+        """The rows of `eval_data`."""
+        assert self.eval_data is not None
+        held_out = RowSource(
+            data=self.eval_data, split=self.split, columns=self.columns, system=self.system, few_shot=self.few_shot
+        )
+        return self._checked(held_out.cases())
+
+    def score_episode(self, **episode: Any) -> Score:
+        """The weighted sum of the judges that look at one answer."""
+        return self.judge_set(**episode)
+
+    def score_group(self, **group: Any) -> list[Score]:
+        """The scores of a group, with the judges that compare its answers."""
+        return self.judge_set.compare(**group)
+
+    def reference(self, case: Row) -> str | None:
+        """The right answer of a row, if it has one."""
+        for judge in self.judge_set.judges_of(case) if "ground_truth" in case else ():
+            if judge.place in EXAMPLES:
+                return EXAMPLES[judge.place].format(case["ground_truth"])
+        return None if case.get("answer") is None else str(case["answer"])
+
+    def _checked(self, rows: list[Row]) -> list[Row]:
+        for number, row in enumerate(rows):
+            try:
+                self.judge_set.check_row(row)
+            except EnvironmentFailed as error:
+                raise EnvironmentFailed(f"row {number}: {error}") from None
+        return rows
+
+
+@dataclass(eq=False)
+class JudgedRows(ScoredRows):
+    """The rows of the files that the id names."""
+
+    id: str
+    judges: JudgeDescription | None = field(default=None, kw_only=True)
+    data: Data | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.data = self.id.split(",")
+        self.use(Judges.described(self.judges).load())
+        self.source_files = self.judge_set.source_files
+        low, high = self.judge_set.score_range
+        self.requirements = EnvRequirements(
+            "process" if any(judge.may_hang for judge in self.judge_set) else None,
+            score_range=(low, high) if math.isfinite(high - low) else "any",
+        )
+
+    def reference(self, case: Row) -> str | None:
+        """The right answer of a row, if it has one; without another, its ground truth."""
+        found = super().reference(case)
+        return str(case["ground_truth"]) if found is None and "ground_truth" in case else found
+
+
+def check_id(id: str, settings: Mapping[str, Any]) -> None:
+    """Check files and judges without running anything.
+
+    Raises:
+        ConfigError: a file or a judge does not exist, or a setting is wrong.
+    """
+    for data in (id.split(","), settings.get("eval_data")):
+        if data is not None:
+            ratios_of(data)
+    for judge in Judges.described(settings.get("judges")):
+        judge.check()

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
-from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.value_types import score_bounds
@@ -59,29 +58,6 @@ Row = TypeVar("Row")
 ChatMessage = dict[str, object]
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
-ScoreRange = tuple[float, float] | Literal["any"]
-
-
-def read_score_range(given: object, adapter: str) -> ScoreRange:
-    """The setting score_range, in the form in which an environment declares it.
-
-    Raises:
-        ConfigError: it is missing, or is not a range.
-    """
-    if given is None:
-        raise ConfigError(
-            f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
-            ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
-        )
-    bounds = bounds_in(given)
-    if bounds is None:
-        raise ConfigError(f"rl_env_config: score_range must be LOW,HIGH with the lower one first, or any; not {given}")
-    return "any" if given == "any" else bounds
-
-
-def bounds_in(given: object) -> tuple[float, float] | None:
-    """The lowest and the highest score of a setting, which is text or a list; None if it is neither."""
-    return score_bounds(",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given))
 
 
 def requires(
@@ -90,9 +66,18 @@ def requires(
     """What an adapter's environment requires, with the setting score_range.
 
     Raises:
-        ConfigError: see read_score_range.
+        ConfigError: it is missing, or is not a range.
     """
-    return EnvRequirements(isolation, score_range=read_score_range(score_range, adapter), **more)
+    if score_range is None:
+        raise ConfigError(
+            f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
+            ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
+        )
+    bounds = score_bounds(score_range)
+    if bounds is None:
+        what = f"LOW,HIGH with the lower one first, or any; not {score_range}"
+        raise ConfigError(f"rl_env_config: score_range must be {what}")
+    return EnvRequirements(isolation, score_range="any" if score_range == "any" else bounds, **more)
 
 
 def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:
@@ -122,16 +107,6 @@ def prompted(
     for question, answer in shots:
         solved += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return [*head, *solved, *messages[len(head) :]]
-
-
-def weighted(components: Mapping[str, tuple[float | None, float]]) -> Score:
-    """The sum of components, each with its weight, and each as a metric of its own.
-
-    A component that is None is left out; if all are, the episode is unscored.
-    """
-    known = {name: (float(value), weight) for name, (value, weight) in components.items() if value is not None}
-    metrics = {name: value for name, (value, _) in known.items()}
-    return Score(sum(value * weight for value, weight in known.values()) if known else None, metrics)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from aitrain.environment.adapters.settings import RandomStream, game_rows, naming_unknown, requires
 from aitrain.environment.contract import Score
-from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
+from aitrain.environment.user_modules import load_object, parse_id, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 Opponent = Callable[[str, random.Random], str]
@@ -66,6 +66,9 @@ class TextArena:
         self.id = id if is_named else f"{id}-raw"  # by default each observation is the whole game
         self.config = {**config, **(game or {})}
         self.size, self.seed, self.system, self.seat = size, seed, system, seat
+        if opponent not in OPPONENTS and ":" not in opponent:
+            what = f"there is no opponent {opponent}: name {', '.join(OPPONENTS)}, or a function: file.py:name"
+            raise ConfigError(f"rl_env_config: {what}")
         self.opponent: Opponent = OPPONENTS.get(opponent) or load_object(*parse_id(opponent)[0])
         self.source_files = source_files((), [self.opponent], "textarena")
         with naming_unknown("textarena", self.id):
@@ -80,14 +83,30 @@ class TextArena:
 
     def episode(self, game_seed: int, seed: int) -> Generator[str, str, Score]:
         """Play until the game ends; a game that a limit ends is lost if there are other players, else worth nothing."""
-        match = _Match(self, game_seed, random.Random(seed))
+        stream, rng, is_over = RandomStream(game_seed), random.Random(seed), False
+        last_moves = dict[int, str]()  # the last text with moves that each player was shown
+        with stream.active():
+            env = self.start_game(self.players, game_seed)
         try:
-            seen = match.until_own_turn()
-            while seen is not None:
-                seen = match.play((yield seen))
+            while not is_over:
+                player, messages = env.get_observation()
+                others = [(sender, str(text)) for sender, text, _ in messages if sender != player]
+                seen = [text if sender == GAME else f"[Player {sender}] {text}" for sender, text in others]
+                if player == self.seat:
+                    action = yield "\n".join(seen) or "It is your turn."
+                else:
+                    with_moves = [text for text in seen if MOVE.search(text)]
+                    last_moves[player] = with_moves[-1] if with_moves else last_moves.get(player, "\n".join(seen))
+                    action = self.opponent(last_moves[player], rng)
+                with stream.active():
+                    is_over, _ = env.step(action)
         except GeneratorExit:
             return Score(-1.0 if self.players > 1 else 0.0, {"unfinished": 1.0})
-        return match.score()
+        rewards, info = env.close()
+        wrong = {player for player in range(self.players) if info[player].get("invalid_move")}
+        others_erred = bool(wrong - {self.seat})
+        metrics = {"invalid_move": float(self.seat in wrong), "opponent_erred": float(others_erred)}
+        return Score(None if others_erred else float((rewards or {}).get(self.seat, -1)), metrics)
 
     def start_game(self, players: int, seed: int) -> Any:
         """A new game."""
@@ -109,57 +128,3 @@ class TextArena:
             else:
                 return players
         raise ConfigError(f"rl_env: {self.id} cannot be started with 1 to {MOST_PLAYERS} players")
-
-
-class _Match:
-    """One game: the policy has a seat, the opponent all others."""
-
-    def __init__(self, owner: TextArena, seed: int, rng: random.Random) -> None:
-        self.owner, self.rng, self.stream = owner, rng, RandomStream(seed)
-        with self.stream.active():
-            self.env = owner.start_game(owner.players, seed)
-        self.is_over, self.last_moves = False, dict[int, str]()  # the last text with moves that each player was shown
-
-    def play(self, reply: str) -> str | None:
-        """Make the policy's move; returns what it sees at its next turn, None if the game is over."""
-        self._step(reply)
-        return self.until_own_turn()
-
-    def until_own_turn(self) -> str | None:
-        """Let the others move; returns what the policy sees at its turn, None if the game is over."""
-        while not self.is_over:
-            player, messages = self.env.get_observation()
-            others = [(sender, str(text)) for sender, text, _ in messages if sender != player]
-            seen = [text if sender == GAME else f"[Player {sender}] {text}" for sender, text in others]
-            if player == self.owner.seat:
-                return "\n".join(seen) or "It is your turn."
-            with_moves = [text for text in seen if MOVE.search(text)]
-            self.last_moves[player] = with_moves[-1] if with_moves else self.last_moves.get(player, "\n".join(seen))
-            self._step(self.owner.opponent(self.last_moves[player], self.rng))
-        return None
-
-    def score(self) -> Score:
-        """The reward of the policy's seat; None if another player lost by an invalid move."""
-        rewards, info = self.env.close()
-        own = self.owner.seat
-        wrong = {player for player in range(self.owner.players) if info[player].get("invalid_move")}
-        metrics = {"invalid_move": float(own in wrong), "opponent_erred": float(bool(wrong - {own}))}
-        return Score(None if wrong - {own} else float((rewards or {}).get(own, -1)), metrics)
-
-    def _step(self, action: str) -> None:
-        with self.stream.active():
-            self.is_over, _ = self.env.step(action)
-
-
-def check_id(id: str, settings: Mapping[str, object]) -> None:
-    """Check the opponent without running anything.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    name = str(settings.get("opponent", "any_legal"))
-    if name not in OPPONENTS:
-        if ":" not in name:
-            known = ", ".join(OPPONENTS)
-            raise ConfigError(f"rl_env_config: there is no opponent {name}: name {known}, or a function: file.py:name")
-        check_objects(parse_id(name), "function")

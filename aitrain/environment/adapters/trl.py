@@ -8,54 +8,52 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.adapters.reward import Rewards, check_functions
-from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
-from aitrain.environment.adapters.settings import RandomStream, prompted, requires, weighted
+from aitrain.environment.adapters.reward import RewardFunction, reward_judges
+from aitrain.environment.adapters.rows import Data, Row, RowSource, ratios_of
+from aitrain.environment.adapters.settings import RandomStream, prompted, requires
 from aitrain.environment.contract import Prompt, Score
+from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
 from aitrain.environment.user_modules import check_objects, load_object, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 
 
-class TRLEnvironment:
+@dataclass(eq=False)
+class TRLEnvironment(RowSource):
     """A new instance of the class for each episode: its public methods are the tools, `reset` gets the row.
 
     An episode ends with the first answer without a tool call.
     """
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        data: Data | None = None,
-        split: str = "train",
-        columns: Mapping[str, str] | None = None,
-        rewards: str | None = None,
-        weights: Sequence[float] | None = None,
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        score_range: object = None,
-    ) -> None:
-        self.requirements = requires(score_range, "trl")
-        self.factory, places = load_object(*parse_id(id)[0]), parse_id(rewards) if rewards else []
-        self.rewards = Rewards(places, weights)
-        made_of = [self.factory, *self.rewards.functions.values()]
-        self.source_files = source_files([*parse_id(id), *places], made_of)
-        if not rewards and not hasattr(self.factory, "get_reward"):
-            raise ConfigError(f"rl_env_config: {id} has no get_reward: name reward functions with `rewards`")
-        self.source = None if data is None else RowSource(data, split, columns or {}, size, seed, system)
-        self.size, self.prompt = size or 200, prompted([], system)
+    id: str
+    data: Data | None = field(default=None, kw_only=True)
+    rewards: str | None = field(default=None, kw_only=True)
+    weights: Sequence[float] | None = field(default=None, kw_only=True)
+    score_range: object = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.requirements = requires(self.score_range, "trl")
+        own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
+        named = reward_judges(self.rewards, self.weights) if self.rewards else []
+        functions = list(map(RewardFunction, named))
+        judges = [function.judge() for function in functions]
+        if hasattr(self.factory, "get_reward"):
+            judges.append(Judge(own[0][1], bounds=(-math.inf, math.inf), function=_own_reward))
+        self.judges = Judges({ANY_SOURCE: judges})
+        self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
+        if not judges:
+            raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 
     def build_dataset(self) -> list[Row]:
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""
-        if self.source is None:
-            return [{"prompt": self.prompt, "trl_row": {}} for _ in range(self.size)]
-        rows = self.source.cases()  # without the message that `reset` continues
+        if self.data is None:
+            return [{"prompt": prompted([], self.system), "trl_row": {}} for _ in range(self.size or 200)]
+        rows = self.cases()  # without the message that `reset` continues
         prompts = [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][:-1] for row in rows]
         return [{**row, "prompt": prompt, "trl_row": row} for row, prompt in zip(rows, prompts, strict=True)]
 
@@ -65,14 +63,14 @@ class TRLEnvironment:
         with RandomStream(seed).active():
             made = self.factory()
             said = run_if_async(made.reset(**trl_row))
-        return _TRLEpisode(made, said, self.rewards, trl_row)
+        return _TRLEpisode(made, said, self.judges, trl_row)
 
 
 class _TRLEpisode:
     """One instance of the class."""
 
-    def __init__(self, made: Any, said: object, rewards: Rewards, row: Row) -> None:
-        self.made, self.said, self.rewards, self.row, self.reply = made, said, rewards, row, ""
+    def __init__(self, made: Any, said: object, judges: Judges, row: Row) -> None:
+        self.made, self.said, self.judges, self.row, self.reply = made, said, judges, row, ""
         self.prompt = _continued(row.get("prompt", []), said)
 
     def opening(self) -> object:
@@ -91,12 +89,12 @@ class _TRLEpisode:
     def score(self) -> Score:
         """The weighted sum of the reward functions' rewards, and of the class's own with the weight 1."""
         completion = [{"role": "assistant", "content": self.reply}]
-        score = self.rewards.of_one(self.row, prompts=self.prompt, completions=completion, environments=self.made)
-        if not hasattr(self.made, "get_reward"):
-            return score
-        own = run_if_async(self.made.get_reward())
-        total = weighted({type(self.made).__name__: (own, 1.0), "rewards": (score.score, 1.0)})
-        return Score(total.score, {**total.metrics, **score.metrics})
+        case = {**self.row, "prompt": self.prompt}
+        return self.judges(completion=completion, text=self.reply, case=case, environment=self.made)
+
+
+def _own_reward(environment: Any) -> object:
+    return run_if_async(environment.get_reward())
 
 
 def _continued(prompt: Prompt, said: Any) -> Prompt:
@@ -131,6 +129,7 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
         ConfigError: one of them does not exist.
     """
     check_objects(parse_id(id), "class")
-    if settings.get("rewards"):
-        check_functions(parse_id(str(settings["rewards"])))
-    check_data(settings.get("data"))
+    for judge in reward_judges(str(settings["rewards"])) if settings.get("rewards") else ():
+        judge.check()
+    if settings.get("data") is not None:
+        ratios_of(settings["data"])

@@ -17,25 +17,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.settings import (
-    ChatMessage,
-    choose,
-    prompted,
-    requires,
-)
+from aitrain.environment.adapters.rows import with_solved
+from aitrain.environment.adapters.settings import choose, requires
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import Message
 from aitrain.environment.user_modules import module_specs, package_files, source_files
 from aitrain.errors import ConfigError, EpisodeTruncated
@@ -44,23 +38,23 @@ Foreign: TypeAlias = Any
 """An object of verifiers, which has no types here."""
 
 
-@dataclass(frozen=True)
-class VerifiersSettings:
-    """The settings of both adapters."""
+@dataclass(eq=False)
+class VerifiersEnvironment:
+    """What the adapters of both versions share: the settings."""
 
     id: str
-    size: int | None = None
-    seed: int | None = None
-    system: str | None = None
-    few_shot: int = 0
-    score_range: object = None
-    arguments: Mapping[str, object] = field(default_factory=dict)
+    size: int | None
+    seed: int | None
+    system: str | None
+    few_shot: int
+    score_range: object
+    arguments: Mapping[str, object]
 
-    def requires(self, weights: Sequence[float], max_turns: int | None = None) -> EnvRequirements:
-        """What the environment requires, with the range of scores.
+    def declare(self, weights: Sequence[float], parts: Iterable[object], max_turns: int | None = None) -> None:
+        """Declare what the environment requires, and the files of its module and of these parts of it.
 
         Raises:
-            ConfigError: it is not set: verifiers does not bound the value of a reward function.
+            ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
         """
         if self.score_range is None:
             low, high = sum(min(0.0, weight) for weight in weights), sum(max(0.0, weight) for weight in weights)
@@ -69,34 +63,20 @@ class VerifiersSettings:
                 f" score_range\nIts weights are {', '.join(f'{weight:g}' for weight in weights)}: if each reward is"
                 f' from 0 to 1, that is "score_range": "{low:g},{high:g}".'
             )
-        return requires(self.score_range, "verifiers", max_turns=max_turns)
+        self.requirements = requires(self.score_range, "verifiers", max_turns=max_turns)
+        module = module_of(self.id)
+        own = package_files(module) if module_specs(module) else []
+        self.source_files = list(dict.fromkeys([*own, *source_files((), parts, "verifiers")]))
 
     @property
-    def module(self) -> str:
-        """The module of the id, which may name an owner, a version, a function or an environment around a taskset."""
-        return self.id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0].replace("-", "_")
+    def count(self) -> int | None:
+        """Number of rows that are asked or shown; None: all."""
+        return None if self.size is None else self.size + self.few_shot
 
-    def source_files(self, objects: Iterable[object]) -> list[Path]:
-        """The files of the module, and those that define these parts of its environment."""
-        own = package_files(self.module) if module_specs(self.module) else []
-        return list(dict.fromkeys([*own, *source_files((), objects, "verifiers")]))
 
-    def choose_rows(self, count: int) -> tuple[list[int], list[int]]:
-        """Numbers of the rows that are solved cases of the prompts, and of those that are asked."""
-        size = None if self.size is None else self.size + self.few_shot
-        chosen = choose(range(count), size, self.seed)
-        return chosen[: self.few_shot], chosen[self.few_shot :]
-
-    def prompt_with(self, prompt: Sequence[ChatMessage], shots: Sequence[tuple[str, object]]) -> list[ChatMessage]:
-        """A prompt with the system prompt and the solved cases of the settings.
-
-        Raises:
-            ConfigError: a solved case has no answer.
-        """
-        for question, answer in shots:
-            if not isinstance(answer, (str, int, float)) or not question or answer == "":
-                raise ConfigError("rl_env_config: few_shot: the cases of this environment have no `answer` to show")
-        return prompted(prompt, self.system, ((question, str(answer)) for question, answer in shots))
+def module_of(id: str) -> str:
+    """The module of an id, which may name an owner, a version, a function or an environment around a taskset."""
+    return id.rpartition("+")[2].partition(":")[0].rsplit("/", 1)[-1].partition("@")[0].replace("-", "_")
 
 
 def as_openai(message: Foreign) -> Message:
@@ -104,14 +84,12 @@ def as_openai(message: Foreign) -> Message:
     given = dict(message) if isinstance(message, Mapping) else message.model_dump()
     plain = {key: value for key, value in given.items() if value is not None}
     calls = [call if isinstance(call, Mapping) else call.model_dump() for call in plain.pop("tool_calls", None) or ()]
-    if calls:
-        plain["tool_calls"] = [call if "function" in call else _as_call(call) for call in calls]
+    for call in calls:
+        if "function" not in call:
+            function = {"name": call["name"], "arguments": call["arguments"]}
+            call = {"id": call["id"], "type": "function", "function": function}
+        plain.setdefault("tool_calls", []).append(call)
     return {**plain, "role": "user" if plain["role"] == "text" else plain["role"], "content": plain.get("content", "")}
-
-
-def _as_call(call: Mapping[str, object]) -> Message:
-    function = {"name": call["name"], "arguments": call["arguments"]}
-    return {"id": call["id"], "type": "function", "function": function}
 
 
 def endpoint_client(endpoint: Endpoint) -> Foreign:
@@ -168,16 +146,6 @@ class ScorerMessage(Message):
         return getattr(self._message, name)
 
 
-def for_scorers(given: Mapping[str, object]) -> Message:
-    """The arguments of a reward function, with messages that are dicts and objects."""
-    return {
-        name: [ScorerMessage(message) for message in value]
-        if name in ("prompt", "completion") and isinstance(value, list)
-        else value
-        for name, value in given.items()
-    }
-
-
 @dataclass
 class RubricOutcome:
     """What verifiers' rubric does not pass on of the scoring of one rollout."""
@@ -188,13 +156,6 @@ class RubricOutcome:
     """Functions without a number."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Entries of functions that return several."""
-
-    @classmethod
-    def of_this_rollout(cls) -> RubricOutcome:
-        """A new one, for the calling task."""
-        outcome = cls()
-        _current.set(outcome)
-        return outcome
 
 
 _current: ContextVar[RubricOutcome] = ContextVar("rubric_outcome")
@@ -210,41 +171,47 @@ def watch_rubric(rubric: Foreign) -> list[Foreign]:
 def _watched(function: Foreign, weight: float) -> Foreign:
     @functools.wraps(function)
     async def watched(**given: Foreign) -> float:
+        outcome = _current.get()
+        for name in ("prompt", "completion"):
+            if isinstance(given.get(name), list):
+                given[name] = list(map(ScorerMessage, given[name]))
         try:
-            value = function(**for_scorers(given))
+            value = function(**given)
             value = await value if inspect.isawaitable(value) else value
             if isinstance(value, Mapping) and not weight:
-                _current.get().metrics.update({f"{function.__name__}/{name}": each for name, each in value.items()})
+                outcome.metrics |= {f"{function.__name__}/{name}": each for name, each in value.items()}
                 raise TypeError("several numbers")
             return float(value)
         except Exception as error:
-            _current.get().unknown.add(function.__name__)
-            if weight:
-                _current.get().error = error
+            outcome.unknown.add(function.__name__)
+            outcome.error = error if weight else outcome.error
             raise
 
     return watched
 
 
-class LegacyVerifiers:
+@dataclass(eq=False)
+class LegacyVerifiers(VerifiersEnvironment):
     """One environment of verifiers 0.3, of any kind, with its rubric."""
 
-    def __init__(self, settings: VerifiersSettings) -> None:
-        self.settings = settings
+    def __post_init__(self) -> None:
         import verifiers
 
-        module, _, function = settings.id.partition(":")
-        with _kept_signals():
-            if function:
-                self.env = getattr(import_module(module.replace("-", "_")), function)(**settings.arguments)
-            else:
-                self.env = verifiers.load_environment(settings.id, **settings.arguments)
+        module, _, function = self.id.partition(":")
+        kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        if function:
+            self.env = getattr(import_module(module.replace("-", "_")), function)(**self.arguments)
+        else:
+            self.env = verifiers.load_environment(self.id, **self.arguments)
+        if threading.current_thread() is threading.main_thread():  # it has replaced the handlers of Ctrl-C and SIGTERM
+            for number, handler in kept.items():
+                signal.signal(number, handler)
         rubric = self.env.rubric
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         turns = getattr(self.env, "max_turns", None) or 0
-        self.requirements = settings.requires(rubric._get_reward_weights(), turns if turns > 0 else None)
-        self.source_files = settings.source_files([*watch_rubric(rubric), self.env])
+        weights = rubric._get_reward_weights()
+        self.declare(weights, [*watch_rubric(rubric), self.env], turns if turns > 0 else None)
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
@@ -257,22 +224,23 @@ class LegacyVerifiers:
         return (lambda: self._rows(self.env.get_eval_dataset())) if has_own else None
 
     def _rows(self, dataset: Foreign) -> list[Message]:
-        shots, asked = self.settings.choose_rows(len(dataset))
-        solved = [
-            (_legacy_prompt(row)[-1]["content"], row.get("answer")) for row in (dataset[number] for number in shots)
-        ]
+        def prompt_of(row: Message) -> list[Message]:
+            prompt = row["prompt"]
+            return list(map(as_openai, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt))
+
         rows = []
-        for row in (dict(dataset[number]) for number in asked):
-            prompt = self.settings.prompt_with(_legacy_prompt(row), solved)
-            rows.append({"prompt": prompt, "vf_input": {key: row[key] for key in row if key != "prompt"}})
-        return rows
+        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.count, self.seed)):
+            vf_input = {key: row[key] for key in row if key != "prompt"}
+            rows.append({"prompt": prompt_of(row), "answer": row.get("answer"), "vf_input": vf_input})
+        return with_solved(rows, self.few_shot, self.system)
 
     async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
         """The environment's rollout; then the score of its rubric, each function of which is a metric."""
         state = await self.env.rollout({**vf_input, "prompt": prompt}, endpoint_client(endpoint), endpoint.model, {})
         if state.get("error") is not None:
             raise state["error"]
-        scoring = RubricOutcome.of_this_rollout()
+        scoring = RubricOutcome()
+        _current.set(scoring)  # for the calling task
         await self.env.rubric.score_rollout(state)
         await self.env.rubric.cleanup(state)
         if scoring.error is not None:
@@ -286,72 +254,62 @@ class LegacyVerifiers:
         self.env._teardown = _nothing
 
 
-@contextmanager
-def _kept_signals() -> Iterator[None]:
-    """Keep the handlers of Ctrl-C and SIGTERM, which an environment of verifiers replaces."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in kept.items():
-            signal.signal(number, handler)
-
-
-def _legacy_prompt(row: Message) -> list[Message]:
-    prompt = row["prompt"]
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [as_openai(message) for message in messages]
-
-
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
 LOCAL = {"type": "subprocess"}
 KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which its client reads the key of the address
 
 
-class VerifiersV1:
+@dataclass(eq=False)
+class VerifiersV1(VerifiersEnvironment):
     """One taskset of verifiers 0.4, with its own environment or a named one (`best-of-n+my-taskset`)."""
 
-    def __init__(self, settings: VerifiersSettings) -> None:
-        self.settings = settings
-        self.env = _load_v1(settings)
-        count = None if settings.size is None else settings.size + settings.few_shot
-        if count is None and self.env.taskset.INFINITE:
+    def __post_init__(self) -> None:
+        self.env = _load_v1(self.id, self.arguments)
+        if self.count is None and self.env.taskset.INFINITE:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
-        self.tasks = list(islice(iter(self.env.taskset), count if settings.seed is None else None))
+        self.tasks = list(islice(iter(self.env.taskset), self.count if self.seed is None else None))
         self.template = self.tasks[0]
         rewards = self.template.hooks("reward")
-        self.source_files = settings.source_files([*rewards, self.env, self.env.taskset])
         weights = [getattr(function, "_vf_weight", 1.0) for function in rewards]
         weights += [judge.config.weight for judge in self.template.plugged_judges()]
-        self.requirements = settings.requires(weights)
-        self.lock, self._starting = threading.Lock(), asyncio.Lock()
+        self.declare(weights, [*rewards, self.env, self.env.taskset])
+        self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
     def build_dataset(self) -> list[Message]:
         """One row for each task, with the task's data in it."""
-        shots, asked = self.settings.choose_rows(len(self.tasks))
-        known = (self.tasks[number].data for number in shots)
-        solved, rows = [(one.prompt_text, getattr(one, "answer", None)) for one in known], []
-        for task in (self.tasks[number] for number in asked):
-            prompt = self.settings.prompt_with(_v1_prompt(task.data), solved)
-            rows.append({"prompt": prompt, "vf_data": self._with_prompt(task.data, prompt).model_dump(mode="json")})
-        return rows
+        from verifiers.v1.dialects.chat import message_to_wire
 
-    def _with_prompt(self, data: Foreign, prompt: list[Message]) -> Foreign:
-        """The task's data with the settings' system prompt and solved cases; unchanged without them."""
-        changed: Message = {} if self.settings.system is None else {"system_prompt": self.settings.system}
-        if self.settings.few_shot:
-            changed["prompt"] = [message for message in prompt if message["role"] != "system"]
-        return type(data).model_validate({**data.model_dump(), **changed}) if changed else data
+        rows: list[Message] = []
+        for data in (task.data for task in choose(self.tasks, self.count, self.seed)):
+            own = data.prompt or []
+            asks: list[Message] = [{"role": "user", "content": own}]
+            asks = asks if isinstance(own, str) else list(map(message_to_wire, own))
+            head: Message = {"role": "system", "content": data.system_prompt}
+            prompt = [head, *asks] if data.system_prompt else asks
+            rows.append({"prompt": prompt, "answer": getattr(data, "answer", None), "vf_data": data})
+        rows = with_solved(rows, self.few_shot, self.system)
+        for row in rows:
+            changed: Message = {} if self.system is None else {"system_prompt": self.system}
+            if self.few_shot:
+                changed["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
+            data = row["vf_data"]
+            data = type(data).model_validate({**data.model_dump(), **changed}) if changed else data
+            row["vf_data"] = data.model_dump(mode="json")
+        return rows
 
     async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:
         """The environment's episode and its reward; each reward and metric is a metric."""
         from verifiers.v1.clients import EvalClientConfig, ModelContext
 
-        await self._serve()
+        async with self._starting:  # what all episodes of this process share, once
+            if self._serving is None:
+                stack = AsyncExitStack()
+                await stack.enter_async_context(self.env.serving())
+                self._serving = stack
         task = copy.copy(self.template)
         task.data = type(task.data).model_validate(vf_data)
-        with self.lock:
-            os.environ[KEY] = endpoint.api_key
+        os.environ[KEY] = endpoint.api_key  # that of all episodes of this process
         ctx = ModelContext(endpoint.model, EvalClientConfig(base_url=endpoint.base_url, api_key_var=KEY))
         episode = await self.env.run_episode(task, ctx)
         if not episode.ok:
@@ -361,21 +319,13 @@ class VerifiersV1:
         rewards = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         return Score(trace.reward, {**trace.metrics, **rewards})
 
-    async def _serve(self) -> None:
-        """Start what all episodes of this process share, once."""
-        async with self._starting:
-            if self._serving is None:
-                stack = AsyncExitStack()
-                await stack.enter_async_context(self.env.serving())
-                self._serving = stack
-
     async def close(self) -> None:
         """Stop what the episodes shared."""
         if self._serving is not None:
             await self._serving.aclose()
 
 
-def _load_v1(settings: VerifiersSettings) -> Foreign:
+def _load_v1(id: str, arguments: Mapping[str, object]) -> Foreign:
     from pydantic import ValidationError
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.configs.env import EnvConfig
@@ -389,22 +339,14 @@ def _load_v1(settings: VerifiersSettings) -> Foreign:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if os.getcwd() not in paths:  # the tool servers of a taskset are programs that import its module
         os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), os.getcwd()])
-    env, _, taskset = settings.id.rpartition("+")
+    env, _, taskset = id.rpartition("+")
     fields: Foreign = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
     agents = {name: {"harness": {"id": HARNESS}, "runtime": LOCAL} for name in agent_config_fields(fields())}
     try:
-        config = fields.model_validate({"id": env, "taskset": {"id": taskset, **settings.arguments}, **agents})
+        config = fields.model_validate({"id": env, "taskset": {"id": taskset, **arguments}, **agents})
     except ValidationError as error:
         raise ConfigError(f"rl_env_config: {' '.join(str(error).split())[:300]}") from error
     return load_environment(config)
-
-
-def _v1_prompt(data: Foreign) -> list[Message]:
-    from verifiers.v1.dialects.chat import message_to_wire
-
-    own = data.prompt or []
-    asked = [{"role": "user", "content": own}] if isinstance(own, str) else [message_to_wire(one) for one in own]
-    return [{"role": "system", "content": data.system_prompt}, *asked] if data.system_prompt else asked
 
 
 def Verifiers(
@@ -420,14 +362,8 @@ def Verifiers(
     **others: object,
 ) -> object:
     """The environment, by the adapter of the installed version."""
-    settings = VerifiersSettings(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
-    if _is_legacy():
-        from aitrain.environment.adapters.verifiers import LegacyVerifiers
-
-        return LegacyVerifiers(settings)
-    from aitrain.environment.adapters.verifiers import VerifiersV1
-
-    return VerifiersV1(settings)
+    kind = LegacyVerifiers if _is_legacy() else VerifiersV1
+    return kind(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
 
 
 def check_id(id: str, settings: Mapping[str, object]) -> None:
@@ -436,7 +372,7 @@ def check_id(id: str, settings: Mapping[str, object]) -> None:
     Raises:
         ConfigError: there is none.
     """
-    module = VerifiersSettings(id).module
+    module = module_of(id)
     places = [module] if _is_legacy() else [f"verifiers.v1.tasksets.{module}", module]
     if not any(module_specs(place) for place in places):
         raise ConfigError(f"rl_env: the verifiers environment {id} is not installed: there is no module {module}")

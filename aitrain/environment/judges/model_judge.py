@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import os
 import re
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, Field, ValidationError, field_validator
-from pydantic_core import ErrorDetails
 
+from aitrain.environment.urls import check_url
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.redaction import redact
@@ -48,6 +48,29 @@ BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
 
 
+@dataclass
+class _Connections:
+    """The connections of one event loop; a forked process has a loop of its own."""
+
+    client: httpx.AsyncClient
+    slots: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict)
+    """Limit the requests at the same time to an address."""
+    locks: weakref.WeakValueDictionary[str, asyncio.Lock] = field(default_factory=weakref.WeakValueDictionary)
+    """Those of the questions that are asked."""
+
+    @classmethod
+    def of_running_loop(cls) -> _Connections:
+        """Those of the calling task's loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in _of_loop:  # without httpx's own limits: that of the time is for each piece of an answer
+            timeout, limits = httpx.Timeout(None, connect=CONNECT_SECONDS), httpx.Limits()
+            _of_loop[loop] = cls(httpx.AsyncClient(timeout=timeout, limits=limits))
+        return _of_loop[loop]
+
+
+_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = weakref.WeakKeyDictionary()
+
+
 class JudgeServer(BaseModel, frozen=True, extra="forbid"):
     """Where a judge is, and how it is asked.
 
@@ -69,37 +92,25 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise ConfigError(f"judges: {self._problem(error.errors())}") from None
+            raise ConfigError(f"judges: {self._problem(error)}") from None
         if is_offline():
             not_asked.add(self.url)
 
     @classmethod
-    def _problem(cls, errors: Sequence[ErrorDetails]) -> str:
-        name, known = cls.__name__.lower(), list(cls.model_fields)
-        missing = [str(one["loc"][0]) for one in errors if one["type"] == "missing"]
-        for one in errors:
-            setting = ".".join(map(str, one["loc"]))
-            if one["type"] == "extra_forbidden":
-                key = " A key belongs into an environment variable, which key_name names." if "key" in setting else ""
-                return (
-                    f"{name} does not take {setting}.{did_you_mean(setting, known)}{key}\nIt takes: {', '.join(known)}"
-                )
-        if missing:
+    def _problem(cls, error: ValidationError) -> str:
+        name, known, errors = cls.__name__.lower(), list(cls.model_fields), error.errors()
+        places = {".".join(map(str, one["loc"])): one for one in errors}
+        for setting in [place for place, one in places.items() if one["type"] == "extra_forbidden"]:
+            key = " A key belongs into an environment variable, which key_name names." if "key" in setting else ""
+            return f"{name} does not take {setting}.{did_you_mean(setting, known)}{key}\nIt takes: {', '.join(known)}"
+        if missing := [place for place, one in places.items() if one["type"] == "missing"]:
             return f"{name} also needs {', '.join(missing)}"
-        return f"{setting} of {name}: {errors[0]['msg'].removeprefix('Value error, ')}"
+        return f"{next(iter(places))} of {name}: {errors[0]['msg'].removeprefix('Value error, ')}"
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000/v1.")
-        if "@" in parts.netloc or redact(url) != url:
-            raise ValueError(
-                f"the URL of {parts.hostname} holds credentials\nPut the key into an environment variable, which"
-                " key_name names."
-            )
-        return url
+        return check_url(url, "that of key_name")
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server answers, as JSON.
@@ -107,86 +118,44 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         Raises:
             CallFailed: it refuses the request, or fails it `retries + 1` times; the kind is `server` or `timed_out`.
         """
-        url, pause, failure = self.url.rstrip("/") + path, FIRST_PAUSE, Failure("server", "")
+        key = os.environ.get(self.key_name, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url, pause, judge = self.url + path, FIRST_PAUSE, f"the judge at {self.url}"
         connections = _Connections.of_running_loop()
+        slots = connections.slots.setdefault((url, self.concurrency), asyncio.Semaphore(self.concurrency))
         for attempt in range(self.retries + 1):
             if attempt:
                 await asyncio.sleep(min(pause, LONGEST_PAUSE))
                 pause *= 2
             try:
-                async with connections.slots(url, self.concurrency), asyncio.timeout(self.timeout):
-                    response = await connections.client.post(url, json=body, headers=self._headers())
+                async with slots, asyncio.timeout(self.timeout):
+                    response = await connections.client.post(url, json=body, headers=headers)
             except TimeoutError:
-                failure = Failure("timed_out", f"the judge at {self.url} did not answer within {self.timeout:g} s")
+                failure = Failure("timed_out", f"{judge} did not answer within {self.timeout:g} s")
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 what = redact(f"{type(error).__name__}: {error}")
-                failure = Failure("server", f"the judge at {self.url} cannot be reached: {what}")
+                failure = Failure("server", f"{judge} cannot be reached: {what}")
                 continue
-            if response.status_code < 300:
-                return self._json(response)
-            failure = Failure("server", self._refusal(response))
-            if response.status_code < 500 and response.status_code not in BUSY:
+            status, said = response.status_code, redact(" ".join(response.text[:300].split()))
+            if status < 300:
+                try:
+                    return response.json()
+                except ValueError:
+                    raise CallFailed(Failure("server", f"{judge} does not answer in JSON: {said}")) from None
+            advice = {
+                401: f"\nPut the key into the environment variable {self.key_name}.",
+                403: f"\nPut a key that may use it into the environment variable {self.key_name}.",
+                404: "\nCheck the address, which often ends in /v1, and the name of the model.",
+            }.get(status, "")
+            failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
+            if status < 500 and status not in BUSY:
                 break
-            pause = max(pause, _retry_after(response))
+            wait = response.headers.get("retry-after", "")
+            pause = max(pause, float(wait) if wait.isdigit() else 0.0)
         raise CallFailed(failure)
-
-    def _headers(self) -> dict[str, str]:
-        key = os.environ.get(self.key_name, "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
-        return {"Authorization": f"Bearer {key}"} if key else {}
-
-    def _json(self, response: httpx.Response) -> Any:
-        try:
-            return response.json()
-        except ValueError:
-            shown = redact(" ".join(response.text[:200].split()))
-            raise CallFailed(Failure("server", f"the judge at {self.url} does not answer in JSON: {shown}")) from None
-
-    def _refusal(self, response: httpx.Response) -> str:
-        advice = {
-            401: f"Put the key into the environment variable {self.key_name}.",
-            403: f"Put a key that may use it into the environment variable {self.key_name}.",
-            404: "Check the address, which often ends in /v1, and the name of the model.",
-        }.get(response.status_code, "")
-        said = redact(" ".join(response.text[:300].split()))
-        return f"the judge at {self.url} answers with status {response.status_code}: {said}\n{advice}".rstrip()
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        return float(response.headers.get("retry-after", 0))
-    except ValueError:
-        return 0.0
-
-
-def _client() -> httpx.AsyncClient:
-    """A client without httpx's own limits: that of the time is for each piece of an answer."""
-    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_SECONDS), limits=httpx.Limits())
-
-
-@dataclass
-class _Connections:
-    """The connections of one event loop; a forked process has a loop of its own."""
-
-    client: httpx.AsyncClient = field(default_factory=_client)
-    _slots: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict)
-
-    @classmethod
-    def of_running_loop(cls) -> _Connections:
-        """Those of the calling task's loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in _of_loop:
-            _of_loop[loop] = cls()
-        return _of_loop[loop]
-
-    def slots(self, url: str, count: int) -> asyncio.Semaphore:
-        """Limits the requests at the same time to an address."""
-        return self._slots.setdefault((url, count), asyncio.Semaphore(count))
-
-
-_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = weakref.WeakKeyDictionary()
 
 
 LONGEST = 20_000
@@ -206,10 +175,10 @@ DATA_RULE = (
 """What the prompt of a judge says about quoted texts."""
 
 
-def quoted(name: str, text: str) -> str:
-    """The text between tags whose name holds a hash of the text, so that the text cannot contain them; control tokens
-    of chat models are broken up."""
-    text = CONTROL_TOKEN.sub(lambda found: f"{found[0]} ", INVISIBLE.sub("", text))
+def quoted(name: str, said: str | Sequence[Mapping[str, object]]) -> str:
+    """A text or a conversation between tags whose name holds a hash of the text, so that the text cannot contain them;
+    control tokens of chat models are broken up."""
+    text = CONTROL_TOKEN.sub(lambda found: f"{found[0]} ", INVISIBLE.sub("", as_text(said)))
     if len(text) > LONGEST:
         half = LONGEST // 2
         text = f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
@@ -217,13 +186,13 @@ def quoted(name: str, text: str) -> str:
     return f"<{name}-{code}>\n{text}\n</{name}-{code}>"
 
 
-def as_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
+def as_text(said: str | Sequence[Mapping[str, object]]) -> str:
     """A prompt or a conversation as one text."""
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1:
-        return str(prompt[0].get("content") or "")
-    return "\n\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in prompt)
+    if isinstance(said, str):
+        return said
+    if len(said) == 1:
+        return str(said[0].get("content") or "")
+    return "\n\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in said)
 
 
 BUSY_SECONDS = 30.0
@@ -241,14 +210,12 @@ class VerdictStore:
 
     def find(self, key: str) -> list[float] | None:
         """The stored verdict; None if there is none."""
-        with self._transaction("DEFERRED") as database:
-            row = database.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()
-        return None if row is None else [float(value) for value in json.loads(row[0])]
+        rows = self._run("SELECT verdict FROM verdicts WHERE key = ?", key)
+        return json.loads(rows[0][0]) if rows else None
 
     def keep(self, key: str, verdict: list[float]) -> list[float]:
         """Store a verdict; returns the one that counts, which is the first for its key."""
-        with self._transaction("IMMEDIATE") as database:
-            database.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", (key, json.dumps(verdict)))
+        self._run("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", key, json.dumps(verdict))
         return self.find(key) or verdict
 
     def reserve(self, judge: str, max_calls: int | None = None, max_tokens: int | None = None) -> None:
@@ -257,36 +224,35 @@ class VerdictStore:
         Raises:
             CallFailed: the budget is used up.
         """
-        with self._transaction("IMMEDIATE") as database:
-            calls, tokens = self._spent(database, judge)
-            problem = ""
-            if max_calls is not None and calls >= max_calls:
-                problem = f"its budget of {max_calls} calls is used up: raise max_calls"
-            elif max_tokens is not None and tokens >= max_tokens:
-                problem = f"its budget of {max_tokens} tokens is used up ({tokens} were spent): raise max_tokens"
-            if problem:
-                advice = f"or move {self.file} away, as a new file starts a new budget"
-                raise CallFailed(Failure("raised", f"the judge {judge}: {problem}, {advice}"))
-            database.execute("INSERT OR REPLACE INTO spent VALUES (?, ?, ?)", (judge, calls + 1, tokens))
+        limits = (math.inf if limit is None else limit for limit in (max_calls, max_tokens))
+        counted = self._run(
+            "INSERT INTO spent VALUES (?, 1, 0) ON CONFLICT (judge) DO UPDATE SET calls = calls + 1"
+            " WHERE calls < ? AND tokens < ? RETURNING calls",
+            judge,
+            *limits,
+        )
+        if not counted:
+            calls, tokens = self.spent(judge)
+            raise CallFailed(
+                Failure(
+                    "raised",
+                    f"the judge {judge}: its budget is used up, by {calls} calls and {tokens} tokens: raise max_calls"
+                    f" or max_tokens, or move {self.file} away, as a new file starts a new budget",
+                )
+            )
 
     def add_tokens(self, judge: str, tokens: int) -> None:
         """Count the tokens of a call that was reserved."""
-        with self._transaction("IMMEDIATE") as database:
-            database.execute("UPDATE spent SET tokens = tokens + ? WHERE judge = ?", (tokens, judge))
+        self._run("UPDATE spent SET tokens = tokens + ? WHERE judge = ?", tokens, judge)
 
     def spent(self, judge: str) -> tuple[int, int]:
         """Calls and tokens that a judge has spent."""
-        with self._transaction("DEFERRED") as database:
-            return self._spent(database, judge)
+        rows = self._run("SELECT calls, tokens FROM spent WHERE judge = ?", judge)
+        return rows[0] if rows else (0, 0)
 
-    @staticmethod
-    def _spent(database: sqlite3.Connection, judge: str) -> tuple[int, int]:
-        row = database.execute("SELECT calls, tokens FROM spent WHERE judge = ?", (judge,)).fetchone()
-        return row or (0, 0)
-
-    @contextmanager
-    def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """A connection of its own, as threads and forked processes must not share one.
+    def _run(self, statement: str, *values: object) -> list[Any]:
+        """The rows of one statement, which is its own transaction, on a connection of its own, as threads and forked
+        processes must not share one.
 
         Raises:
             CallFailed: the file cannot be read or written.
@@ -296,14 +262,10 @@ class VerdictStore:
                 database.execute("PRAGMA synchronous = OFF")  # what a power failure loses is asked for again
                 for table in TABLES:
                     database.execute(table)
-                database.execute(f"BEGIN {kind}")
-                yield database
-                database.execute("COMMIT")
+                return database.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            message = (
-                f"the judges' file {self.file} cannot be used: {error}\nName another one with cache, or delete it."
-            )
-            raise CallFailed(Failure("raised", message)) from error
+            what = f"the judges' file {self.file} cannot be used: {error}\nName another one with cache, or delete it."
+            raise CallFailed(Failure("raised", what)) from error
 
 
 CACHE = "judge_cache.sqlite"
@@ -311,19 +273,8 @@ CACHE = "judge_cache.sqlite"
 THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
 
-
-@dataclass(frozen=True)
-class Question:
-    """What a judge is asked, and how its reply is read."""
-
-    rule: str
-    """System message: what to judge by, and the form of the reply."""
-    data: str
-    """User message: the quoted texts."""
-    schema: Mapping[str, Any]
-    """JSON schema of the reply."""
-    read: Callable[[Mapping[str, Any]], list[float]]
-    """The verdict of a reply; raises ValueError if it is none."""
+Verdict = Callable[[Mapping[str, Any]], list[float]]
+"""The numbers of a reply; raises ValueError if it is no verdict."""
 
 
 class ModelJudge(JudgeServer, frozen=True):
@@ -346,33 +297,35 @@ class ModelJudge(JudgeServer, frozen=True):
         """The file of the verdicts and of what was spent."""
         return VerdictStore(Path(self.cache if isinstance(self.cache, str) else CACHE).expanduser().absolute())
 
-    async def ask(self, question: Question) -> list[float]:
-        """The verdict of the model; the same question gets the same verdict, also in other processes and runs.
+    async def ask(self, rule: str, parts: Sequence[str], fields: Mapping[str, Any], read: Verdict) -> list[float]:
+        """The verdict of the model by a rule on quoted texts; `fields` are the JSON schemas of the reply's. The same
+        question gets the same verdict, also in other processes and runs.
 
         Raises:
             CallFailed: the server fails, its reply is no verdict, or the budget is used up.
         """
-        messages = [{"role": "system", "content": question.rule}, {"role": "user", "content": question.data}]
+        messages = [{"role": "system", "content": rule}, {"role": "user", "content": "\n\n".join(parts)}]
         body: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": 0}
         body["max_tokens"] = self.max_reply_tokens
         if self.structured:
-            schema = {"name": "verdict", "strict": True, "schema": question.schema}
+            reply = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+            schema = {"name": "verdict", "strict": True, "schema": reply}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.cache is False:
-            return await self._asked(body, question)
+            return await self._asked(body, read)
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        async with _lock_of(key):  # equal answers of a group are judged once
+        async with _Connections.of_running_loop().locks.setdefault(key, asyncio.Lock()):  # equal answers of a group
             found = self.store.find(key)
-            return self.store.keep(key, await self._asked(body, question)) if found is None else found
+            return self.store.keep(key, await self._asked(body, read)) if found is None else found
 
-    async def _asked(self, body: Mapping[str, Any], question: Question) -> list[float]:
+    async def _asked(self, body: Mapping[str, Any], read: Verdict) -> list[float]:
         has_budget = self.max_calls is not None or self.max_tokens is not None
         judge = f"{self.model} at {self.url}"
         if has_budget:
             self.store.reserve(judge, self.max_calls, self.max_tokens)
         answer = await self.post("/chat/completions", body)
         try:
-            said = answer["choices"][0]["message"]["content"] or ""
+            said = str(answer["choices"][0]["message"]["content"] or "")
             tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError):
             problem = f"the judge at {self.url} gave no chat completion: {str(answer)[:200]}"
@@ -380,7 +333,7 @@ class ModelJudge(JudgeServer, frozen=True):
         if has_budget:
             self.store.add_tokens(judge, tokens)
         try:
-            return question.read(json_object(str(said)))
+            return read(json_object(said))
         except ValueError as error:
             raise CallFailed(Failure("server", f"the reply of the judge {self.model} is no verdict: {error}")) from None
 
@@ -400,23 +353,3 @@ def json_object(said: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"it must be one JSON object, not {said.strip()[:80]!r}")
     return found
-
-
-def number_in(reply: Mapping[str, Any], name: str, low: int, high: int) -> float:
-    """The number under a name, as a share of the range from `low` to `high`.
-
-    Raises:
-        ValueError: there is none, or it is not in the range.
-    """
-    value = reply.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ValueError(f"{name} must be a number from {low} to {high}, not {str(value)[:40]}")
-    return (value - low) / (high - low)
-
-
-def _lock_of(key: str) -> asyncio.Lock:
-    """The lock of a question, for the tasks of one event loop."""
-    return _locks.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
-
-
-_locks: weakref.WeakValueDictionary[tuple[int, str], asyncio.Lock] = weakref.WeakValueDictionary()

@@ -8,15 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from aitrain.environment.contract import Prompt, Score
-from aitrain.environment.judges.model_judge import (
-    DATA_RULE,
-    ModelJudge,
-    Question,
-    as_text,
-    is_offline,
-    number_in,
-    quoted,
-)
+from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, is_offline, quoted
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -42,11 +34,6 @@ class Rubric(ModelJudge, frozen=True):
             raise ValueError("scale must be two whole numbers with the lower one first, such as [0, 10]")
         return value
 
-    @property
-    def criteria(self) -> Mapping[str, str]:
-        """The text of each criterion; a single one is called score."""
-        return {"score": self.rubric} if isinstance(self.rubric, str) else self.rubric
-
     async def __call__(
         self,
         text: str,
@@ -61,31 +48,30 @@ class Rubric(ModelJudge, frozen=True):
         """
         if is_offline():
             return Score(None)
-        said = [] if isinstance(prompt, str) else messages[len(prompt) :]
-        parts = [quoted("task", as_text(prompt))] if prompt else []
-        if (case or {}).get(self.reference) is not None:
-            parts.append(quoted("reference", str((case or {})[self.reference])))
-        parts.append(quoted("answer", as_text(said) if len(said) > 1 else text))
-        shares = await self.ask(Question(self._rule(), "\n\n".join(parts), self._schema(), self._read))
-        named = dict(zip(self.criteria, shares, strict=True))
-        return Score(sum(shares) / len(shares), named if len(named) > 1 else {})
-
-    def _rule(self) -> str:
+        criteria = {"score": self.rubric} if isinstance(self.rubric, str) else self.rubric
         low, high = self.scale
-        criteria = "\n".join(f"- {name}: {text}" for name, text in self.criteria.items())
-        reason = ['"reason": "your reasons in a few sentences"'] if self.reason else []
-        form = ", ".join([*reason, *(f'"{name}": N' for name in self.criteria)])
-        return (
-            f"You score an answer to a task.\n{DATA_RULE}\n\nScore by:\n{criteria}\n\nEach N is a whole number from"
-            f" {low} (worst) to {high} (best). Reply with one JSON object and nothing else: {{{form}}}"
+        form = ", ".join([*(['"reason": "your reasons in a few sentences"'] if self.reason else []),
+                          *(f'"{name}": N' for name in criteria)])  # fmt: skip
+        rule = (
+            f"You score an answer to a task.\n{DATA_RULE}\n\nScore by:\n"
+            + "\n".join(f"- {name}: {criterion}" for name, criterion in criteria.items())
+            + f"\n\nEach N is a whole number from {low} (worst) to {high} (best)."
+            f" Reply with one JSON object and nothing else: {{{form}}}"
         )
-
-    def _schema(self) -> Mapping[str, Any]:
-        low, high = self.scale
         number = {"type": "integer", "enum": list(range(low, high + 1))}
-        reason = {"reason": {"type": "string"}} if self.reason else {}
-        properties = {**reason, **dict.fromkeys(self.criteria, number)}
-        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        fields = {**({"reason": {"type": "string"}} if self.reason else {}), **dict.fromkeys(criteria, number)}
 
-    def _read(self, reply: Mapping[str, Any]) -> list[float]:
-        return [number_in(reply, name, *self.scale) for name in self.criteria]
+        def shares_of_scale(reply: Mapping[str, Any]) -> list[float]:
+            for name in criteria:
+                value = reply.get(name)
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                    raise ValueError(f"{name} must be a number from {low} to {high}, not {str(value)[:40]}")
+            return [(reply[name] - low) / (high - low) for name in criteria]
+
+        said = [] if isinstance(prompt, str) else messages[len(prompt) :]
+        truth = (case or {}).get(self.reference)
+        parts = [quoted("task", prompt)] if prompt else []
+        parts += [] if truth is None else [quoted("reference", str(truth))]
+        parts.append(quoted("answer", said if len(said) > 1 else text))
+        shares = await self.ask(rule, parts, fields, shares_of_scale)
+        return Score(sum(shares) / len(shares), dict(zip(criteria, shares, strict=True)) if len(shares) > 1 else {})

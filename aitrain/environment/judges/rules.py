@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from aitrain.environment.adapters.reward import EXAMPLES as REWARD_EXAMPLES
-from aitrain.environment.adapters.reward import boxed, gsm8k
 from aitrain.errors import ConfigError
 
+NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 MATH_CHARACTERS = 3000
 """Characters at the end of an answer that math-verify reads: its time grows with the length."""
 MATH_SECONDS = 5
@@ -20,6 +20,24 @@ MATH_SECONDS = 5
 def exact(text: str, ground_truth: object) -> float:
     """1.0 if the whole answer is the ground truth, white space at both ends aside."""
     return float(text.strip() == str(ground_truth).strip())
+
+
+def gsm8k(text: str, ground_truth: object) -> float:
+    """1.0 if the last `#### number` within the last 300 characters is the ground truth, commas aside."""
+    found = NUMBER.findall(text[-300:])
+    return float(bool(found) and found[-1].replace(",", "") == "".join(str(ground_truth).replace(",", "").split()))
+
+
+def boxed(text: str, ground_truth: object) -> float:
+    r"""1.0 if the content of the last `\boxed{...}`, up to its own closing brace, is the ground truth, white space
+    aside."""
+    _, mark, rest = text.rpartition(r"\boxed{")
+    depth = 1
+    for place, letter in enumerate(rest if mark else ""):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0:
+            return float("".join(rest[:place].split()) == "".join(str(ground_truth).split()))
+    return 0.0
 
 
 def math(text: str, ground_truth: object) -> float:
@@ -52,7 +70,7 @@ def require_math_verify() -> None:
 
 RULES: dict[str, Callable[..., float]] = {"exact": exact, "gsm8k": gsm8k, "boxed": boxed, "math": math}
 """Rules by name."""
-EXAMPLES = {"exact": "{}", "math": r"\boxed{{{}}}", **REWARD_EXAMPLES}
+EXAMPLES = {"exact": "{}", "gsm8k": "#### {}", "boxed": r"\boxed{{{}}}", "math": r"\boxed{{{}}}"}
 """A right answer by each rule, with the ground truth in the place of the braces."""
 SOURCES = {
     "openai/gsm8k": "gsm8k",
@@ -62,5 +80,3 @@ SOURCES = {
     "HuggingFaceH4/MATH-500": "math",
 }
 """The rule for rows of well-known data sets, by their `data_source`."""
-
-__all__ = ["EXAMPLES", "RULES", "SOURCES", "boxed", "exact", "gsm8k", "math", "require_math_verify"]

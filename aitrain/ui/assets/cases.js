@@ -21,7 +21,7 @@ class CaseTable {
     this.body = el("tbody");
     this.more = el("button", { type: "button", class: "wide", onclick: () => this.show({ most: this.most * 4 }) });
     const left = cases.length < all && note(`${count(cases.length)} of ${count(all)} cases: those whose scores changed most.`);
-    this.element = el("div", {}, left, this.counts, el("div", { class: "toolbar" }, chosen || el("span", { class: "hint" }, plural(cases.length, "case")), search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases stacked" }, el("thead", {}, this.head), this.body)), this.more);
+    this.element = el("div", {}, left, this.counts, el("div", { class: "toolbar" }, chosen || el("span", { class: "hint" }, plural(cases.length, "case")), search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases" }, el("thead", {}, this.head), this.body)), this.more);
     this.show({});
   }
 
@@ -59,12 +59,9 @@ class CaseTable {
       ["first", "First", this.isHeldOut ? "score before training" : "mean score of its first group"],
       ["last", "Last", this.isHeldOut ? "score at the last scoring" : "mean score of its last group"],
       ["change", "Change", "last less first; none for a case that was played at one time only"],
-      ["variance", "Variance", "of all its scores; where it is 0, the case teaches nothing"],
-      ["episodes", "Episodes", "how often it was played"],
-      ["failed", "Failed", "episodes without a score because the environment failed"],
     ];
     if (!isChanged) columns.splice(2, 3, ["last", "Score", "the mean of its samples"]);
-    if (this.other) columns.splice(columns.findIndex(([key]) => key === "variance"), 0, ["other", `Last in ${this.other.name}`, "the other run's last score"]);
+    if (this.other) columns.push(["other", `Last in ${this.other.name}`, "the other run's last score"]);
     return columns;
   }
 
@@ -105,13 +102,10 @@ class CaseTable {
     const cells = {
       case: isolated(caseName(row), "case"),
       prompt: isolated(row.prompt, "prompt"),
-      episodes: count(row.episodes),
       first: [scoreBar(row.first), score(row.first)],
       last: [scoreBar(row.last), score(row.last)],
       change: el("span", { class: change }, signed(row.change)),
       other: score(row.other),
-      variance: score(row.variance),
-      failed: row.failed ? el("span", { class: "worse" }, count(row.failed)) : "0",
     };
     const isOne = row.change === null && !this.other;
     const look = el("button", { type: "button", class: "quiet", "aria-label": `${isOne ? "Show the" : "Compare the first and last"} episodes of case ${caseName(row)}`, onclick: () => this.compareCase(row) }, isOne ? "Show" : "Compare");

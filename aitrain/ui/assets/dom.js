@@ -10,8 +10,7 @@ function el(tag, properties = {}, ...children) {
     else if (name in element && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
+  return replaceChildren(element, children);
 }
 
 function replaceChildren(element, ...children) {

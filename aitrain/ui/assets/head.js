@@ -25,10 +25,10 @@ function runHead(summary, showFailures) {
 
 function lead(summary) {
   const environment = summary.environment.class || option(summary, "rl_env");
-  const model = option(summary, "model");
+  const { model } = summary;
   if (!model && !environment) return el("p", { class: "lead" }, "Rollouts without a run folder around them.");
   const where = el("b", {}, isolated(environment || "an environment"));
-  if (summary.job === "eval") return el("p", { class: "lead" }, el("b", {}, isolated(summary.evaluation?.model || model || "a model")), ", evaluated on ", where);
+  if (summary.job === "eval") return el("p", { class: "lead" }, el("b", {}, isolated(model || "a model")), ", evaluated on ", where);
   const what = option(summary, "peft") === "true" ? "a LoRA adapter for " : "";
   return el("p", { class: "lead" }, what, el("b", {}, isolated(model || "a model")), ", trained with GRPO on ", where);
 }

@@ -18,14 +18,7 @@ function results(summary) {
     .filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note(summary.job === "eval" ? "No score yet." : `No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
   if (summary.job === "eval") return el("div", { class: "card result" }, rows.map(([name, hint, one]) => evalRow(name, hint, one)), overlapNote({ eval_overlap: summary.result.overlap, eval_cases: summary.result.cases }), intervalNote(rows), evaluationTable(summary.evaluation));
-  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows), nextSteps(summary));
-}
-
-/** Whether a change is detectable, by its interval and its p-value, which older runs do not have. */
-function directionOfChange({ mean, low, high, p_value }) {
-  if ((p_value ?? 0) > 0.05) return "undetected";
-  const only = p_value == null ? 0 : mean; // scores without bounds that all changed by the same have no interval
-  return (low ?? only) > 0 ? "better" : (high ?? only) < 0 ? "worse" : "undetected";
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name), summary.verdicts[name])), selectionNote(summary), overlapNote(summary.result), intervalNote(rows), nextSteps(summary));
 }
 
 /** What the result suggests, and the commands that follow on it. */
@@ -47,7 +40,7 @@ function overlapNote(result) {
   return el("p", { class: "hint selection" }, `${count(result.eval_overlap)} of ${plural(result.eval_cases, "held-out case")} have the same prompt as a training case: their score does not show what was learned for new ones.`);
 }
 
-function resultRow(name, hint, one, [when, last]) {
+function resultRow(name, hint, one, [when, last], verdict) {
   const [now, after] = one.after ? ["after", one.after] : [when, last];
   const change = one.change;
   const bounds = name.startsWith("pass@") ? [0, 1] : scoreBounds;
@@ -58,7 +51,7 @@ function resultRow(name, hint, one, [when, last]) {
     el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
     el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before, bounds), rangeBar("after", after, bounds)),
     change &&
-      el("p", { class: "change" }, el("b", { class: directionOfChange(change) }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
+      el("p", { class: "change" }, el("b", { class: verdict }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
   );
 }
 
@@ -70,13 +63,9 @@ function scoreTitle(name) {
 function evalRow(name, hint, { after }) {
   const bounds = name.startsWith("pass@") ? [0, 1] : scoreBounds;
   const cases = after && after.count !== null ? plural(after.count, "case") : "score";
-  return el(
-    "div",
-    { class: `scores ${decodingOf(name)}` },
-    el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint)),
-    el("div", { class: "figures" }, bigScore(cases, after)),
-    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("after", after, bounds)),
-  );
+  const what = el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint));
+  const range = el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("after", after, bounds));
+  return el("div", { class: `scores ${decodingOf(name)}` }, what, el("div", { class: "figures" }, bigScore(cases, after)), range);
 }
 
 /** Further numbers of an eval, by decoding. */
@@ -217,10 +206,10 @@ class Page {
       this.runs = await this.source.runs();
       const wanted = new URLSearchParams(location.search);
       const named = (id) => this.runs.find((run) => run.id === id)?.id;
-      const only = this.runs.length === 1 && this.runs[0].is_given ? this.runs[0].id : undefined;
+      const only = this.runs.length === 1 && this.runs[0].is_given && this.runs[0].job !== "sweep" ? this.runs[0].id : undefined;
       this.run = wanted.has("run") ? named(wanted.get("run")) : only;
       this.otherRun = named(wanted.get("with"));
-      if (this.source instanceof Served && !this.run) return this.showTable(wanted.get("run"));
+      if (this.source.isServed && !this.run) return this.showTable(wanted.get("run"));
       await this.open();
     } catch (error) {
       this.main.replaceChildren(el("div", { class: "card" }, note(`This run cannot be shown: ${error.message}`)));
@@ -263,9 +252,9 @@ class Page {
       this.comparison,
       summary.job !== "eval" && section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
       this.machine,
-      section("cases", "Cases", summary.job === "eval" ? "Each with its score." : "Each with its first and its last score. Compare shows what was said then.", this.cases),
-      section("rollouts", "Rollouts", null, this.sampleNote(), this.list.element),
       section("environment", "Environment", "Its source as it ran, with secrets masked.", this.code),
+      section("cases", "Cases", summary.job === "eval" ? "Each with its score." : "Each with its first and its last score. Compare shows what was said then.", this.cases),
+      section("rollouts", summary.job === "eval" ? "Episodes" : "Rollouts", null, this.sampleNote(), this.list.element),
       configuration(summary),
     );
     this.drawNumbers();
@@ -275,8 +264,7 @@ class Page {
 
   sampleNote() {
     if (!this.source.isSample) return null;
-    const { data } = this.source;
-    return el("p", { class: "sample" }, `This page holds ${count(data.episodes.length)} of ${count(data.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
+    return el("p", { class: "sample" }, `This page holds ${count(this.source.held)} of ${count(this.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
   }
 
   /** What changes during a run. */
@@ -360,9 +348,8 @@ class Page {
   }
 
   drawNavigation() {
-    const sections = [...this.main.querySelectorAll("section[id]")];
-    const shown = sections.filter((part) => !part.hidden && part.id !== "reason");
-    this.navigation.replaceChildren(...shown.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
+    const sections = [...this.main.querySelectorAll(":scope > section[id]:not([hidden])")]; // those of the head come and go
+    this.navigation.replaceChildren(...sections.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
   }
 
   /** `/` goes to the search. */
@@ -376,7 +363,7 @@ class Page {
   // -- following
 
   schedule() {
-    if (!(this.source instanceof Served)) return;
+    if (!this.source.isServed) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.follow(), this.isReady ? POLL : POLL_WHILE_READING);
   }

@@ -95,18 +95,25 @@ class RolloutList {
   }
 
   describe(found) {
-    const shown = plural(found.total, "episode") + (found.is_complete ? "" : " so far: the search stopped early, narrow it with the other filters");
+    const shown = plural(found.total, "episode");
     if (!this.source.isSample) return shown;
-    const where = `${shown} among the ${count(this.source.data.episodes.length)} of ${count(this.counted.all)} that this page holds`;
+    const where = `${shown} among the ${count(this.source.held)} of ${count(this.counted.all)} that this page holds`;
     return `${where}. All of them: aitrain view ${this.summary.name}`;
   }
 
   append(groups) {
+    if (this.summary.job === "eval") return this.appendRows(groups);
     const last = this.list.lastElementChild;
     for (const group of groups) {
       if (last?.dataset.group === group.key) last.querySelector(".episodes").append(...this.rows(group));
       else this.list.append(this.card(group));
     }
+  }
+
+  /** The episodes of an eval as one dense table: a card for each case would say little in much room. */
+  appendRows(groups) {
+    if (!this.list.firstChild) this.list.append(el("div", { class: "group" }, el("div", { class: "episodes dense" }, episodeLabels(false, true))));
+    for (const { members } of groups) this.list.querySelector(".episodes").append(...episodeRows(members, this.run, this.source, false, true));
   }
 
   rows(group) {

@@ -10,7 +10,8 @@ const FILTERS = { q: "", status: "", job: "", sort: "-heartbeat" };
 const RUN_COLUMNS = [
   ["name", "Run", "its folder's name, with model and environment", (row) => row.name],
   ["status", "Status", "whether it is still going", (row) => row.status],
-  ["curve", "Reward", "mean score of the training steps, from the first to the last", (row) => row.rewards.at(-1) ?? null],
+  ["options", "Options", "those in which the runs differ", (row) => row.differing],
+  ["curve", "Reward", "mean score of the training steps, from the first to the last; all on one scale", (row) => row.rewards.at(-1) ?? null],
   ["before", "Before", "held-out score before training", (row) => row.before?.mean ?? null],
   ["after", "After", "held-out score after training; while it lasts, the newest one", (row) => row.after?.mean ?? null],
   ["change", "Change", "of the held-out score on the same cases, with its 95% interval", (row) => row.change?.mean ?? null],
@@ -57,6 +58,9 @@ class RunTable {
 
   show() {
     const shown = this.sorted(this.rows.filter((row) => !this.parent(row) && (this.takes(row) || this.children(row).some((child) => this.takes(child)))));
+    this.compareOptions();
+    const rewards = this.rows.flatMap((row) => row.rewards);
+    this.scale = [Math.min(...rewards), Math.max(...rewards)];
     replaceChildren(this.head, el("th", { scope: "col", class: "choose" }, el("span", { class: "unseen" }, "Choose to compare")), RUN_COLUMNS.map((column) => this.heading(column)));
     replaceChildren(this.body, shown.slice(0, this.most).flatMap((row) => [this.line(row), ...(this.open.has(row.id) ? this.sorted(this.children(row)).map((child) => this.line(child)) : [])]));
     this.more.hidden = shown.length <= this.most;
@@ -65,6 +69,14 @@ class RunTable {
     this.empty.hidden = shown.length > 0;
     replaceChildren(this.empty, this.rows.length ? note("No run is like that.") : [el("h2", {}, "No runs here yet"), note("aitrain demo makes one in a minute. This page shows it as soon as it starts.")]);
     this.drawBar();
+  }
+
+  /** The options of each row that another row has differently. */
+  compareOptions() {
+    const runs = this.rows.filter((row) => Object.keys(row.options).length);
+    const names = [...new Set(runs.flatMap((row) => Object.keys(row.options)))];
+    const differing = names.filter((name) => name !== "model" && name !== "rl_env" && new Set(runs.map((row) => row.options[name])).size > 1);
+    for (const row of this.rows) row.differing = differing.filter((name) => name in row.options).map((name) => `${name} ${row.options[name]}`).join(", ");
   }
 
   describe(shown) {
@@ -104,7 +116,7 @@ class RunTable {
     const isSorted = this.filters.sort.replace("-", "") === key;
     const isDown = this.filters.sort.startsWith("-");
     const sort = () => {
-      const isText = key === "name" || key === "status";
+      const isText = ["name", "status", "options"].includes(key);
       this.filter({ sort: (isSorted ? !isDown : !isText) ? `-${key}` : key });
       this.head.querySelector(`[data-key="${key}"]`).focus();
     };
@@ -115,7 +127,8 @@ class RunTable {
   line(row) {
     const cells = {
       status: [statusPill(row), row.status === "running" && row.phase && el("span", { class: "hint phase" }, isolated(row.phase))],
-      curve: sparkline(row.rewards),
+      options: isolated(row.differing),
+      curve: sparkline(row.rewards, this.scale),
       before: this.scoreCell(row.before),
       after: [this.scoreCell(row.after), row.after_step !== null && el("span", { class: "hint" }, `at step ${count(row.after_step)}`)],
       change: this.changeCell(row),
@@ -123,13 +136,9 @@ class RunTable {
       time: row.status === "running" ? timeLeft(row).replace("about ", "").replace(" of training", "") || "–" : duration(row.seconds),
       heartbeat: row.heartbeat ? el("time", { dateTime: new Date(1000 * row.heartbeat).toISOString(), title: new Date(1000 * row.heartbeat).toLocaleString() }, ago(row.heartbeat)) : "–",
     };
-    return el(
-      "tr",
-      { class: row.sweep && this.parent(row) ? "trial" : null, "data-run": row.id },
-      el("td", { class: "choose" }, row.job === "sweep" ? null : this.chooser(row)),
-      el("th", { scope: "row", class: "name" }, this.nameCell(row)),
-      RUN_COLUMNS.slice(1).map(([key, title]) => el("td", { class: key, "data-label": title }, cells[key])),
-    );
+    const first = [el("td", { class: "choose" }, row.job === "sweep" ? null : this.chooser(row)), el("th", { scope: "row", class: "name" }, this.nameCell(row))];
+    const others = RUN_COLUMNS.slice(1).map(([key, title]) => el("td", { class: key, "data-label": title }, cells[key]));
+    return el("tr", { class: row.sweep && this.parent(row) ? "trial" : null, "data-run": row.id }, first, others);
   }
 
   nameCell(row) {
@@ -227,20 +236,19 @@ class RunTable {
   }
 }
 
-const UNITS = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
 function ago(time) {
   const seconds = Math.max(1, Date.now() / 1000 - time);
   const [size, unit] = UNITS.find(([size]) => seconds >= size);
-  return `${plural(Math.floor(seconds / size), unit)} ago`;
+  return `${count(Math.floor(seconds / size))} ${unit} ago`;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** A small curve without axes; its ends in words for those who do not see it. */
-function sparkline(values) {
+/** A small curve without axes, on the scale of all rows; its ends in words for those who do not see it. */
+function sparkline(values, [low, high]) {
   if (values.length < 2) return el("span", { class: "hint" }, values.length ? score(values[0]) : "–");
-  const [low, high] = [Math.min(...values), Math.max(...values)];
   const [width, height] = [110, 26];
   const place = (value) => (high === low ? height / 2 : height - 2 - ((value - low) / (high - low)) * (height - 4));
   const svg = document.createElementNS(SVG, "svg");
@@ -249,5 +257,5 @@ function sparkline(values) {
   for (const [name, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, class: "sparkline", role: "img", "aria-label": `reward ${words}`, preserveAspectRatio: "none" })) svg.setAttribute(name, value);
   line.setAttribute("points", values.map((value, index) => `${((index / (values.length - 1)) * width).toFixed(1)},${place(value).toFixed(1)}`).join(" "));
   svg.append(line);
-  return el("span", { class: "curve-cell", title: `${words}, between ${score(low)} and ${score(high)}` }, svg);
+  return el("span", { class: "curve-cell", title: `${words}; the scale is ${score(low)} to ${score(high)}` }, svg);
 }

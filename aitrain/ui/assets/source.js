@@ -26,43 +26,22 @@ function grouped(episodes) {
   return [...groups.entries()].map(([key, members]) => ({ key, members }));
 }
 
-class Embedded {
-  constructor(data) {
-    this.data = data;
-    this.isSample = data.summary.episodes.all > data.episodes.length;
-    for (const episode of data.episodes) for (const name of ["asked", "row", "tools", "rendered"]) episode[name] = data.shared[episode[name]];
-    const steps = data.episodes.filter((episode) => !episode.eval_phase).map((episode) => episode.step);
-    data.summary.episodes.steps = [...new Set(steps)].sort((one, other) => one - other); // those that can be shown
-  }
-
-  async runs() {
-    return [];
-  }
-
-  async run() {
-    return { ...this.data.summary, is_ready: true, written: this.data.written };
-  }
-
-  async source() {
-    return this.data.source;
-  }
-
-  async cases() {
-    return { rows: this.data.cases, count: this.data.case_count, changes: this.data.case_changes };
-  }
-
-  async episodes(run, query, start = 0) {
+/** The data of report.html; `all` are the episodes that it holds. */
+function embedded({ summary, cases, source, episodes: all, shared, written }) {
+  const isSample = summary.episodes.all > all.length;
+  for (const episode of all) for (const name of ["asked", "row", "tools", "rendered"]) episode[name] = shared[episode[name]];
+  const steps = all.filter((episode) => !episode.eval_phase).map((episode) => episode.step);
+  summary.episodes.steps = [...new Set(steps)].sort((one, other) => one - other); // those that can be shown
+  function episodes(run, query, start = 0) {
     const wanted = query.text.toLowerCase();
-    const isRow = this.data.episodes.some((episode) => episode.case === query.case);
-    const matches = this.data.episodes.filter((episode) => takes(query, episode, isRow) && (!wanted || holds(episode, wanted)));
-    const rows = sorted(matches, query.order);
+    const isRow = all.some((episode) => episode.case === query.case);
+    const rows = sorted(all.filter((episode) => takes(query, episode, isRow) && (!wanted || holds(episode, wanted))), query.order);
     const end = start + 48;
-    return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null, is_complete: true };
+    return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null };
   }
-
-  async episode(run, number) {
-    return this.data.episodes.find((episode) => episode.n === number);
-  }
+  const episode = (run, number) => all.find((one) => one.n === number);
+  const shown = { ...summary, is_ready: true, written };
+  return { isServed: false, isSample, held: all.length, runs: () => [], run: () => shown, source: () => source, cases: () => cases, episodes, episode };
 }
 
 /** `isRow`: whether the query's case is the number of a row, or else a case_idx. */
@@ -99,42 +78,21 @@ function sorted(episodes, order) {
     .flatMap((group) => group.members);
 }
 
-class Served {
-  isSample = false;
-
-  async ask(what, parameters) {
+/** The data of `aitrain view`. */
+function served() {
+  async function ask(what, parameters) {
     const answer = await fetch(`/api/${what}?${new URLSearchParams(parameters)}`);
     const values = await answer.json();
     if (!answer.ok) throw new Error(values.error);
     return values;
   }
-
-  runs() {
-    return this.ask("runs", {});
-  }
-
-  run(run) {
-    return this.ask("run", { run });
-  }
-
-  source(run) {
-    return this.ask("source", { run });
-  }
-
-  cases(run) {
-    return this.ask("cases", { run });
-  }
-
-  episodes(run, query, start = 0) {
-    return this.ask("episodes", { ...query, run, start });
-  }
-
-  episode(run, number) {
-    return this.ask("episode", { run, n: number });
-  }
+  const [run, source, cases] = ["run", "source", "cases"].map((what) => (run) => ask(what, { run }));
+  const episodes = (run, query, start = 0) => ask("episodes", { ...query, run, start });
+  const episode = (run, number) => ask("episode", { run, n: number });
+  return { isServed: true, isSample: false, runs: () => ask("runs", {}), run, source, cases, episodes, episode };
 }
 
 function openSource() {
   const data = document.getElementById("data");
-  return data ? new Embedded(JSON.parse(data.textContent)) : new Served();
+  return data ? embedded(JSON.parse(data.textContent)) : served();
 }

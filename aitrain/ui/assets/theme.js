@@ -1,46 +1,39 @@
 "use strict";
 // Light and dark: the button in the bar of every page.
 
-const THEMES = ["system", "light", "dark"];
+const THEMES = { system: "Auto", light: "Light", dark: "Dark" };
 const darkness = matchMedia("(prefers-color-scheme: dark)");
-
-function storedTheme() {
-  try {
-    const stored = localStorage.getItem("aitrain-theme");
-    return THEMES.includes(stored) ? stored : "system";
-  } catch {
-    return "system"; // a page from a file may have no storage
-  }
+let theme = "system";
+try {
+  theme = localStorage.getItem("aitrain-theme") ?? theme;
+} catch {
+  // a page from a file may have no storage: it lasts as long as the page then
 }
 
-function applyTheme(theme) {
-  document.documentElement.dataset.theme = theme === "system" ? (darkness.matches ? "dark" : "light") : theme;
+function applyTheme() {
+  document.documentElement.dataset.theme = theme in THEMES && theme !== "system" ? theme : darkness.matches ? "dark" : "light";
 }
 
 function themeButton(onchange) {
-  let theme = storedTheme();
   const button = el("button", { type: "button", class: "quiet theme", onclick: () => next() });
   const show = () => {
-    applyTheme(theme);
-    button.textContent = { system: "Auto", light: "Light", dark: "Dark" }[theme];
-    button.setAttribute("aria-label", `Colours: ${theme}. Change`);
+    applyTheme();
+    button.textContent = THEMES[theme] ?? THEMES.system;
+    button.setAttribute("aria-label", `Colours: ${button.textContent}. Change`);
+    onchange();
   };
   function next() {
-    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    const names = Object.keys(THEMES);
+    theme = names[(names.indexOf(theme) + 1) % names.length];
     try {
       localStorage.setItem("aitrain-theme", theme);
-    } catch {
-      // it lasts as long as the page then
+    } finally {
+      show();
     }
-    show();
-    onchange();
   }
-  darkness.addEventListener("change", () => {
-    show();
-    onchange();
-  });
+  darkness.addEventListener("change", show);
   show();
   return button;
 }
 
-if (!document.getElementById("app")) applyTheme(storedTheme()); // a page without a bar
+applyTheme();

@@ -49,47 +49,38 @@ function fact(name, value) {
 }
 
 function transcript(episode) {
-  return el(
-    "div",
-    { class: "transcript" },
-    el(
-      "dl",
-      { class: "facts" },
-      fact("score", score(episode.score)),
-      episode.advantage !== null && fact("advantage", signed(episode.advantage)),
-      fact("ended", stopped(episode.stop)),
-      fact("turns", count(episode.turns)),
-      fact("tokens", count(episode.tokens)),
-      episode.said.every((message) => message.weight_version === undefined) && fact("weight version", count(episode.weight_version)),
-      episode.seconds !== null && fact("environment", seconds(episode.seconds)),
-      Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
-    ),
-    el("div", { class: "transcript-body" }, el("div", { class: "spoken" }, episode.failure && failure(episode), conversation(episode)), given(episode)),
-  );
+  const facts = [
+    fact("score", score(episode.score)),
+    episode.advantage !== null && fact("advantage", signed(episode.advantage)),
+    fact("ended", stopped(episode.stop)),
+    fact("turns", count(episode.turns)),
+    fact("tokens", count(episode.tokens)),
+    episode.said.every((message) => message.weight_version === undefined) && fact("weight version", count(episode.weight_version)),
+    episode.seconds !== null && fact("environment", seconds(episode.seconds)),
+    Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
+  ];
+  const spoken = el("div", { class: "spoken" }, episode.failure && failure(episode), conversation(episode));
+  return el("div", { class: "transcript" }, el("dl", { class: "facts" }, facts), el("div", { class: "transcript-body" }, spoken, given(episode)));
 }
 
 /** Beside the conversation: the row of the dataset, the schemas of the tools, and the prompt as the model got it. */
 function given(episode) {
   const { text, length } = episode.rendered ?? { text: "" };
   const prompt = text && el("details", { class: "fold rendered" }, el("summary", {}, `Rendered prompt (${plural(length ?? text.length, "character")})`), el("div", { class: "holder" }, longText(text, length, 2000)));
-  const folds = [fold(`Case row (${plural(episode.columns, "column")})`, episode.row, episode.columns - episode.row.length, matchMedia("(min-width: 1000px)").matches), fold(`Tools (${count(episode.tools.length)})`, episode.tools), prompt].filter(Boolean);
+  const folds = [fold(`Case row (${plural(episode.row.length, "column")})`, episode.row, matchMedia("(min-width: 1000px)").matches), fold(`Tools (${count(episode.tools.length)})`, episode.tools), prompt].filter(Boolean);
   return folds.length ? el("aside", { class: "given", "aria-label": "What the episode was given" }, folds) : null;
 }
 
-/** Named texts, shown when they are opened; `left` more are not in the page. */
-function fold(title, items, left = 0, open = false) {
+/** Named texts, shown when they are opened. */
+function fold(title, items, open = false) {
   if (!items.length) return null;
   const lines = items.map(({ name, text, length }) => [el("dt", {}, isolated(name)), el("dd", {}, longText(text, length, 600))]);
-  return el("details", { class: "fold", open }, el("summary", {}, title), el("dl", {}, lines), left > 0 && note(`${count(left)} more are in the rollout file.`));
+  return el("details", { class: "fold", open }, el("summary", {}, title), el("dl", {}, lines));
 }
 
 function failure(episode) {
-  return el(
-    "div",
-    { class: "message failure" },
-    el("div", { class: "speaker" }, isolated(`${episode.error.place || "The environment"}: ${failed(episode.failure)}`)),
-    longText(episode.error.message ?? ""),
-  );
+  const speaker = isolated(`${episode.error.place || "The environment"}: ${failed(episode.failure)}`);
+  return el("div", { class: "message failure" }, el("div", { class: "speaker" }, speaker), longText(episode.error.message ?? ""));
 }
 
 const FIRST_MESSAGES = 14;
@@ -136,13 +127,9 @@ function messageBlock(item, episode) {
   const calls = (message.calls ?? []).map(([name, given]) =>
     el("div", { class: "call" }, el("div", { class: "speaker" }, "Tool call ", isolated(name, "name")), longText(given, given.length, 1500)),
   );
-  return el(
-    "div",
-    { class: `message ${kind}` },
-    el("div", { class: "speaker" }, isolated(speaker), message.name && [" ", isolated(message.name, "name")]),
-    message.text || !calls.length ? longText(message.text || "(nothing)", message.length) : null,
-    calls,
-  );
+  const head = el("div", { class: "speaker" }, isolated(speaker), message.name && [" ", isolated(message.name, "name")]);
+  const text = message.text || !calls.length ? longText(message.text || "(nothing)", message.length) : null;
+  return el("div", { class: `message ${kind}` }, head, text, calls);
 }
 
 // -- side by side
@@ -165,24 +152,24 @@ function sideBySide(title, columns, source) {
 }
 
 /** The names of the columns of episode rows. */
-function episodeLabels(hasAdvantage) {
-  const names = ["Score", hasAdvantage && "Advantage", "Last answer", "Ended", "Turns", "Tokens"].filter(Boolean);
+function episodeLabels(hasAdvantage, hasCase = false) {
+  const names = [hasCase && "Case", "Score", hasCase && "Prompt", hasAdvantage && "Advantage", "Last answer", "Ended", "Turns", "Tokens"].filter(Boolean);
   return el("div", { class: `episode-labels ${hasAdvantage ? "" : "without-advantage"}`, "aria-hidden": "true" }, names.map((name) => el("span", { class: name.split(" ").pop().toLowerCase() }, name)));
 }
 
 /** Rows of a group's episodes. Those in which the same was said, with the same score, are one row that unfolds. */
-function episodeRows(episodes, run, source, isOpen = false) {
+function episodeRows(episodes, run, source, isOpen = false, hasCase = false) {
   const same = new Map();
   for (const episode of episodes) same.set(episode.same, [...(same.get(episode.same) ?? []), episode]);
   return [...same.values()].map((members, index) => {
-    const first = episodeRow(members[0], run, source, isOpen && index === 0);
+    const first = episodeRow(members[0], run, source, isOpen && index === 0, hasCase);
     if (members.length === 1) return first;
     const others = el("div", { class: "others", hidden: true });
     const words = `${count(members.length)} identical`;
     const toggle = () => {
       others.hidden = !others.hidden;
       button.setAttribute("aria-expanded", String(!others.hidden));
-      if (!others.hasChildNodes()) others.append(...members.slice(1).map((episode) => episodeRow(episode, run, source)));
+      if (!others.hasChildNodes()) others.append(...members.slice(1).map((episode) => episodeRow(episode, run, source, false, hasCase)));
     };
     const button = el("button", { type: "button", class: "quiet identical", "aria-expanded": "false", onclick: toggle }, words);
     return el("div", { class: "folded" }, first, button, others);
@@ -190,7 +177,7 @@ function episodeRows(episodes, run, source, isOpen = false) {
 }
 
 /** An episode as a line that opens: score, how it ended, the beginning of its last answer. */
-function episodeRow(episode, run, source, isOpen = false) {
+function episodeRow(episode, run, source, isOpen = false, hasCase = false) {
   const place = el("div", { class: "opened", hidden: true });
   const ended = episode.failure ? failed(episode.failure) : stopped(episode.stop);
   const tag = episode.failure ? "tag bad" : episode.stop === "done" ? "quiet-tag" : "tag";
@@ -200,7 +187,9 @@ function episodeRow(episode, run, source, isOpen = false) {
   const button = el(
     "button",
     { type: "button", "aria-label": `${words}: ${episode.answer || "no answer"}`, class: `episode ${hasAdvantage ? "" : "without-advantage"}`, "aria-expanded": "false", onclick: () => toggle() },
+    hasCase && isolated(caseName(episode), "case"),
     cell("score", "score", scoreBar(episode.score), score(episode.score)),
+    hasCase && isolated(episode.prompt, "prompt"),
     hasAdvantage && cell("advantage", "advantage", episode.advantage === null ? "–" : signed(episode.advantage, 2)),
     isolated(episode.answer || "(no answer)", "answer"),
     el("span", { class: "ended" }, el("span", { class: tag }, ended)),

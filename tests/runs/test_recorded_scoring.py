@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aitrain.runs.case_key import CaseKey, match_cases
+from aitrain.runs.recorded_scoring import CaseKey, match_cases
 from aitrain.runs.rollout_record import RolloutRecord
 
 

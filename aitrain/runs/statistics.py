@@ -1,0 +1,549 @@
+"""Means of scores with 95% confidence intervals, changes with p-values, and how many cases a comparison needs.
+
+**The case is the unit**: cases are drawn from the many that could have been asked, and all samples of one case count as
+one value, their mean. So intervals hold for one sample per case and for several, however much those are alike. They
+show the variation over cases, not the variation over training runs.
+
+**A mean of scores between two bounds**, mapped to 0 and 1, gets a score interval: all means m with
+(mean - m)^2 <= a m (1 - m). With a = z^2 / n that is Wilson's interval, which is right where every case is at a bound;
+there, the limits next to the bounds are moved out (Brown, Cai and DasGupta 2001), because Wilson's cover too seldom
+there. Other case means vary less than that, so a = t^2 d / n, with Student's t and d the share that their variance is
+of m (1 - m): the design effect of a survey. For symmetric scores that is about the t interval; near a bound it leans
+away from it, as the data do. It is widened to where Student's interval reaches when it is shifted by the skewness of
+the scores (Hall 1992), which a few scores carry that lie far from the rest. It is never wider than Wilson's.
+
+Scores that are all alike, such as those for the form of an answer while none is right, do not show how often others
+lie far away, and no interval made of them knows it (Bahadur and Savage 1956). Theirs reaches at least as far towards
+each bound, relative to the distance, as Wilson's of values that are all at the other one: as far as cases at that
+bound can be so rare that none was drawn. Equal scores have just that interval, so it is never a point.
+
+**A change** between two scorings of the same cases, with every case at a bound, gets Newcombe's (1998) square-and-add
+interval, made of the two intervals above and the correlation of the cases. Other changes get the interval of the
+cases' own differences, which are from -1 to 1: shifted by their skewness however few they are, as a change is often
+large for a few cases and small for the rest, and with the limits of alike scores if those of the cases that have
+changed were alike before and are alike after.
+
+**Scores without bounds** get Student's t interval, widened by the shifted one. There is none of one case, nor of equal
+ones.
+
+**The p-value** is that of a sign-flip test: if both models were equally good at every case, each difference could as
+well have the other sign. It is the share of all choices of signs whose mean is at least as far from 0 as the measured
+one. With scores of 0 and 1 and one sample a case, that is McNemar's exact test.
+
+**Several environments**: a mean score is the sum of each one's mean, times its share. Its interval is made of theirs:
+the distances to each limit, times the shares, are added as squares (MOVER; G. Zou and A. Donner, Statistics in
+Medicine, 2008). An environment without a scored case is left out, and the shares of the others grow. Cases with an
+equal prompt count as one, with the mean of their values: they say little more than one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import NormalDist, fmean, stdev
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
+
+from aitrain.runs.held_out import DECODINGS, NEARLY, UNIT, Bounds, IntervalValues, ScoreTable, Scoring, bounds_of
+from aitrain.runs.json_values import JsonObject, as_float, as_object
+from aitrain.runs.verdict import Verdict, verdict_of
+
+if TYPE_CHECKING:  # numpy is imported where it is used, as light commands import this module
+    import numpy as np
+
+    Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+T = TypeVar("T")
+Limits: TypeAlias = tuple[float, float]
+
+LEVEL = 0.95
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+POISSON_LIMITS = (0.0512933, 0.3553615, 0.8176914)
+"""The mean of a Poisson variable that is at least 1, 2, 3 with a chance of 1 - LEVEL."""
+MANY_CASES = 50
+"""With more cases than this, three limits next to a bound are moved out; with fewer, two."""
+FEW_CASES = 16
+"""With more cases than this, the skewness of their scores is known well enough to shift an interval by it."""
+ALIKE = 0.2
+"""Scores are alike if no two differ by more than this share of the range, or if they have two values; differences of
+scores, if no two differ by more than half of it."""
+PLACES, EQUAL = 12, 1e-12
+"""Differences and variances below this, of values between 0 and 1, are rounding, as are further decimal places."""
+FEW_DIFFERENCES = 16
+"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them, unless the
+differences have one size."""
+DRAWS, BLOCK = 19_999, 500
+"""Choices of signs, and those that are drawn at once, for less memory."""
+FEWEST_CASES = 6
+"""With fewer, no p-value is as small as the one that a verdict needs."""
+SAME_STEP = 1e-6
+PRECISION = 1e-6
+WANTED_POWER = 0.8
+MOST_CASES = 1_000_000
+
+
+# -- intervals
+
+
+def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
+    """The mean of the scores of cases, one value a case: the mean of its samples. None without a case."""
+    values = list(scores)
+    if not values:
+        return None
+    limits = _limits(_shares(values, bounds)) if bounds else _student(values)
+    return _interval(values, limits, bounds or UNIT, (bounds or UNIT)[0])
+
+
+def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
+    """The mean change of cases, given their scores before and after; None without a case."""
+    changes = [new - old for old, new in zip(before, after, strict=True)]
+    if not changes:
+        return None
+    limits = _change_limits(_shares(before, bounds), _shares(after, bounds)) if bounds else _student(changes)
+    return _interval(changes, limits, bounds or UNIT, 0.0)
+
+
+def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, start: float) -> IntervalValues:
+    """The interval with limits that are shares of the range between the bounds, counted from the start."""
+    mean, size = fmean(values), bounds[1] - bounds[0]
+    interval: IntervalValues = {"mean": mean, "low": None, "high": None, "count": len(values)}
+    if limits is not None:
+        low, high = (start + limit * size for limit in limits)
+        interval |= {"low": min(mean, low), "high": max(mean, high)}
+    return interval
+
+
+def _shares(scores: Sequence[float], bounds: Bounds) -> Array:
+    """The scores as shares of the range, without what rounding has added."""
+    import numpy as np
+
+    low, high = bounds
+    return ((np.array(scores, dtype=np.float64) - low) / (high - low)).clip(0.0, 1.0).round(PLACES)
+
+
+def _are_binary(values: Array) -> bool:
+    return set(values.tolist()) <= {0.0, 1.0}
+
+
+def _extent(values: Array) -> float:
+    """The largest distance of two values, without what rounding adds."""
+    return float(values.max() - values.min()) - EQUAL
+
+
+def _limits(values: Array) -> Limits:
+    """Limits of the mean of values from 0 to 1."""
+    count, ones, different = len(values), round(values.sum()), set(values.tolist())
+    low, high = _of_spread(values, count > FEW_CASES, _extent(values) <= ALIKE or len(different) <= 2)
+    for few, limit in enumerate(POISSON_LIMITS[: 3 if count > MANY_CASES else 2], start=1):
+        if different <= {0.0, 1.0} and ones == few:
+            low = min(low, limit / count)
+        if different <= {0.0, 1.0} and count - ones == few:
+            high = max(high, 1 - limit / count)
+    return low, high
+
+
+def _of_spread(values: Array, is_shifted: bool, are_alike: bool) -> Limits:
+    """The score interval by the variance of the values, widened by what else applies, and not beyond Wilson's, which is
+    the same for values of 0 and 1."""
+    count, mean = len(values), float(values.mean())
+    spread = float(values.var(ddof=1)) if _extent(values) > 0 else 0.0
+    design = spread and student_quantile(count - 1) ** 2 * spread / (mean * (1 - mean))
+    limits = [_score_limits(design / count, mean)]
+    if is_shifted and (shifted := _shifted(values)):
+        limits.append(shifted)
+    if are_alike:
+        share = Z * Z / (count + Z * Z)
+        limits.append((mean * (1 - share), mean + (1 - mean) * share))
+    lowest, highest = _score_limits(Z * Z / count, mean)
+    return max(lowest, min(low for low, _ in limits)), min(highest, max(high for _, high in limits))
+
+
+def _score_limits(a: float, mean: float) -> Limits:
+    """All m with (mean - m)^2 <= a m (1 - m)."""
+    middle = (mean + a / 2) / (1 + a)
+    half = math.sqrt(a * mean * (1 - mean) + a * a / 4) / (1 + a)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _change_limits(before: Array, after: Array) -> Limits:
+    differences, has_changed = after - before, before != after
+    if not (_are_binary(before) and _are_binary(after)):
+        changed = (before[has_changed], after[has_changed])
+        are_alike = _extent(differences) <= ALIKE / 2 or all(_extent(scores) <= ALIKE for scores in changed)
+        low, high = _of_spread((1 + differences) / 2, True, are_alike)
+        return 2 * low - 1, 2 * high - 1
+    old, new = float(before.mean()), float(after.mean())
+    together = float(((before - old) * (after - new)).sum())
+    together = max(0.0, together - 0.5) if together > 0 else together  # Newcombe's correction
+    spreads = len(before) * math.sqrt(old * (1 - old) * new * (1 - new))
+    correlation = together / spreads if spreads else 0.0
+    (old_low, old_high), (new_low, new_high) = _limits(before), _limits(after)
+
+    def distance(one: float, other: float) -> float:
+        return math.sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
+
+    change = new - old
+    return change - distance(new - new_low, old_high - old), change + distance(old - old_low, new_high - new)
+
+
+def _student(scores: Sequence[float]) -> Limits | None:
+    """Limits of the mean of unbounded values; None if they are equal or there is only one."""
+    import numpy as np
+
+    shifted = _shifted(np.array(scores))
+    if shifted is None:
+        return None
+    mean, half = fmean(scores), (shifted[1] - shifted[0]) / 2
+    return min(mean - half, shifted[0]), max(mean + half, shifted[1])
+
+
+def _shifted(values: Array) -> Limits | None:
+    """Student's interval of the mean, shifted by the skewness of the values; None if they are equal."""
+    count, mean = len(values), float(values.mean())
+    deviation = float(values.std(ddof=1)) if count > 1 else 0.0
+    if deviation**2 <= EQUAL * max(mean * mean, 1e-6):
+        return None
+    quantile = student_quantile(count - 1)
+    skewness = float((((values - mean) / deviation) ** 3).mean())
+    shift = skewness * deviation * (2 * quantile**2 + 1) / (6 * count)
+    half = quantile * deviation / math.sqrt(count)
+    return mean + shift - half, mean + shift + half
+
+
+@cache
+def student_quantile(freedom: int) -> float:
+    """Two-sided quantile of Student's t at LEVEL, for `freedom` degrees of freedom, by adding up its density."""
+    import numpy as np
+
+    t, step = np.linspace(0.0, 13.0, 26_001, retstep=True)
+    density = (1 + t * t / freedom) ** (-(freedom + 1) / 2)
+    density *= math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi * freedom)
+    return float(np.interp(LEVEL, np.cumsum(density[1:] + density[:-1]) * step, t[1:]))
+
+
+# -- p-values
+
+
+def sign_flip_p_value(differences: Sequence[float]) -> float:
+    """Two-sided p-value of the mean of the cases' differences; the same one every time it is computed."""
+    import numpy as np
+
+    changed = np.array([difference for difference in differences if difference])
+    count, sizes = len(changed), np.abs(changed)
+    if not count:
+        return 1.0
+    if sizes.max() - sizes.min() < EQUAL * sizes.sum():  # the sums are those of a coin
+        better = int((changed > 0).sum())
+        tail = sum(math.comb(count, heads) for heads in range(min(better, count - better) + 1))
+        return min(1.0, 2 * tail / (1 << count))
+    measured = abs(changed.sum()) - EQUAL * sizes.sum()
+    if count <= FEW_DIFFERENCES:
+        sums = np.zeros(1)
+        for value in changed:
+            sums = np.concatenate([sums + value, sums - value])
+        return float((np.abs(sums) >= measured).mean())
+    rng, extreme = np.random.default_rng(0), 0
+    for start in range(0, DRAWS, BLOCK):
+        signs = rng.choice((-1.0, 1.0), size=(min(BLOCK, DRAWS - start), count))
+        extreme += int((np.abs(signs @ changed) >= measured).sum())
+    return (1 + extreme) / (1 + DRAWS)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected for their number by Holm's method, in the given order."""
+    corrected, highest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        highest = max(highest, min(1.0, p_values[place] * (len(p_values) - rank)))
+        corrected[place] = highest
+    return corrected
+
+
+# -- power
+
+
+def smallest(reaches: Callable[[int], bool], least: int) -> int | None:
+    """The smallest number from `least` on that reaches something, as all larger ones do; None for more than
+    MOST_CASES."""
+    low, high = least - 1, least
+    while not reaches(high):
+        low, high = high, 2 * high
+        if low > MOST_CASES:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class Power:
+    """The probability of detecting a difference between two models, by the noncentral t distribution.
+
+    It is as good as the spread of the cases' differences, which is estimated from a first comparison, and changes with
+    the number of samples a case.
+    """
+
+    spread: float
+    """Standard deviation of the cases' differences."""
+    step: float = 0.0
+    """The smallest difference other than 0 if the others are multiples of it, as with a few samples of 0 or 1: the test
+    then counts a tie as no difference, which costs half a tie on each side."""
+    changing: float = 1.0
+    """Share of cases with a difference other than 0: the test needs FEWEST_CASES of them."""
+    largest: float = math.inf
+    """The largest difference that a case can have."""
+
+    @classmethod
+    def of(cls, differences: Sequence[float], bounds: Bounds | None = None) -> Power | None:
+        """The power of comparisons whose cases differ as these do, of scores between the bounds; None if they all
+        differ by the same."""
+        import numpy as np
+
+        sizes = np.abs([difference for difference in differences if difference])
+        spread = stdev(differences) if len(sizes) and len(differences) > 1 else 0.0
+        if not len(sizes) or spread <= EQUAL * sizes.max():
+            return None
+        multiples, least, most = sizes / sizes.min(), float(sizes.min()), float(sizes.max())
+        has_steps = bool((np.abs(multiples - np.round(multiples)) < SAME_STEP).all())
+        largest = max(bounds[1] - bounds[0], most) if bounds else math.inf
+        return cls(spread, least if has_steps else 0.0, len(sizes) / len(differences), largest)
+
+    def power(self, difference: float, cases: int) -> float:
+        """Probability that so many cases detect a difference, if this is the true one."""
+        if cases < FEWEST_CASES:
+            return 0.0
+        distance = min(abs(difference), self.largest)
+        share = max(self.changing, distance / self.largest)
+        few = range(FEWEST_CASES)
+        enough = 1 - math.fsum(math.comb(cases, k) * share**k * (1 - share) ** (cases - k) for k in few)
+        # no values up to the largest one with this mean vary more
+        spread = self.spread if math.isinf(self.largest) else min(self.spread, math.sqrt(self.largest**2 - distance**2))
+        if not spread:
+            return enough
+        root, quantile, freedom = math.sqrt(cases) / spread, student_quantile(cases - 1), cases - 1
+        # the normal variable that approximates a noncentral t at this quantile (Johnson and Welch)
+        normal = NormalDist(quantile * (1 - 1 / (4 * freedom)), math.sqrt(1 + quantile**2 / (2 * freedom)))
+        return min(enough, sum(normal.cdf((sign * distance - self.step / cases) * root) for sign in (1, -1)))
+
+    def detectable(self, cases: int, power: float = WANTED_POWER) -> float | None:
+        """The smallest difference that so many cases detect with this probability; None if they detect none."""
+        low, high = 0.0, min(self.largest, 100 * self.spread)
+        if self.power(high, cases) < power:
+            return None
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.power(middle, cases) < power else (low, middle)
+        return high
+
+    def cases_needed(self, difference: float, power: float = WANTED_POWER) -> int | None:
+        """The number of cases that detect this difference with this probability; None for more than MOST_CASES."""
+        return smallest(lambda cases: self.power(difference, cases) >= power, FEWEST_CASES)
+
+
+# -- one environment or several
+
+
+@dataclass(frozen=True)
+class ScoredEnv:
+    """An environment: its share of the score, and its held-out cases."""
+
+    name: str = ""
+    """Empty for the only one."""
+    share: float = 1.0
+    """Of 1."""
+    bounds: Bounds | None = UNIT
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """The `prompt_key` of each of its cases, by row number."""
+    train_cases: int = 0
+
+    def part(self, values: Mapping[str, T]) -> dict[str, T]:
+        """The values of its own cases."""
+        return {case: value for case, value in values.items() if case in self.prompts}
+
+    def by_prompt(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The mean value of its cases with each prompt; where all have the same, what they ask is in their rows, and
+        each case counts."""
+        if len(set(self.prompts.values())) < 2:
+            return self.part(values)
+        found: dict[str, list[float]] = {}
+        for case, value in self.part(values).items():
+            found.setdefault(self.prompts[case], []).append(value)
+        return {prompt: fmean(each) for prompt, each in found.items()}
+
+
+Mixture: TypeAlias = tuple[ScoredEnv, ...]
+"""The environments of a run: one without a name, or several."""
+
+
+class EnvResult(TypedDict):
+    """One environment of several in a result.json; its scores are rows of `scores`, such as `sampled, NAME`."""
+
+    share: float
+    train_cases: int
+    eval_cases: int
+    verdict: Verdict | None
+
+
+def named(mixture: Mixture) -> Mixture:
+    """The environments, if there are several."""
+    return tuple(one for one in mixture if one.name)
+
+
+def rows_of(name: str, mixture: Mixture) -> list[tuple[str, Mixture]]:
+    """The rows of a table for a quantity: that of all environments, and of several also that of each."""
+    return [(name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))]
+
+
+def cases_of(mixture: Mixture) -> int:
+    """How many cases there are, those with an equal prompt counted as one."""
+    return sum(len(one.by_prompt(dict.fromkeys(one.prompts, 0.0))) for one in mixture)
+
+
+def bounds_of_mean(mixture: Mixture) -> Bounds | None:
+    """The lowest and the highest weighted mean; None if an environment has no bounds."""
+    if any(one.bounds is None for one in mixture):
+        return None
+    low, high = (sum(one.share * (one.bounds or UNIT)[end] for one in mixture) for end in (0, 1))
+    return low, high
+
+
+def combined(parts: Iterable[tuple[float, IntervalValues | None]]) -> IntervalValues | None:
+    """The interval of a weighted mean, given shares and intervals; None without any."""
+    found = [(share, interval) for share, interval in parts if interval is not None]
+    if len(found) < 2:
+        return found[0][1] if found else None
+    total = sum(share for share, _ in found)
+    mean = sum(share * one["mean"] for share, one in found) / total
+    below = [share * (one["mean"] - one["low"]) / total for share, one in found if one["low"] is not None]
+    above = [share * (one["high"] - one["mean"]) / total for share, one in found if one["high"] is not None]
+    has_limits = len(below) == len(above) == len(found)
+    return {
+        "mean": mean,
+        "low": mean - math.hypot(*below) if has_limits else None,
+        "high": mean + math.hypot(*above) if has_limits else None,
+        "count": sum(one["count"] or 0 for _, one in found),
+    }
+
+
+def of_means(means: Mapping[str, float], mixture: Mixture) -> IntervalValues | None:
+    """The mean of the cases' values with its interval."""
+    return combined((one.share, of_mean(one.by_prompt(means).values(), one.bounds)) for one in mixture)
+
+
+def interval_of_mean(scoring: Scoring, mixture: Mixture) -> IntervalValues | None:
+    """The mean score with its interval; None if nothing was scored."""
+    return of_means({case: fmean(scores) for case, scores in scoring.items() if scores}, mixture)
+
+
+def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
+    """The weighted mean of the environments' mean scores; None if nothing was scored."""
+    found = interval_of_mean(scoring, mixture)
+    return None if found is None else found["mean"]
+
+
+def of_changes(
+    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture, is_tested: bool = True
+) -> IntervalValues | None:
+    """The mean change of the cases that have both values, with its interval and, if it is tested, its p-value; None
+    without a case."""
+    pairs = _pairs(before, after, mixture)
+    change = combined((one.share, of_change(first, second, one.bounds)) for one, first, second in pairs)
+    if change is not None and is_tested:
+        change = {**change, "p_value": sign_flip_p_value(weighted_changes(before, after, mixture))}
+    return change
+
+
+def weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> list[float]:
+    """The changes of the cases that have both values, each times its weight: their mean is that of the mixture."""
+    pairs = _pairs(before, after, mixture)
+    count, total = sum(len(first) for _, first, _ in pairs), sum(one.share for one, first, _ in pairs if first)
+    return [
+        (new - old) * one.share / total * count / len(first)
+        for one, first, second in pairs
+        for old, new in zip(first, second, strict=True)
+    ]
+
+
+def _pairs(
+    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture
+) -> list[tuple[ScoredEnv, list[float], list[float]]]:
+    """The values of each environment's cases that have one before and after, by prompt."""
+    first, second = ({case: side[case] for case in before if case in after} for side in (before, after))
+    return [(one, list(one.by_prompt(first).values()), list(one.by_prompt(second).values())) for one in mixture]
+
+
+def weighted_mean(parts: Sequence[tuple[float, float]]) -> float | None:
+    """The mean of numbers, given with their shares; None without any."""
+    return sum(share * number for share, number in parts) / sum(share for share, _ in parts) if parts else None
+
+
+# -- pass@K
+
+
+def can_be_solved(mixture: Mixture) -> Mixture:
+    """The environments whose scores have bounds, for chances of solving a case."""
+    return tuple(replace(one, bounds=UNIT) for one in mixture if one.bounds is not None)
+
+
+def chances(scoring: Scoring, tries: int, mixture: Mixture) -> dict[str, float]:
+    """Unbiased estimate of the probability that one of `tries` samples is solved, for each case with at least `tries`
+    scored samples, of the environments whose scores have bounds."""
+    found = {}
+    for one in mixture:
+        low, high = one.bounds or (0.0, math.inf)
+        for case, scores in one.part(scoring).items():
+            if one.bounds and len(scores) >= tries:
+                failed = sum(score < high - NEARLY * (high - low) for score in scores)
+                found[case] = 1 - math.comb(failed, tries) / math.comb(len(scores), tries)
+    return found
+
+
+# -- the table of a run
+
+
+def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, tries: int) -> ScoreTable:
+    """The table of scorings named `before_sampled` and so on, with pass@K if cases have several samples; with several
+    environments, also a row for each of them, such as `sampled, NAME`."""
+    rows = dict[str, tuple[list[dict[str, float]], Mixture]]()
+    for decoding in DECODINGS:
+        ends = [scorings.get(f"{phase}_{decoding}", {}) for phase in ("before", "after")]
+        rows[decoding] = [{case: fmean(scores) for case, scores in end.items() if scores} for end in ends], mixture
+        if decoding == "sampled" and tries > 1 and (solvable := can_be_solved(mixture)):
+            rows[f"pass@{tries}"] = [chances(end, tries, mixture) for end in ends], solvable
+    table: ScoreTable = {}
+    for name, ((before, after), envs) in rows.items():
+        for row, part in rows_of(name, envs):
+            change = of_changes(before, after, part)
+            table[row] = {"before": of_means(before, part), "after": of_means(after, part), "change": change}
+    return table
+
+
+def env_results(table: ScoreTable, mixture: Mixture) -> dict[str, EnvResult]:
+    """What result.json says of each environment, beside its rows of the table."""
+    return {
+        one.name: {
+            "share": one.share,
+            "train_cases": one.train_cases,
+            "eval_cases": len(one.prompts),
+            "verdict": verdict_of(table[f"sampled, {one.name}"]["change"]),
+        }
+        for one in named(mixture)
+    }
+
+
+def recorded_mixture(environment: JsonObject, options: JsonObject, cases: Mapping[str, tuple[str, str]]) -> Mixture:
+    """The environments of a run folder, by its environment.json and its options, given the environment and the prompt
+    of each held-out case."""
+    recorded = as_object(environment.get("environments"))
+    several = {name: as_object(facts) for name, facts in recorded.items()}
+    several = several or {"": {"score_range": options.get("rl_score_range")}}
+    return tuple(
+        ScoredEnv(
+            name,
+            as_float(facts.get("share")) or 1.0,
+            bounds_of(facts.get("score_range")),
+            {case: prompt for case, (own, prompt) in cases.items() if own == name or not name},
+        )
+        for name, facts in several.items()
+    )

@@ -1,0 +1,202 @@
+"""A comparison of two models as text for a terminal, and as one HTML file that needs a script for its filters only.
+Control characters of models are escaped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from aitrain.redaction import redact
+from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, compare_all, telling_samples
+from aitrain.runs.held_out import interval_text
+from aitrain.runs.json_values import JsonObject
+from aitrain.runs.recorded_scoring import read_scorings
+from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS
+from aitrain.ui.dashboard import number
+from aitrain.ui.episodes import Limit, episode
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.overview import short_name
+from aitrain.ui.page import asset, rendered
+from aitrain.ui.terminal import text_table
+from aitrain.ui.transcript import BAD, GOOD, MIDDLE, Indented, messages_text, score_text
+
+NARROWEST = 80
+"""Columns of a terminal from which on two transcripts are shown side by side."""
+LONGEST_TEXT = 2_000
+"""Maximum characters of an answer; the page has more."""
+STYLES = ("page.css", "comparison.css")
+SCRIPTS = ("dom.js", "theme.js", "comparison.js")
+MOST_CASES: dict[Outcome, int] = {"lost": 60, "won": 60, "equal": 20, "unscored": 20}
+"""Maximum number of cases with transcripts, of each outcome."""
+MOST_ROWS = 5_000
+"""Maximum number of cases that are listed."""
+MOST_SAMPLES = 4
+IN_THE_PAGE = Limit(text=6_000, first=40, last=10)
+SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
+
+
+def comparison_texts(
+    comparisons: Sequence[Comparison], most_cases: int = 2, detect: float | None = None
+) -> Iterator[RenderableType]:
+    """The comparisons, each from its verdict to the transcripts of the `most_cases` that B lost and won most clearly.
+    `detect`: the difference that the number of cases is computed for, unless it is the measured one."""
+    if len(comparisons) > 1:
+        heads = ("model", comparisons[0].a.label, "itself", "change", f"p, corrected for {len(comparisons)}")
+        yield row_table([replace(one.main, name=one.b.label) for one in comparisons], heads)
+        yield Text()
+    for comparison in comparisons:
+        a, b, verdict = comparison.a, comparison.b, comparison.verdict
+        yield Text.assemble(
+            (escape_controls(f"{b.label} compared with {a.label}: "), "bold"),
+            (VERDICT_WORDS[verdict], f"bold {VERDICT_STYLES[verdict]}"),
+        )
+        for scoring in (a, b):
+            yield Text(escape_controls(f"{scoring.label}: {scoring.model}  {scoring.folder}"), "dim")
+        yield Text()
+        yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
+        yield Text()
+        yield _counts(comparison)
+        for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence(detect))):
+            yield Text(escape_controls(sentence))
+        for note in comparison.notes:
+            yield Text(f"! {escape_controls(redact(note))}", style=MIDDLE)
+        for outcome in SHOWN_OUTCOMES:
+            cases = comparison.cases(outcome)
+            for place, pair in enumerate(cases[:most_cases], start=1):
+                yield Text()
+                yield from case_text(comparison, pair, f"{outcome} {place} of {len(cases)}")
+        yield Text()
+
+
+def row_table(rows: Sequence[ComparedRow], heads: Sequence[str]) -> Text:
+    """The rows with intervals and p-values."""
+    lines: list[list[str | Text]] = [[Text(escape_controls(head), "bold") for head in (*heads, "")]]
+    for row in rows:
+        verdict = Text(VERDICT_WORDS[row.verdict], VERDICT_STYLES[row.verdict]) if row.verdict else Text()
+        means = [interval_text(row.a, False), interval_text(row.b, False), interval_text(row.change, True)]
+        lines.append([escape_controls(row.name), *means, p_text(row.change.get("p_value") or 0.0), verdict])
+    return text_table(lines)
+
+
+def p_text(p_value: float) -> str:
+    """`0.034`, or `< 0.001`."""
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
+def _counts(comparison: Comparison) -> Text:
+    counts = {outcome: len(comparison.cases(outcome)) for outcome in ("won", "lost", "equal", "unscored")}
+    text = Text(f"{len(comparison.pairs)} cases, {comparison.decoding}: ")
+    text.append(f"{counts['won']} won", GOOD if counts["won"] else "").append(", ")
+    text.append(f"{counts['lost']} lost", BAD if counts["lost"] else "").append(f", {counts['equal']} equal")
+    return text.append(f", {counts['unscored']} without a score in one of them" if counts["unscored"] else "")
+
+
+# -- cases
+
+
+def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[RenderableType]:
+    """One case: its prompt, and what each model said, in the episodes that show the difference best."""
+    a, b = comparison.a, comparison.b
+    names = pair.a.case if pair.a.case == pair.b.case else f"{pair.a.case} in {a.label}, {pair.b.case} in {b.label}"
+    scores = f"{number(pair.score_a)} -> {number(pair.score_b)}"
+    yield Text.assemble((f"{title}  ", "bold"), escape_controls(f"{scores}  case {names}"))
+    samples = telling_samples(comparison, pair)
+    records = [scoring.record(sample) for scoring, sample in zip((a, b), samples, strict=True)]
+    yield from messages_text(records[0].transcript()[0])
+    sides = []
+    for scoring, sample, case, record in zip((a, b), samples, (pair.a, pair.b), records, strict=True):
+        count = len(case.samples[comparison.decoding])
+        of = f", one of {count} samples" if count > 1 else ""
+        head = Text.assemble((escape_controls(scoring.label), "bold"), "  ", score_text(sample.score), (of, "dim"))
+        sides.append((head, [_cut(message.text) for message in messages_text(record.transcript()[1])]))
+    yield SideBySide(sides)
+
+
+def _cut(text: Text) -> Text:
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return text[:LONGEST_TEXT].append(f"… {len(text) - LONGEST_TEXT:,} more characters", "dim")
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """What two models said, in two columns of a wide terminal, else one after the other."""
+
+    sides: Sequence[tuple[Text, Sequence[Text]]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if console.is_terminal and options.max_width >= NARROWEST:
+            table = Table.grid(padding=(0, 3), expand=True)
+            for _ in self.sides:
+                table.add_column(ratio=1, overflow="fold")
+            table.add_row(*(Group(head, *said) for head, said in self.sides))
+            yield Padding(table, (0, 0, 0, 2))
+            return
+        for head, said in self.sides:
+            yield Text("  ") + head
+            yield from map(Indented, said)
+
+
+# -- the page
+
+
+def comparison_page(a: Path, b: Path) -> str:
+    """The page of two runs or evals; of the same run twice, its model before training compared with the one after.
+
+    Raises:
+        ConfigError: they cannot be compared.
+    """
+    return page_of_comparisons(compare_all(read_scorings([a] if a.resolve() == b.resolve() else [a, b])))
+
+
+def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
+    """The page of some models that are compared with the same one."""
+    return rendered(
+        "comparison.html",
+        list(map(asset, STYLES)),
+        list(map(asset, SCRIPTS)),
+        title=f"{comparisons[0].b.label} compared with {comparisons[0].a.label}",
+        views=list(map(_view, comparisons)),
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        words=VERDICT_WORDS,
+        outcomes=MOST_CASES,
+        interval=interval_text,
+        p_text=p_text,
+        shown=escape_controls,
+        short_name=short_name,
+    )
+
+
+def _view(comparison: Comparison) -> JsonObject:
+    ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
+    changes = [row.change for row in comparison.rows]
+    limits = [abs(limit) for change in changes for limit in (change["low"], change["high"], change["mean"]) if limit]
+    told = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
+    return {
+        "c": comparison,
+        "notes": [redact(note) for note in comparison.notes],
+        "counts": {outcome: len(comparison.cases(outcome)) for outcome in MOST_CASES},
+        "reach": max(limits, default=1.0),
+        "cases": [(pair, _sides(comparison, pair) if id(pair) in told else []) for pair in ranked],
+    }
+
+
+def _sides(comparison: Comparison, pair: CasePair) -> list[list[JsonObject]]:
+    """Some episodes of a case by each model, beginning with the one that shows the difference best; nothing of a case
+    that an interrupted eval lacks."""
+    cases = [(comparison.a, pair.a), (comparison.b, pair.b)]
+    if not all(case.samples[comparison.decoding] for _, case in cases):
+        return []
+    sides = []
+    for (scoring, case), first in zip(cases, telling_samples(comparison, pair), strict=True):
+        numbers = [sample.number for sample in case.samples[comparison.decoding].values()]
+        numbers.sort(key=lambda number: number != first.number)
+        sides.append([episode(scoring.rollouts, number, IN_THE_PAGE) for number in numbers[:MOST_SAMPLES]])
+    return sides

@@ -1,0 +1,558 @@
+"""A run read once: what terminal, table of runs, page, model card and JSON show of it, and what to do next."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias, TypedDict, TypeVar
+
+from aitrain.options.evaluate import EvalConfig
+from aitrain.options.optimization import default_rate
+from aitrain.options.train import TrainConfig
+from aitrain.redaction import redact, without_secrets
+from aitrain.runs.checkpoint import checkpoints_of
+from aitrain.runs.diagnosis import RunFinding, RunTraits, findings_of
+from aitrain.runs.early_stop import perfect_score
+from aitrain.runs.held_out import (
+    DECODINGS,
+    IntervalValues,
+    ScoreRow,
+    ScoreTable,
+    by_case,
+    recorded_table,
+)
+from aitrain.runs.json_values import JsonObject, regular
+from aitrain.runs.metrics_line import MetricsLine, lines_of, read_metrics
+from aitrain.runs.node_info import read_nodes
+from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
+from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.runs.run_list import state_of
+from aitrain.runs.run_options import read_options
+from aitrain.runs.statistics import (
+    Mixture,
+    bounds_of_mean,
+    interval_of_mean,
+    named,
+    recorded_mixture,
+    score_table,
+)
+from aitrain.runs.verdict import Verdict, verdict_of, verdict_of_scores
+
+Item = TypeVar("Item")
+Series: TypeAlias = dict[str, list[float | None]]
+DEAD = "The run's process has ended without a word: it was killed, or the machine went down."
+POINTS, ROW_POINTS = 1_000, 48
+"""Maximum points of a curve, and of the one in the table of runs."""
+MOST_METRICS = 32 * 2**20
+"""Bytes at the end of metrics.jsonl that the table of runs reads."""
+LOG_BYTES, LOG_LINES = 16_000, 60
+"""Limits of the end of train.log that a page shows."""
+COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap")
+OF_A_PLACE = ("project_name", "output_dir")
+"""Options that differ in any two runs."""
+
+
+class NextStep(TypedDict):
+    """A command, and what it is for."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True)
+class ScoredStep:
+    """The held-out scores of the policy after a step; those of each of several environments are of sampled answers."""
+
+    step: int
+    sampled: IntervalValues | None
+    greedy: IntervalValues | None
+    environments: dict[str, IntervalValues | None] = field(default_factory=dict)
+
+
+class Overview:
+    """The run in a folder; files that are missing or damaged count as empty. Without rollouts, which may not be read
+    yet, a run that goes on has no intervals."""
+
+    def __init__(self, folder: Path, rollouts: RolloutIndex | None = None) -> None:
+        self.run, self.rollouts = RunFolder(folder), rollouts
+
+    @cached_property
+    def recorded(self) -> dict[str, Any]:
+        """status.json."""
+        return read_object(self.run.status)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """result.json."""
+        return read_object(self.run.result)
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """environment.json."""
+        return read_object(self.run.environment)
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """config.yaml."""
+        return dict(read_options(self.run.config))
+
+    @cached_property
+    def lines(self) -> list[MetricsLine]:
+        """metrics.jsonl."""
+        return list(read_metrics(self.run.metrics))
+
+    @cached_property
+    def metrics(self) -> bytes:
+        """The whole lines at the end of metrics.jsonl, as the table of runs has no time to parse them."""
+        return end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
+
+    @property
+    def steps(self) -> list[MetricsLine]:
+        """Its lines of the training."""
+        return [line for line in self.lines if not line.is_scoring]
+
+    # -- how far it is
+
+    @cached_property
+    def status(self) -> str:
+        """The status of `aitrain runs`; `unknown` without one."""
+        state = state_of(self.recorded) if self.recorded else str(self.result.get("status"))
+        return "unknown" if state in ("None", "damaged") else state
+
+    @property
+    def job(self) -> str:
+        """`grpo`, `eval` or `sweep`."""
+        return str(self.recorded.get("job") or self.result.get("job") or "grpo")
+
+    @property
+    def step(self) -> int | None:
+        """Steps done: optimizer steps, episodes of an eval, trials of a sweep."""
+        step = self.recorded.get("step")
+        if self.status != "running":  # the last ones may have come after the last heartbeat
+            logged = re.findall(rb'"step": (\d+)', self.metrics)[-1:]
+            step = max(step or 0, *map(int, logged)) if logged else step
+        return self.result.get("steps") if step is None else step
+
+    @property
+    def state(self) -> JsonObject:
+        """Status and progress; what is unknown is None or empty."""
+        has_failed, is_running = self.status in ("failed", "stalled", "dead"), self.status == "running"
+        reason = self.recorded.get("reason") if has_failed else ""
+        if self.status == "stopped":
+            reason = self.result.get("stopped_because")
+        log = end_of(self.run.log, LOG_BYTES).decode("utf-8", errors="replace") if has_failed else ""
+        return {
+            "status": self.status,
+            "job": self.job,
+            "phase": self.recorded.get("phase") or "" if is_running else "",
+            "step": self.step,
+            "steps": self.recorded.get("steps"),
+            "ends_at": self.recorded.get("ends_at") if is_running else None,
+            "heartbeat": self.recorded.get("heartbeat"),
+            "reason": DEAD if self.status == "dead" else reason or "",
+            "next": self.continuing() if has_failed or self.status == "stopped" else "",
+            "log": redact("\n".join(line.rpartition("\r")[2] for line in log.splitlines()[-LOG_LINES:])),
+        }
+
+    # -- what it trains
+
+    @property
+    def model(self) -> str:
+        """The model's name; of one in a folder of this machine, that of the folder."""
+        given = self.result.get("model")
+        of_eval = given.get("label") if isinstance(given, dict) else ""
+        return short_name(redact(str(self.result.get("base_model") or of_eval or self.options.get("model") or "")))
+
+    @property
+    def environment_name(self) -> str:
+        """The environment's class, or what the options say of it."""
+        name = self.result.get("environment") or self.environment.get("class") or self.options.get("rl_env") or ""
+        return redact(", ".join(map(str, name)) if isinstance(name, list) else str(name))
+
+    @property
+    def option_rows(self) -> list[JsonObject]:
+        """Its options with their defaults, as text, in the order of the job's options."""
+        fields = (EvalConfig if self.job == "eval" else TrainConfig).model_fields
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        known = [name for name in (*fields, *self.options) if name in self.options]
+        values = {name: without_secrets(self.options[name]) for name in known}
+        return [
+            {
+                "name": str(name),
+                "value": _as_shown(value),
+                "default": _as_shown(defaults.get(name)),
+                "is_default": value == defaults.get(name),
+            }
+            for name, value in values.items()
+        ]
+
+    def mixture(self) -> Mixture:
+        """Its environments, with the held-out cases of its rollouts."""
+        return recorded_mixture(self.environment, self.options, self.rollouts.held_out if self.rollouts else {})
+
+    # -- scores
+
+    @cached_property
+    def scores(self) -> ScoreTable:
+        """The held-out scores of result.json, or of the rollouts while there is no result; those of an eval are scores
+        after training."""
+        if self.job == "eval":
+            return {name: {"before": None, "after": value, "change": None} for name, value in self._eval_scores()}
+        table = recorded_table(self.result.get("scores"))
+        if table is not None and self.status != "running":
+            return table
+        if self.rollouts is None:
+            return {"sampled": self._bare_scores()}
+        entries = [entry for entry in self.rollouts.entries if entry.eval_phase.startswith(("before", "after"))]
+        played = {entry.case for entry in entries if entry.eval_phase.startswith("after")}
+        ends: dict[str, list[IndexEntry]] = {}
+        for entry in entries:
+            if entry.case in played or not played:
+                ends.setdefault(entry.eval_phase, []).append(entry)
+        scorings = {phase: _scoring(found) for phase, found in ends.items()}
+        return score_table(scorings, self.mixture(), self.options.get("eval_samples") or 1)
+
+    def _bare_scores(self) -> ScoreRow:
+        before = self.result.get("score_before", self.recorded.get("score_before"))
+        return {"before": _bare(before), "after": _bare(self.result.get("score_after")), "change": None}
+
+    def _eval_scores(self) -> Iterable[tuple[str, IntervalValues | None]]:
+        if self.result:
+            yield from self.result.get("scores", {}).items()
+        elif self.rollouts is not None:
+            phases = _by_phase(self.rollouts.entries)
+            yield from ((name, _newest(phases, name, self.mixture())) for name in DECODINGS)
+        for tries, value in self.result.get("pass_at", {}).items():
+            if int(tries) > 1 and (int(tries) == self.result["samples"] or int(tries).bit_count() == 1):
+                yield f"pass@{tries}", value
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the model is better."""
+        return verdict_of_scores(self.scores)
+
+    @property
+    def selection(self) -> dict[str, Any] | None:
+        """The step that --save-best chose, its score, the number of scorings that were compared, and of their cases if
+        they are in no other score."""
+        known = {"score": "selection_score", "step": "model_step"}
+        known |= {"scorings": "selection_scorings", "cases": "selection_cases"}
+        chosen = {name: self.result.get(given) for name, given in known.items()}
+        return None if chosen["score"] is None else chosen
+
+    @property
+    def held_out(self) -> list[ScoredStep]:
+        """The held-out scores by weight version: of the cases that were played during the training, if there are any.
+        For the step of model/, the scores after training replace earlier ones."""
+        entries = [entry for entry in self.rollouts.entries if entry.eval_phase] if self.rollouts else []
+        mixture, during = self.mixture(), {entry.case for entry in entries if entry.eval_phase.startswith("step")}
+        versions: dict[int, list[IndexEntry]] = {}
+        for entry in entries:
+            if entry.case in during or not during:
+                versions.setdefault(entry.weight_version, []).append(entry)
+        curve = list[ScoredStep]()
+        for step, found in sorted(versions.items()):
+            phases = _by_phase(found)
+            sampled, greedy = (_newest(phases, name, mixture) for name in DECODINGS)
+            each = {one.name: _newest(phases, "sampled", (one,)) for one in named(mixture)}
+            curve.append(ScoredStep(step, sampled, greedy, each))
+        return curve
+
+    @property
+    def evaluation(self) -> JsonObject | None:
+        """The further numbers of an eval, by `sampled` and `greedy`."""
+        if self.job != "eval" or not self.result:
+            return None
+        rows = {"share of cases solved at least once": dict(self.result.get("solved", {}))}
+        for decoding, lengths in self.result.get("lengths", {}).items():
+            for name, length in lengths.items():
+                rows.setdefault(f"tokens of an episode, {name}", {})[decoding] = length
+        rows["turns of an episode, mean"] = self.result.get("turns", {})
+        for decoding, metrics in self.result.get("metrics", {}).items():
+            for name, value in metrics.items():
+                rows.setdefault(name, {})[decoding] = value
+        return {"model": self.model, "values": {name: values for name, values in rows.items() if values}}
+
+    # -- curves
+
+    @cached_property
+    def curves(self) -> tuple[list[int], Series]:
+        """Steps, evenly spread if there are many, and the numbers of the training by their names, each as long."""
+        lines = [(line.step, line.series) for line in evenly(self.steps, POINTS)]
+        names = {name: None for _, series in lines for name in series}
+        drawn = {name: [series.get(name) for _, series in lines] for name in names}
+        return [step for step, _ in lines], {name: y for name, y in drawn.items() if set(y) != {None}}
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the training, without steps that have none."""
+        return [value for value in self.curves[1].get("reward", []) if value is not None]
+
+    def machine(self, node: int = 0) -> JsonObject:
+        """The use of CPU, memory and GPUs over the minutes in which the run was running, at its usual sampling rate: a
+        pause until it was resumed does not count."""
+        lines = list(read_lines(self.run.system_of(node)))
+        times = [float(str(line.pop("time"))) for line in lines]
+        every = median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else 0.0
+        names = {name: None for line in lines for name in line}
+        return {
+            "minutes": [round(number * every / 60, 3) for number in range(len(lines))],
+            "series": {name: [line.get(name) for line in lines] for name in names},
+        }
+
+    # -- episodes
+
+    def episodes(self, rollouts: RolloutIndex) -> dict[str, Any]:
+        """Numbers of episodes by kind, and the steps that have training episodes."""
+        entries = rollouts.entries
+        failures = Counter(entry.failure for entry in entries if entry.failure)
+        return {
+            "all": len(entries),
+            "held_out": sum(entry.is_held_out for entry in entries),
+            "failed": failures.total(),
+            "damaged": rollouts.damaged,
+            "failures": failures,
+            "stops": Counter(entry.stop for entry in entries),
+            "eval_phases": list(dict.fromkeys(entry.eval_phase for entry in entries if entry.eval_phase)),
+            "steps": sorted({entry.step for entry in entries if not entry.eval_phase}),
+        }
+
+    # -- what next
+
+    @property
+    def findings(self) -> list[RunFinding]:
+        """What the diagnostics found."""
+        return findings_of(self.run)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is a training that came to its end, by its steps or by a rule; one that is being continued has the
+        result of its earlier end."""
+        has_ended = self.result.get("status") == "finished" or self.result.get("score_after") is not None
+        return self.job == "grpo" and has_ended and self.recorded.get("status") in (None, "finished", "stopped")
+
+    @property
+    def learned(self) -> bool:
+        """Whether a step changed the weights."""
+        return not self.steps or any(map(_changes_weights, self.steps))
+
+    @property
+    def advice(self) -> str:
+        """What the result of a training suggests; empty if there is nothing to add to the verdict."""
+        if not self.is_over:
+            return ""
+        if self.verdict is None:
+            return "No cases were scored before and after (--eval-cases): nothing says whether the model is better."
+        if self.verdict == "worse":
+            return "A lower learning rate may help, and --save-best, which keeps the best step as the model."
+        if self.verdict == "better":
+            return ""
+        if self.learned:
+            return (
+                "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
+                " smaller differences."
+            )
+        traits = RunTraits(bounds_of_mean(self.mixture()))
+        if all(traits.is_solved({"reward": line.reward or 0.0}) for line in self.steps):
+            return (
+                "All completions had nearly the highest score from the start, so nothing was learned: use harder cases,"
+                " and see with aitrain env check whether wrong answers score less."
+            )
+        return (
+            "In no step did the completions of a group differ in score, so nothing was learned: use easier cases,"
+            " give partial credit, or raise --rl-num-generations or --rl-temperature."
+        )
+
+    @property
+    def next_steps(self) -> list[NextStep]:
+        """Commands that follow on the result of a training that came to its end, the most useful first."""
+        if not self.is_over:
+            return []
+        run = shlex.quote(str(self.run.path))
+        commands = {
+            "talk to it": f"aitrain chat {run}",
+            "before and after, case by case": f"aitrain compare {run}",
+            "every rollout in a browser": f"aitrain view {run}",
+            "score it with more samples": f"aitrain eval {run} --samples 4",
+            "hand it over": f"aitrain export {run}",
+            "train longer": self.continuing(),
+            "train with a lower rate": self._gentler(),
+        }
+        chat, compare, view, score, export, longer, gentler = commands
+        order = {
+            "better": [chat, compare, view, score, export, longer],
+            "worse": [gentler, compare, view],
+            "undetected": [*([longer] if self.learned else []), compare, view, chat],
+            None: [longer, view, chat],
+        }[self.verdict]
+        return [{"what": what, "command": commands[what]} for what in order if commands[what]]
+
+    def continuing(self) -> str:
+        """The command that continues the run; empty if nothing was saved, or the environment came from Python."""
+        if self.job == "eval":
+            has_config = self.run.config.is_file()
+            return f"aitrain eval --config {shlex.quote(str(self.run.config))} --resume" if has_config else ""
+        command, because = self._command(), self.result.get("stopped_because") or ""
+        if not command or not checkpoints_of(self.run):
+            return ""
+        steps = self.result.get("steps")
+        if self.recorded.get("status", "finished") == "finished" and steps:
+            return f"{command} --resume --max-steps {2 * steps}"
+        if "--until" in because:  # a target between the last one and what perfect scores reach
+            mixture, until = self.mixture(), float(self.options["until"])
+            perfect = perfect_score(mixture, self.result["eval_cases"] // len(mixture))
+            low = until if perfect is None or perfect["low"] is None else perfect["low"]
+            higher = math.floor((until + low) / 2 * 100) / 100
+            return f"{command} --resume --until {higher:g}" if higher > until else ""
+        if "--patience" in because:
+            return f"{command} --resume --patience {2 * self.options['patience']}"
+        return f"{command} --resume"
+
+    def _command(self) -> str:
+        has_environment = self.options.get("rl_env") or self.options.get("rl_env_module")
+        return f"aitrain grpo --config {shlex.quote(str(self.run.config))}" if has_environment else ""
+
+    def _gentler(self) -> str:
+        """The command that trains once more, with a third of the learning rate and the best step as the model."""
+        rate = float(self.options.get("lr") or default_rate(self.options.get("peft") is True))
+        flags = "" if self.options.get("save_best") else " --save-best"
+        if not any(line.is_scoring for line in self.lines):
+            flags += f" --eval-strategy steps --eval-steps {max(1, self.result['steps'] // 10)}"
+        return f"{command} --lr {rate / 3:.1g}{flags}" if (command := self._command()) else ""
+
+    # -- for pages
+
+    def to_json(self) -> JsonObject:
+        """The part of a page above the cases and rollouts, and `aitrain show --json`."""
+        step, series = self.curves
+        return {
+            **self.state,
+            "name": self.run.path.name,
+            "model": self.model,
+            "result": {name: self.result.get(name) for name in ("seconds", *COUNTS)},
+            "environment": self.environment,
+            "options": self.option_rows,
+            "curves": {"step": step, "series": series},
+            "system": self.machine(),
+            "machines": [
+                {
+                    "host": node.host,
+                    "address": node.address,
+                    "processes": len(node.pids),
+                    "system": self.machine(node.rank),
+                }
+                for node in read_nodes(self.recorded)
+            ],
+            "scores": self.scores,
+            "evaluation": self.evaluation,
+            "selection": self.selection,
+            "bounds": bounds_of_mean(self.mixture()),
+            "held_out": list(map(asdict, self.held_out)),
+            "episodes": self.episodes(self.rollouts) if self.rollouts else None,
+            "verdict": self.verdict,
+            "verdicts": {name: verdict_of(row["change"]) for name, row in self.scores.items()},
+            "learned": self.learned,
+            "findings": [asdict(finding) for finding in self.findings],
+            "advice": self.advice,
+            "next_steps": self.next_steps,
+        }
+
+    def row(self) -> JsonObject:
+        """The run in the table of runs, from small files and the end of metrics.jsonl."""
+        rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', self.metrics)
+        scorings = [line for line in self.metrics.split(b"\n") if b'"eval_score"' in line]
+        newest = next(lines_of(scorings[-1:]), None)
+        row = self.scores.get("sampled") or self.scores.get("greedy") or self._bare_scores()
+        after = None if self.status == "running" and self.job == "grpo" else row["after"]
+        change = row["change"] if after else None
+        changed_at = self.run.path.stat().st_mtime if self.run.path.exists() else None
+        state = self.state
+        return {
+            **state,
+            "name": self.run.path.name,
+            "reason": str(state["reason"]).partition("\n")[0],
+            "log": "",
+            "model": self.model,
+            "environment": self.environment_name,
+            "options": self._plain_options(),
+            "rewards": list(map(float, evenly(rewards, ROW_POINTS))),
+            "before": row["before"] or _bare(self.recorded.get("score_before")),
+            "after": after or (_bare(newest.eval_score) if newest else None),
+            "after_step": newest.step if newest and after is None else None,
+            "change": change,
+            "learned": b'"frac_reward_zero_std": 1.0' not in self.metrics or self.learned,
+            "verdict": verdict_of(change),
+            "seconds": self.result.get("seconds"),
+            "heartbeat": self.recorded.get("heartbeat") or changed_at,
+        }
+
+    def _plain_options(self) -> dict[str, str]:
+        """The options of one line each, by which runs differ; reading YAML of thousands of runs would take long."""
+        text = end_of(self.run.config, 2**16).decode("utf-8", errors="replace")
+        found = re.findall(r"^(\w+): (.{1,100})$", text, re.MULTILINE)
+        plain = {name: value for name, value in found if name not in OF_A_PLACE and value[0] not in "{["}
+        shown: dict[str, str] = without_secrets(plain)
+        return shown
+
+
+def short_name(model: str) -> str:
+    """The name of a model's folder instead of its whole path; any other name as it is."""
+    return Path(model).name if model.startswith(("/", "~")) else model
+
+
+def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """At most `most` items, evenly spread, with the first and the last one."""
+    if len(items) <= most:
+        return items
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
+def _changes_weights(step: MetricsLine) -> bool:
+    """Whether the completions of a group differed in score, and the learning rate was not 0, as in a warm-up's first
+    step."""
+    return step.values.get("frac_reward_zero_std") != 1.0 and step.values.get("learning_rate") != 0.0
+
+
+def _by_phase(entries: Iterable[IndexEntry]) -> dict[str, list[IndexEntry]]:
+    phases: dict[str, list[IndexEntry]] = {}
+    for entry in entries:
+        phases.setdefault(entry.eval_phase, []).append(entry)
+    return phases
+
+
+def _scoring(entries: Iterable[IndexEntry]) -> Mapping[str, Sequence[float]]:
+    return by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
+
+
+def _newest(phases: Mapping[str, list[IndexEntry]], decoding: str, mixture: Mixture) -> IntervalValues | None:
+    """The mean score of a decoding; that after training, if there are several."""
+    names = sorted((name for name in phases if name.endswith(decoding)), key=lambda name: name.startswith("after"))
+    return interval_of_mean(_scoring(phases[names[-1]]), mixture) if names else None
+
+
+def _bare(mean: float | None) -> IntervalValues | None:
+    """A score without an interval."""
+    return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
+
+
+def _as_shown(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
+
+
+def end_of(path: Path, most: int) -> bytes:
+    """The last bytes of a file, at most `most`."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            file.seek(max(0, path.stat().st_size - most))
+            return file.read(most)
+    except OSError:
+        return b""
