@@ -38,7 +38,8 @@ class SharedPrompts:
     """The cache of one block's prompts, on which the block's passes are computed."""
 
     def __init__(self, model: Any, config: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
-        """`ids`, `mask`: the prompts, padded on the left, of shape (prompts, tokens)."""
+        """`ids`, `mask`: the prompts of the block's rows, padded on the left, of shape (rows, tokens)."""
+        ids, mask, _ = distinct_prompts(ids, mask)
         self.tokens = ids.shape[1] - 1
         """Tokens of the cache; a pass begins with the last token of the prompts."""
         self._cache = DynamicCache(config=config)

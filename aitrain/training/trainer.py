@@ -500,9 +500,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def share_prompts(self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> SharedPrompts:
         """Compute the different ones of the prompts of some rows."""
-        prompts, attended, _ = distinct_prompts(ids, mask)
         with self.accelerator.autocast():
-            return SharedPrompts(model, self.accelerator.unwrap_model(model).config, prompts, attended)
+            return SharedPrompts(model, self.accelerator.unwrap_model(model).config, ids, mask)
 
     def _own_passes(self, lengths: list[int], width: int) -> list[Rows]:
         """Rows of each forward pass over own rows that TRL or aitrain makes without gradients, as many on each process,
