@@ -42,9 +42,9 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import LoadedPolicy, load_policy
 from aitrain.ui.chat_view import ChatView, as_text
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.episode_view import STOPS, show_heading
 from aitrain.workbench.opening import OpenedEnvironment, open_environment
 from aitrain.workbench.play import chosen_case
+from aitrain.workbench.view import STOPS, show_heading
 
 ANSWER_TOKENS = 512
 """Maximum tokens of an answer to a person, unless the user sets it: a run's limit may be that of short answers."""

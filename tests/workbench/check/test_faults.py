@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.registry import CHECKS, run_checks
-from aitrain.workbench.check.repetition import unseeded_generators
-from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.check.second import unseeded_generators
+from aitrain.workbench.check.subject import EnvFinding, Subject
 from aitrain.workbench.opening import open_environment
 
 FOLDER = Path(__file__).parents[2] / "environments" / "faulty"

@@ -1,0 +1,627 @@
+"""Checks of scores: right answers earn them in any form, no other reply does, and they are numbers that repeat."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from aitrain.environment.contract import Case
+from aitrain.execution.failure import Failure
+from aitrain.workbench.check.replies import (
+    CONFIDENT,
+    CONTENTLESS,
+    HOSTILE,
+    HOSTILE_ANSWERS,
+    INJECTIONS,
+    LABELS,
+    NOT_A_NUMBER,
+    core_of,
+    denials,
+    denials_in_format,
+    equivalent_forms,
+    lazy_answers,
+    quoted,
+    rewrapped,
+    same_answer,
+    scaffolds,
+    shotguns,
+    text_of,
+    wrong_answers,
+)
+from aitrain.workbench.check.subject import NO_MODEL, PASS, EnvFinding, Level, NotCheckedError, Subject
+from aitrain.workbench.player import (
+    EMPTY,
+    JUNK,
+    JUNK_TEXT,
+    Constant,
+    Parrot,
+    PlayedEpisode,
+    Policy,
+    Script,
+    as_messages,
+    is_of_service,
+)
+
+NOTHING = 0.05
+"""Share up to which a reply earns nothing."""
+LITTLE = 0.1
+"""Share below which a reply without content earns so little that it is only mentioned."""
+FORMAT_BONUS = 0.2
+"""Share that an answer in the right format without content may earn before it is reported."""
+LAZY = 0.75
+MOST = 0.9
+GRADES = 6
+"""Different scores of replies without content from which a scorer is taken to be graded, such as by similarity."""
+ECHO = "The prompt itself"
+OTHERS = 3
+"""Answers of other cases that are tried on each case."""
+MARGIN = 0.2
+"""Share by which a text that addresses or flatters a judge may raise a score."""
+MOST_FINDINGS = 3
+REPEATS = 3
+NOISE = 0.2
+"""Spread of repeated scores, as a share of the reference's, from which training is hopeless."""
+THE_ANSWER = Script(("the answer",))
+
+Plays = Iterable[tuple[Case, Policy]]
+
+
+@dataclass(frozen=True)
+class Earned:
+    """What one kind of reply earned: its shares, and the episode in which it earned most."""
+
+    what: str
+    shares: list[float]
+    best: PlayedEpisode
+    of: int
+    """Number of the cases; one in which the reply cannot be made earns nothing."""
+
+    @property
+    def reply(self) -> str:
+        """What it said there, shortened; the last reply of a conversation."""
+        return quoted(self.best.replies[-1]) if self.best.replies else "no reply"
+
+    @property
+    def mean(self) -> float:
+        """Mean share over the cases."""
+        return sum(self.shares) / self.of
+
+    @property
+    def passes(self) -> int:
+        """In how many cases it passes."""
+        return sum(share >= PASS for share in self.shares)
+
+    @property
+    def passing(self) -> float:
+        """Fraction of the cases in which it passes."""
+        return self.passes / self.of
+
+    @property
+    def count(self) -> str:
+        """`3 of 4`: the cases in which it passes."""
+        return f"{self.passes} of {self.of}"
+
+    def finding(self, level: Level, what: str, why: str, fix: str) -> EnvFinding:
+        """A finding, with the case in which it earned most."""
+        return EnvFinding(level, what, why, fix, self.best.play.case.case_idx)
+
+
+def earned(subject: Subject, replies: Mapping[str, Plays], of: int = 0) -> list[Earned]:
+    """Play policies on cases, and collect by their description what they earned in `of` cases, or in those in which
+    there is a score; highest first."""
+    pairs = [(what, pair) for what, plays in replies.items() for pair in plays]
+    found: dict[str, list[tuple[float, PlayedEpisode]]] = {}
+    for (what, _), episode in zip(pairs, subject.play(pair for _, pair in pairs), strict=True):
+        if (share := subject.share(episode)) is not None:
+            found.setdefault(what, []).append((share, episode))
+    kinds = [
+        Earned(what, [share for share, _ in got], max(got, key=lambda pair: pair[0])[1], max(of, len(got)))
+        for what, got in found.items()
+    ]
+    return sorted(kinds, key=lambda one: (one.passing, one.mean), reverse=True)
+
+
+def everywhere(subject: Subject, texts: Iterable[str]) -> dict[str, Plays]:
+    """The same reply in each case of the sample, for each of the texts."""
+    return {text: [(case, Constant(text)) for case in subject.sample] for text in texts}
+
+
+# -- replies without the right answer
+
+
+def floor(subject: Subject) -> Iterator[EnvFinding]:
+    """Replies without content."""
+    replies: dict[str, Plays] = {_named(text): plays for text, plays in everywhere(subject, CONTENTLESS).items()}
+    asked = [(case, subject.asked(case)[:2000]) for case in subject.sample]
+    replies[ECHO] = [(case, Constant(text)) for case, text in asked]
+    several = [(case, script) for case, script in subject.referenced if len(script.replies) > 1]
+    replies["The reference's last reply alone"] = [(case, Script(script.replies[-1:])) for case, script in several]
+    if subject.kind != "score_episode":
+        replies["Repeating what the environment says"] = [(case, Parrot()) for case in subject.sample]
+        revealed = [(case, Parrot(only_answer=True)) for case in subject.sample]
+        replies["Repeating an answer that the environment gives away"] = revealed
+    shows_format = any(scaffolds(text) for _, text in asked)
+    paid = [
+        one
+        for one in earned(subject, replies)
+        # some cases may pay much more than others
+        if one.passes
+        or max(one.mean, max(one.shares) - NOTHING) > (FORMAT_BONUS if shows_format and one.what == ECHO else NOTHING)
+    ]
+    if not paid:
+        return
+    worst, *others = paid
+    most = max(worst.shares)
+    is_graded = len({round(share, 3) for one in paid for share in one.shares}) > GRADES
+    if worst.passing >= 0.5 or worst.mean >= MOST:
+        level: Level = "fail"
+    else:
+        level = "info" if not worst.passes and (is_graded or worst.mean < LITTLE) else "warning"
+    yield worst.finding(
+        level,
+        f"{worst.what} earns {subject.shown(worst.mean)}"
+        f"{f', up to {most:.0%} in a case' if most - NOTHING > worst.mean else ''}"
+        f"{f' and full score in {worst.count} cases' if worst.passes else ''}."
+        f"{f' So do {len(others)} other replies without content.' if others else ''}",
+        "The policy is paid for saying nothing, and learns that first.",
+        "Return 0 for a reply without an answer; a partial score should need a part of the answer.",
+    )
+
+
+def _other_answers(subject: Subject) -> Earned | None:
+    """What the references of other cases earn; None if no two cases have different ones."""
+    pairs: list[tuple[Case, Policy]] = []
+    for place, (case, own) in enumerate(subject.referenced):
+        others = [*subject.referenced[place + 1 :], *subject.referenced[:place]]
+        different = []
+        for other, theirs in others:
+            if text_of(case.prompt or "") == text_of(other.prompt or ""):
+                is_other = subject.kind != "score_episode"
+            else:
+                is_other = len(own.replies) > 1 or not same_answer(
+                    core_of(own.replies[-1]), core_of(theirs.replies[-1])
+                )
+            if is_other and own != theirs:
+                different.append((case, theirs))
+        pairs += different[:OTHERS]
+    return next(iter(earned(subject, {"another case's answer": pairs})), None)
+
+
+def other_answer(subject: Subject) -> Iterator[EnvFinding]:
+    """Right answers of other cases."""
+    found = _other_answers(subject)
+    if found is None or not found.passes:
+        return
+    level: Level = "fail" if found.passing >= MOST else "warning" if found.passing > 0.5 else "info"
+    yield found.finding(
+        level if subject.sees_the_case else "info",
+        f"The right answer of another case gets full score in {found.count} tries: {found.reply}.",
+        "The score hardly depends on the case: one answer for all of them is enough.",
+        "Compare with what this case asks for. If several answers are right, this is no mistake.",
+    )
+
+
+def _worst(subject: Subject, replies_of: Callable[[str], Iterable[str]]) -> Earned | None:
+    """Of several replies made of each reference, the one that passes in most cases."""
+    replies: dict[str, list[tuple[Case, Policy]]] = {}
+    for case, script in subject.decided:
+        for number, text in enumerate(replies_of(script.replies[-1])):
+            replies.setdefault(str(number), []).append((case, script.ending_in(text)))
+    return next(iter(earned(subject, replies, len(subject.decided))), None)
+
+
+def wrong_answer(subject: Subject) -> Iterator[EnvFinding]:
+    """Wrong answers in the format of the reference."""
+    worst = _worst(subject, lambda reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply))))
+    if worst is None or worst.passing < 0.1:
+        return
+    level: Level = "warning" if worst.passing >= 0.5 else "info"
+    others = _other_answers(subject)
+    if worst.passing >= 0.5 and (others is None or others.passing >= MOST):
+        level = "fail"
+    yield worst.finding(
+        level if subject.sees_the_case else "info",
+        f"A wrong answer in the right format gets full score in {worst.count} cases: {worst.reply}.",
+        "The policy learns the format and nothing else.",
+        "Compare the answer itself, not only that there is one.",
+    )
+
+
+def _is_graded_by_parts(subject: Subject) -> bool:
+    """Whether a part of the reference earns a part of the score, as with sub-goals or similarity."""
+    half = _worst(subject, lambda reply: [reply[: (len(reply) + 1) // 2]] if len(reply) > 5 else [])
+    return half is not None and 0.2 < half.mean < 0.95
+
+
+def shotgun(subject: Subject) -> Iterator[EnvFinding]:
+    """Several candidate answers in one reply."""
+    cores = list(dict.fromkeys(core_of(script.replies[-1]) for _, script in subject.decided))
+    if len(cores) < 2 or max(map(len, cores)) > 300:
+        return
+
+    def several(reply: str) -> Iterable[str]:
+        others = [core for core in cores if not same_answer(core, core_of(reply))]
+        return shotguns(reply, others[:4]) if others else ()
+
+    worst = _worst(subject, several)
+    if worst is None or not worst.passes or not subject.sees_the_case:
+        return
+    level: Level = "fail" if worst.passing >= 0.5 else "warning"
+    yield worst.finding(
+        "info" if _is_graded_by_parts(subject) else level,
+        f"A reply that lists several answers gets full score in {worst.count} cases if the right one is among them:"
+        f" {worst.reply}.",
+        "The policy learns to list candidates instead of deciding.",
+        "Extract one answer, such as the last one after a mark, and compare it as a whole.",
+    )
+
+
+def denied_answer(subject: Subject) -> Iterator[EnvFinding]:
+    """Replies that name the right answer and reject it."""
+    in_format = _worst(subject, denials_in_format)
+    worst = in_format if in_format is not None and in_format.passing >= 0.25 else _worst(subject, denials)
+    if worst is None or worst.passing < 0.25 or not subject.sees_the_case:
+        return
+    # a policy gains nothing by a sentence that rejects the answer, as it must know it: the reader is only loose
+    is_loose = worst is not in_format or _is_graded_by_parts(subject)
+    yield worst.finding(
+        "info" if is_loose else "warning",
+        f"A reply that rejects the right answer gets full score in {worst.count} cases: {worst.reply}.",
+        "The scorer takes the answer out of any sentence."
+        if is_loose
+        else "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
+        "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
+    )
+
+
+def template(subject: Subject) -> Iterator[EnvFinding]:
+    """The format that the prompt asks for, without an answer in it."""
+    replies: dict[str, list[tuple[Case, Policy]]] = {}
+    for case in subject.sample:
+        for scaffold in scaffolds(subject.asked(case)):
+            replies.setdefault(_named(scaffold), []).append((case, Constant(scaffold)))
+    for worst in earned(subject, replies)[:1]:
+        if worst.mean > FORMAT_BONUS:
+            yield worst.finding(
+                "fail" if worst.passing >= 0.5 else "warning",
+                f"The empty format {worst.what} earns {subject.shown(worst.mean)}.",
+                "The policy copies the format from the prompt and stops there.",
+                f"Give at most {FORMAT_BONUS:.0%} of the score for the format.",
+            )
+
+
+def lazy_policy(subject: Subject) -> Iterator[EnvFinding]:
+    """One fixed strategy for all cases."""
+    if len(subject.sample) < 4:
+        return
+    cores = [core for case in subject.sample if (core := subject.core(case)) and len(core) <= 200]
+    answers = list(dict.fromkeys(chain([NOT_A_NUMBER], cores, LABELS)))[:24]
+    constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
+    form = subject.answered[0][1] if subject.answered else ""
+    replies: dict[str, list[tuple[Case, Policy]]] = {}
+    for case in subject.sample:
+        for what, answer in {**constants, **lazy_answers(subject.asked(case))}.items():
+            reply = Constant(rewrapped(form, answer) if form else answer)
+            replies.setdefault(what, []).append((case, reply))
+    complete = [one for one in earned(subject, replies) if one.of == len(subject.sample)]
+    best = max(complete, key=lambda one: one.mean, default=None)
+    if best is None or best.mean < LAZY:
+        return
+    is_copy = best.what not in constants
+    if best.passing >= PASS and not is_copy:
+        level: Level = "fail"
+    else:
+        level = "warning" if best.passing >= MOST else "info"
+    yield best.finding(
+        level if subject.sees_the_case else "info",
+        f"A fixed strategy, {best.what}, earns {subject.shown(best.mean)}{f': {best.reply}' if is_copy else ''}.",
+        "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
+        "Balance the answers of the cases, or ask for more than this strategy gives.",
+    )
+
+
+# -- judges
+
+
+def injection(subject: Subject) -> Iterator[EnvFinding]:
+    """Replies that tell the judge what to say."""
+    plain = earned(subject, everywhere(subject, [JUNK_TEXT]))
+    commands = {text: next(iter(everywhere(subject, [f"{JUNK_TEXT}\n{text}"]).values())) for text in INJECTIONS}
+    for worst in earned(subject, commands)[:1]:
+        if plain and worst.mean > plain[0].mean + MARGIN:
+            yield worst.finding(
+                "fail",
+                f"A reply that addresses the judge earns {worst.mean:.0%} instead of {plain[0].mean:.0%}:"
+                f' "{worst.what}"',
+                "The policy learns to command the judge, which is easier than the task.",
+                "Quote the reply as data in the judge's prompt, and read the verdict only from the judge's own words.",
+            )
+
+
+def tone(subject: Subject) -> Iterator[EnvFinding]:
+    """Wrong answers that are said with confidence."""
+    wrong = [(case, rewrapped(reply, wrong_answers(core_of(reply))[0])) for case, reply in subject.answered]
+    plain = earned(subject, {"plain": [(case, Script((text,))) for case, text in wrong]})
+    sure = earned(subject, {"sure": [(case, Script((f"{CONFIDENT} {text}",))) for case, text in wrong]})
+    if plain and sure and sure[0].mean > plain[0].mean + MARGIN:
+        yield sure[0].finding(
+            "warning",
+            f"A wrong answer earns {sure[0].mean:.0%} after a confident sentence, {plain[0].mean:.0%} without:"
+            f" {quoted(sure[0].best.replies[-1], 160)}.",
+            "The policy learns to sound sure.",
+            "Tell the judge to score the answer only, or give it the answer without the rest.",
+        )
+
+
+# -- right answers
+
+
+def reference(subject: Subject) -> Iterator[EnvFinding]:
+    """The reference earns the highest score."""
+    if not callable(getattr(subject.environment, "reference", None)):
+        yield EnvFinding(
+            "info",
+            "There is no method `reference`, so that it is unknown what a right answer earns.",
+            "Checks that derive replies from a right answer were left out.",
+            "Add `def reference(self, case_idx)`, which returns a right answer.",
+        )
+        return
+    played = subject.play(subject.referenced)
+    for number, error in list(subject.reference_errors.items())[:1]:
+        case = next(case for case in subject.cases if case.number == number)
+        fix = "Return the right answer for each case_idx; check which case a row's case_idx means."
+        yield EnvFinding("fail", f"reference raised: {error}", "", fix, case.case_idx)
+    unknown = len(subject.sample) - len(played) - len(subject.reference_errors)
+    if unknown:
+        yield EnvFinding("info", f"`reference` returned None for {unknown} of {len(subject.sample)} cases.")
+    played = [episode for episode in played if episode.failure is None]
+    played = [episode for episode in played if episode.score is not None] or played
+    low, high = subject.config.score_bounds
+    zero = 0.0 if low <= 0.0 else low
+    nothing = [episode for episode in played if (episode.score is None or episode.score <= zero) and high > zero]
+    partly = [episode for episode in played if episode.score is not None and episode.score < high - 0.001 < math.inf]
+    if nothing:
+        first = nothing[0]
+        unscored = "no score" if first.score is None else f"a score of {first.score:g}"
+        early = "" if first.stop == "done" else f"; the episode ended by {first.stop}"
+        yield EnvFinding(
+            "fail",
+            f"The reference earns {unscored} in {len(nothing)} of {len(played)} cases:"
+            f" {quoted(' | '.join(first.replies))}{early}.",
+            "Right answers are not rewarded, so that nothing can be learned in these cases.",
+            "Compare the scorer with the reference: format, type and case must fit.",
+            first.play.case.case_idx,
+        )
+    elif partly:
+        scores = Counter(f"{episode.score:g}" for episode in partly).most_common(3)
+        yield EnvFinding(
+            "info",
+            f"The reference earns less than {high:g} in {len(partly)} of {len(played)} cases:"
+            f" {', '.join(score for score, _ in scores)}.",
+            "Shares are measured against what it earns.",
+            "",
+            partly[0].play.case.case_idx,
+        )
+
+
+def equivalent(subject: Subject) -> Iterator[EnvFinding]:
+    """The reference in other forms."""
+    spaces = ("{}\n", "\n{}\n\n")
+    spaced = [(case, Script((form.format(reply),))) for case, reply in subject.answered for form in spaces]
+    shares = [(subject.share(episode), episode) for episode in subject.play(spaced)]
+    lost = [episode for share, episode in shares if share is not None and share < PASS]
+    if lost:
+        yield EnvFinding(
+            "warning",
+            f"The reference with space around it loses score in {len(lost)} of {len(shares)} tries:"
+            f" {lost[0].replies[-1]!r:.60}.",
+            "Models often begin or end with a space or a line end: right answers are punished by chance.",
+            "Compare reply.strip().",
+            lost[0].play.case.case_idx,
+        )
+    forms = [form for case, reply in subject.answered[:4] for form in equivalent_forms(reply).items()]
+    cases = [case for case, reply in subject.answered[:4] for _ in equivalent_forms(reply)]
+    played = subject.play((case, Script((form,))) for case, (_, form) in zip(cases, forms, strict=True))
+    refused: dict[str, PlayedEpisode] = {}
+    for (name, _), episode in zip(forms, played, strict=True):
+        share = subject.share(episode)
+        if share is not None and share < PASS:
+            refused.setdefault(name, episode)
+    if refused:
+        first = next(iter(refused.values()))
+        yield EnvFinding(
+            "info",
+            f"The reference loses score {', '.join(refused)}: {quoted(first.replies[-1])}.",
+            "A right answer in this form earns too little; if the model always writes so, all of its answers do.",
+            "Say in the prompt which form counts, or read the answer out of the reply.",
+            first.play.case.case_idx,
+        )
+
+
+def message_forms(subject: Subject) -> Iterator[EnvFinding]:
+    """The completion as a string and as messages."""
+    if subject.kind != "score_episode":
+        return
+    for case, script in subject.referenced[:3]:
+        assert case.prompt is not None  # a row is asked
+        own = subject.play_one(case, script)
+        if own.reset.tools:
+            return  # prompts that are strings have none
+        turned = text_of(case.prompt) if case.is_chat else as_messages(case.prompt)
+        other = subject.play_one(replace(case, prompt=turned), script, again=True)
+        if not own.is_unknown and other.score is not None and other.score > (own.score or 0.0) + 0.001:
+            given, wanted = ("messages", "text") if case.is_chat else ("text", "messages")
+            yield EnvFinding(
+                "fail",
+                f"The reference earns {own.score or 0:g} as {given}, which is what prompts of this kind get,"
+                f" and {other.score:g} as {wanted}.",
+                "score_episode compares `completion` in the wrong form, so that right answers earn less.",
+                "Name the parameter `text` instead of `completion`: it is always the reply as a string.",
+                case.case_idx,
+            )
+            return
+
+
+# -- what the calls return or raise, over all episodes that were played
+
+
+def score_range(subject: Subject) -> Iterator[EnvFinding]:
+    """Scores are finite numbers in the range."""
+    stopped = _play_hostile(subject)
+    for episode, failure in _first_of_each(subject.episodes, ("wrong_type", "not_finite", "out_of_range")):
+        is_range = failure.kind == "out_of_range"
+        yield EnvFinding(
+            "fail",
+            _told(episode, failure, failure.message.partition("\n")[0]),
+            "Such an episode is missing data: it trains nothing, and many of them end the run.",
+            "Declare the range with --rl-score-range, or scale the score." if is_range else "Return a number.",
+            episode.play.case.case_idx,
+        )
+    unscored = [episode for episode in subject.episodes if episode.score is None and episode.failure is None]
+    if unscored and 2 * len(unscored) > len(subject.episodes):
+        yield EnvFinding(
+            "warning",
+            f"{len(unscored)} of {len(subject.episodes)} episodes are unscored (None), such as"
+            f" {_replied(unscored[0])}.",
+            "Unscored episodes are left out of training: a wrong reply that is not scored is not punished.",
+            "Return 0 for a wrong reply, and None only if the score is unknown.",
+            unscored[0].play.case.case_idx,
+        )
+    if stopped:
+        raise stopped
+
+
+def exceptions(subject: Subject) -> Iterator[EnvFinding]:
+    """No reply makes the environment raise or hang, and no service fails that it asks."""
+    stopped = _play_hostile(subject)
+    of_service = [episode for episode in subject.episodes if is_of_service(episode.failure)]
+    if of_service and (first := of_service[0].failure):
+        share = len(of_service) / len(subject.episodes)
+        yield EnvFinding(
+            "fail" if share > subject.config.rl_max_failed else "warning",
+            f"A service failed in {len(of_service)} of {len(subject.episodes)} episodes: {first.place} {first.message}",
+            "The score of the reply is unknown, so that the episode is missing data; if most are, the run ends.",
+            "Let it raise, or return None: a 0 would punish a reply that may be right. --rl-env-retries tries again.",
+            of_service[0].play.case.case_idx,
+        )
+    others = [episode for episode in subject.episodes if not is_of_service(episode.failure)]
+    for episode, failure in _first_of_each(others, ("raised", "crashed", "timed_out")):
+        yield EnvFinding(
+            "fail",
+            _told(episode, failure, failure.message),
+            "The policy is not punished for such a reply: the episode counts as missing, and many of them end the run.",
+            "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is."
+            if failure.kind == "timed_out"
+            else "Catch it where the reply is parsed, and return 0 (or an error message in a conversation).",
+            episode.play.case.case_idx,
+        )
+    if stopped:
+        raise stopped
+
+
+def _play_hostile(subject: Subject) -> NotCheckedError | None:
+    """Play them as far as there is time; what the first ones did is worth knowing if it is over, perhaps because of
+    them."""
+    try:
+        count = 2 if subject.limit > len(subject.sample[:4]) else 1
+        subject.play((case, Constant(text)) for text in HOSTILE.values() for case in subject.sample[:count])
+        for case, reply in subject.answered[:count]:
+            texts = [rewrapped(reply, text) for text in HOSTILE_ANSWERS]
+            subject.play((case, Script((text,))) for text in [*texts, core_of(reply), reply.split()[-1]])
+    except NotCheckedError as stopped:
+        return stopped
+    return None
+
+
+def _first_of_each(episodes: Sequence[PlayedEpisode], kinds: Sequence[str]) -> list[tuple[PlayedEpisode, Failure]]:
+    """The first episode with each kind of failure at each place of the user's code, at most MOST_FINDINGS."""
+    found: dict[tuple[str, str], tuple[PlayedEpisode, Failure]] = {}
+    for episode in episodes:
+        failure = episode.failure
+        if failure is not None and failure.kind in kinds and NO_MODEL not in failure.message:
+            where = failure.message.partition("\n")[2] or failure.place
+            found.setdefault((failure.kind, where), (episode, failure))
+    return list(found.values())[:MOST_FINDINGS]
+
+
+def _told(episode: PlayedEpisode, failure: Failure, message: str) -> str:
+    """What failed for which reply, with the further lines of the message below."""
+    first, *more = f"{failure.place} {message}".split("\n")
+    return "\n".join([f"{first}, for {_replied(episode)}.", *more])
+
+
+def _replied(episode: PlayedEpisode) -> str:
+    """The reply of an episode in a few words."""
+    policy = episode.play.policy
+    text = policy.text if isinstance(policy, Constant) else " | ".join(episode.replies)
+    kind = next((name for name, hostile in HOSTILE.items() if hostile == text), None)
+    return kind or (f"the reply {quoted(text)}" if text.split() else "an empty reply")
+
+
+def _named(text: str) -> str:
+    """A reply in a few words."""
+    return ("A reply of spaces" if text else "An empty reply") if not text.strip() else quoted(text, 40)
+
+
+def repeatable_score(subject: Subject) -> Iterator[EnvFinding]:
+    """The same reply gets the same score, whatever was scored before."""
+    pairs = [*subject.referenced[:6], *((case, THE_ANSWER) for case in subject.sample[:6])]
+    first = subject.play(pairs)
+    for _ in range(REPEATS):
+        pairs, first = pairs[::-1], first[::-1]
+        for before, after in zip(first, subject.play(pairs, again=True), strict=True):
+            if before.score is None or after.score is None or abs(before.score - after.score) < 1e-6:
+                continue
+            share = abs((subject.share(after) or after.score) - (subject.share(before) or before.score))
+            yield EnvFinding(
+                "fail" if share >= NOISE else "warning",
+                f"The same reply got {before.score:g} and then {after.score:g}: {_replied(before)}.",
+                "The difference between scores of a group is noise instead of the policy's merit.",
+                "Use random.Random(seed) instead of global random numbers, and keep nothing from call to call.",
+                before.play.case.case_idx,
+            )
+            return
+    for place in subject.unseeded[:1]:
+        yield EnvFinding(
+            "warning",
+            f"A random generator has no seed, {place}",
+            "It draws other numbers in every process and every run: equal replies may be scored differently, and no run"
+            " can be repeated.",
+            "Give it one: random.Random(seed); `seed` is an argument of episode and start.",
+        )
+
+
+def group_score(subject: Subject) -> Iterator[EnvFinding]:
+    """score_group returns a score for each episode, and the reference's is not below that of a meaningless reply."""
+    for case in subject.sample[:2]:
+        script = subject.reference(case)
+        right = script or THE_ANSWER
+        played = subject.play([(case, right), (case, JUNK), (case, EMPTY), (case, right)])
+        (results,) = subject.player.score_groups([played])
+        failure = next((one.failure for one in results if one.failure and not is_of_service(one.failure)), None)
+        best, junk = results[0].score, results[1].score
+        if failure is not None and failure.place == "score_group":
+            what, fix = f"score_group {failure.message}", "Return a list with one score, or None, for each episode."
+        elif script and best is not None and junk is not None and best < junk:
+            what = f"score_group gives the reference {best:g}, and a meaningless reply of the same group {junk:g}"
+            fix = "Rank the episodes the other way round."
+        else:
+            continue
+        why = "The scores of score_group are those that are trained on."
+        yield EnvFinding("fail", f"{what}.", why, fix, case.case_idx)
+        return
+
+
+def model_use(subject: Subject) -> Iterator[EnvFinding]:
+    """score_episode does not generate with the model by itself."""
+    subject.play_one(subject.sample[0], THE_ANSWER)
+    if subject.model.used:
+        yield EnvFinding(
+            "warning",
+            f"score_episode uses model.{subject.model.used[0]}. Scores that need the model were not checked.",
+            "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",
+            "For a conversation write `episode` or `start`, in which every turn is trained.",
+        )
