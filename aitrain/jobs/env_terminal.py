@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
@@ -21,7 +22,6 @@ from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
 from aitrain.jobs.terminal_job import exit_now, run_job
-from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
@@ -40,18 +40,12 @@ NO_DEADLINE = 1e9
 """Seconds of a call of the environment, which may wait in the debugger."""
 
 
-def _interrupt(*_: object) -> None:
-    """End at once, also while a person is asked, which asyncio's own handler waits for."""
-    raise KeyboardInterrupt
-
-
 def main(request: Request) -> int:
     """Do what the request says; returns the exit code."""
     as_json = request[request["command"]].get("as_json", False)
 
     def work() -> int:
-        quietly = redirect_stdout(sys.stderr) if as_json else nullcontext()
-        with on_stop_signals(_interrupt), quietly:  # also what the environment prints
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # also what the environment prints
             document = COMMANDS[request["command"]](request)
         if as_json:
             print(json.dumps(to_jsonable(document), indent=2))
@@ -60,7 +54,12 @@ def main(request: Request) -> int:
     return run_job(work, as_json)
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def _play(request: Request) -> Document:
+    signal.signal(signal.SIGINT, _interrupt)  # at once: asyncio's own handler would wait for a person's answer
     options = PlayOptions(**request["play"])
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     tokenizer = LazyTokenizer(config)

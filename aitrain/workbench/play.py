@@ -82,10 +82,11 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view
         own.tokenizer, own.template, own.options, own.support, inner=rollout.chat, console=console, who=options.policy
     )
     rollout = replace(rollout, chat=shown)
+    rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
     with closing(EventLoop()) as loop, closing(rollout.runner):
         (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
     failure, stop, turns = episode.result.failure, episode.stop, len(episode.trajectory.turns)
-    if failure is not None and failure.message.startswith("raised BdbQuit"):  # `q` in the debugger
+    if failure is not None and failure.message.startswith("raised: BdbQuit"):  # `q` in the debugger
         raise KeyboardInterrupt
     if failure is not None:
         raise EnvironmentFailed(episode.failure_message)
