@@ -12,7 +12,7 @@ from aitrain.errors import ConfigError
 from aitrain.packages import installed
 
 TEMPLATES = Path(__file__).parent / "templates"
-KINDS = ("plain", "multi_turn", "tools", "tools_with_state", "judge")
+KINDS = ("plain", "multi_turn", "tools", "tools_with_state", "service", "judges")
 """The templates: KIND.py.txt and its test, KIND_test.py.txt."""
 
 _MODULE, _CLASS = "my_environment", "MyEnvironment"
