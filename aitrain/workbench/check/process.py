@@ -32,8 +32,7 @@ from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.watchdog import DUMP
 from aitrain.workbench.check.registry import CHECKS, EnvCheck, chosen, run_checks
-from aitrain.workbench.check.second import unseeded_generators
-from aitrain.workbench.check.subject import NO_TIME, EnvFinding, Subject
+from aitrain.workbench.check.subject import EnvFinding, Subject
 from aitrain.workbench.opening import open_environment
 
 PATIENCE = 300.0
@@ -55,62 +54,46 @@ Send = Callable[[Message], None]
 
 
 def messages_of(module: str, request: Message, patience: float = PATIENCE) -> Iterator[Message]:
-    """What the process `python -m MODULE` sends. If it dies or hangs in a check, this is a finding, and the check and
-    those after it run in a new one, with the environment's calls in processes; there, the check is given up."""
+    """What the process `python -m MODULE` sends. If it dies or hangs in a check, this is what the check found, and
+    those after it run in a new one, with the environment's calls in processes."""
     left: dict[str, str] | None = None  # checks without a result, with their descriptions; None until there are cases
-    findings = list[Message]()  # about the first of these
-    end = 0.0
+    end = time.monotonic() + patience + SECONDS
     while left is None or left:
-        request = {**request, "seconds": end - time.monotonic() if left else SECONDS}
         lost: Message = {}
+        request = {**request, "seconds": SECONDS if left is None else end - time.monotonic()}
         try:
-            for message in _of_process(module, request, patience):
-                if "planned" in message:
-                    end, left = (time.monotonic() + SECONDS, message["planned"]) if left is None else (end, left)
-                elif "lost" in message:
+            for message in _of_process(module, request, patience if left is None else SECONDS):
+                if "lost" in message:
                     lost = message
-                elif "result" in message and left:
-                    del left[message["result"]["name"]]
-                    message["result"]["findings"][:0] = findings
-                    findings = []
-                    yield message
+                elif "planned" in message:
+                    end, left = (end, left) if left else (time.monotonic() + SECONDS, message["planned"])
                 elif "opened" not in message or left is None:
                     yield message
+                if "result" in message and left:
+                    del left[message["result"]["name"]]
         except KeyboardInterrupt:
             yield {"error": "Stopped.", "exit_code": Interrupted.exit_code}
             return
-        if not lost:
-            return
-        if not left:
+        if lost and left is None:
             yield {"error": f"{lost['lost']}\n{lost['said']}", "exit_code": 3}
+        if not lost or not left:
             return
-        first, is_isolated = next(iter(left)), request["options"].get("rl_env_isolation") == "process"
-        given_up = dict.fromkeys(left, NO_TIME) if time.monotonic() > end else {}
+        name = next(iter(left))
+        result = {"name": name, "description": left.pop(name), "findings": [], "skipped": "", "seconds": 0.0}
         if lost["is_late"]:
-            given_up[first] = lost["lost"]
+            result["skipped"] = lost["lost"]
         else:
-            findings.append(_about(first, lost["lost"], is_isolated))
+            finding = EnvFinding(
+                "fail",
+                f"{lost['lost']}\nThe checks after it ran with --rl-env-isolation process.",
+                "Nothing ends such a call in a thread: a training hangs or ends with it.",
+                "Bound what it does for a long or odd reply, or train with --rl-env-isolation process.",
+                check=name,
+            )
+            result["findings"] = [finding.to_json()]
             request = {**request, "options": {**request["options"], "rl_env_isolation": "process"}}
-            if is_isolated or given_up:
-                given_up[first] = ""
-        for name, skipped in given_up.items():
-            found = {"name": name, "description": left.pop(name), "skipped": skipped, "seconds": 0.0}
-            yield {"result": {**found, "findings": findings}}
-            findings = []
-        request, patience = {**request, "only": list(left)}, max(0.0, end - time.monotonic())
-
-
-def _about(check: str, lost: str, is_isolated: bool) -> Message:
-    """The finding about a process that was lost."""
-    if is_isolated:
-        return EnvFinding("fail", lost, "", "Bound what it does for a long or odd reply.", check=check).to_json()
-    return EnvFinding(
-        "fail",
-        f"{lost}\nThis check and those after it ran with --rl-env-isolation process.",
-        "Nothing ends such a call in a thread: a training hangs or ends with it.",
-        "Bound what it does for a long or odd reply, or train with --rl-env-isolation process.",
-        check=check,
-    ).to_json()
+        yield {"result": result}
+        request = {**request, "only": list(left)}
 
 
 def _of_process(module: str, request: Message, patience: float) -> Iterator[Message]:
@@ -173,30 +156,27 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
         AitrainError: the environment cannot be constructed.
     """
     start = time.monotonic()
-    with unseeded_generators() as unseeded:
-        opened, config = open_environment(resolve(TrainConfig, None, request["options"]), tokenizer)
-        checks = chosen(request["only"], [*CHECKS, *more])
-        if "rl_env_timeout" not in request["options"]:
-            config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
-        counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
-        name = type(opened.environment).__name__
-        quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
-        note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
-        send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
-        send({"planned": {one.name: one.description for one in checks}})
-        silence = config.rl_env_timeout + MARGIN
-        subject = Subject(
-            opened, config, tokenizer, seconds=request["seconds"], check_seconds=CHECK_SECONDS, unseeded=unseeded
-        )
-        with closing(subject):
-            for one in checks:
-                subject.begin_check()
-                limit = PATIENCE if one in more else max(0.0, subject.seconds_left) + silence
-                send({"running": one.name, "silence": silence, "limit": limit})
-                for result in run_checks(subject, [one]):
-                    findings = [finding.to_json() for finding in result.findings]
-                    send({"result": {**asdict(result), "findings": findings}})
-        send({"episodes": len(subject.episodes)})
+    opened, config = open_environment(resolve(TrainConfig, None, request["options"]), tokenizer)
+    checks = chosen(request["only"], [*CHECKS, *more])
+    if "rl_env_timeout" not in request["options"]:
+        config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
+    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
+    name = type(opened.environment).__name__
+    quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
+    note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
+    send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
+    send({"planned": {one.name: one.description for one in checks}})
+    silence = config.rl_env_timeout + MARGIN
+    subject = Subject(opened, config, tokenizer, seconds=request["seconds"], check_seconds=CHECK_SECONDS)
+    with closing(subject):
+        for one in checks:
+            subject.begin_check()
+            limit = PATIENCE if one in more else max(0.0, subject.seconds_left) + silence
+            send({"running": one.name, "silence": silence, "limit": limit})
+            for result in run_checks(subject, [one]):
+                findings = [finding.to_json() for finding in result.findings]
+                send({"result": {**asdict(result), "findings": findings}})
+    send({"episodes": len(subject.episodes)})
 
 
 def main(run: Callable[[Message, Send], None] = check) -> None:

@@ -151,7 +151,9 @@ def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
     if len(cores) < IN_A_KEY or prompt is None:
         return
     text, first = text_of(prompt), [str(subject.core(case)) for case in key]
-    in_a_row = len(set(first)) == IN_A_KEY and re.search(".{1,12}?".join(map(_whole, first)), text, re.DOTALL)
+    in_a_row = (
+        not labels and len(set(first)) == IN_A_KEY and re.search(".{1,12}?".join(map(_whole, first)), text, re.DOTALL)
+    )
     others = [(case, core) for case, core in cores if case is not key[0]]
     after = [
         case

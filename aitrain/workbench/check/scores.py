@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from aitrain.environment.contract import Case
-from aitrain.execution.failure import Failure
 from aitrain.workbench.check.replies import (
     CONFIDENT,
     CONTENTLESS,
@@ -18,6 +17,7 @@ from aitrain.workbench.check.replies import (
     INJECTIONS,
     LABELS,
     NOT_A_NUMBER,
+    SPACES,
     core_of,
     denials,
     denials_in_format,
@@ -361,14 +361,6 @@ def tone(subject: Subject) -> Iterator[EnvFinding]:
 
 def reference(subject: Subject) -> Iterator[EnvFinding]:
     """The reference earns the highest score."""
-    if not callable(getattr(subject.environment, "reference", None)):
-        yield EnvFinding(
-            "info",
-            "There is no method `reference`, so that it is unknown what a right answer earns.",
-            "Checks that derive replies from a right answer were left out.",
-            "Add `def reference(self, case_idx)`, which returns a right answer.",
-        )
-        return
     played = subject.play(subject.referenced)
     for number, error in list(subject.reference_errors.items())[:1]:
         case = next(case for case in subject.cases if case.number == number)
@@ -376,7 +368,12 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding("fail", f"reference raised: {error}", "", fix, case.case_idx)
     unknown = len(subject.sample) - len(played) - len(subject.reference_errors)
     if unknown:
-        yield EnvFinding("info", f"`reference` returned None for {unknown} of {len(subject.sample)} cases.")
+        yield EnvFinding(
+            "info",
+            f"What is right is not known in {unknown} of {len(subject.sample)} cases.",
+            "Checks that derive replies from a right answer leave them out.",
+            "Add `def reference(self, case_idx)`, which returns a right answer.",
+        )
     played = [episode for episode in played if episode.failure is None]
     played = [episode for episode in played if episode.score is not None] or played
     low, high = subject.config.score_bounds
@@ -409,32 +406,26 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
 
 def equivalent(subject: Subject) -> Iterator[EnvFinding]:
     """The reference in other forms."""
-    spaces = ("{}\n", "\n{}\n\n")
-    spaced = [(case, Script((form.format(reply),))) for case, reply in subject.answered for form in spaces]
-    shares = [(subject.share(episode), episode) for episode in subject.play(spaced)]
-    lost = [episode for share, episode in shares if share is not None and share < PASS]
-    if lost:
-        yield EnvFinding(
-            "warning",
-            f"The reference with space around it loses score in {len(lost)} of {len(shares)} tries:"
-            f" {lost[0].replies[-1]!r:.60}.",
-            "Models often begin or end with a space or a line end: right answers are punished by chance.",
-            "Compare reply.strip().",
-            lost[0].play.case.case_idx,
-        )
-    forms = [form for case, reply in subject.answered[:4] for form in equivalent_forms(reply).items()]
-    cases = [case for case, reply in subject.answered[:4] for _ in equivalent_forms(reply)]
-    played = subject.play((case, Script((form,))) for case, (_, form) in zip(cases, forms, strict=True))
+    forms = [(case, name, form) for case, reply in subject.answered for name, form in equivalent_forms(reply).items()]
+    played = subject.play((case, Script((form,))) for case, _, form in forms)
     refused: dict[str, PlayedEpisode] = {}
-    for (name, _), episode in zip(forms, played, strict=True):
+    for (_, name, _), episode in zip(forms, played, strict=True):
         share = subject.share(episode)
         if share is not None and share < PASS:
             refused.setdefault(name, episode)
-    if refused:
-        first = next(iter(refused.values()))
+    for name in [name for name in SPACES if name in refused][:1]:
+        yield EnvFinding(
+            "warning",
+            f"The reference {name} loses score: {refused[name].replies[-1]!r:.60}.",
+            "Models often begin or end with a space or a line end: right answers are punished by chance.",
+            "Compare reply.strip().",
+            refused[name].play.case.case_idx,
+        )
+    for first in [episode for name, episode in refused.items() if name not in SPACES][:1]:
+        names = ", ".join(name for name in refused if name not in SPACES)
         yield EnvFinding(
             "info",
-            f"The reference loses score {', '.join(refused)}: {quoted(first.replies[-1])}.",
+            f"The reference loses score {names}: {quoted(first.replies[-1])}.",
             "A right answer in this form earns too little; if the model always writes so, all of its answers do.",
             "Say in the prompt which form counts, or read the answer out of the reply.",
             first.play.case.case_idx,
@@ -471,15 +462,12 @@ def message_forms(subject: Subject) -> Iterator[EnvFinding]:
 def score_range(subject: Subject) -> Iterator[EnvFinding]:
     """Scores are finite numbers in the range."""
     stopped = _play_hostile(subject)
-    for episode, failure in _first_of_each(subject.episodes, ("wrong_type", "not_finite", "out_of_range")):
-        is_range = failure.kind == "out_of_range"
-        yield EnvFinding(
-            "fail",
-            _told(episode, failure, failure.message.partition("\n")[0]),
-            "Such an episode is missing data: it trains nothing, and many of them end the run.",
-            "Declare the range with --rl-score-range, or scale the score." if is_range else "Return a number.",
-            episode.play.case.case_idx,
-        )
+    lost = "Such an episode is missing data: it trains nothing, and many of them end the run."
+    yield from _failures(
+        subject.episodes, "out_of_range", lost, "Declare the range with --rl-score-range, or scale it."
+    )
+    for kind in ("wrong_type", "not_finite"):
+        yield from _failures(subject.episodes, kind, lost, "Return a number.")
     unscored = [episode for episode in subject.episodes if episode.score is None and episode.failure is None]
     if unscored and 2 * len(unscored) > len(subject.episodes):
         yield EnvFinding(
@@ -508,16 +496,12 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
             of_service[0].play.case.case_idx,
         )
     others = [episode for episode in subject.episodes if not is_of_service(episode.failure)]
-    for episode, failure in _first_of_each(others, ("raised", "crashed", "timed_out")):
-        yield EnvFinding(
-            "fail",
-            _told(episode, failure, failure.message),
-            "The policy is not punished for such a reply: the episode counts as missing, and many of them end the run.",
-            "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is."
-            if failure.kind == "timed_out"
-            else "Catch it where the reply is parsed, and return 0 (or an error message in a conversation).",
-            episode.play.case.case_idx,
-        )
+    lost = "The policy is not punished for such a reply: the episode counts as missing, and many of them end the run."
+    late = "Limit the time in the scorer: 0 if the reply is what takes long, None if something else is."
+    yield from _failures(others, "timed_out", lost, late)
+    for kind in ("raised", "crashed"):
+        fix = "Catch it where the reply is parsed, and return 0 (or an error message in a conversation)."
+        yield from _failures(others, kind, lost, fix)
     if stopped:
         raise stopped
 
@@ -536,21 +520,18 @@ def _play_hostile(subject: Subject) -> NotCheckedError | None:
     return None
 
 
-def _first_of_each(episodes: Sequence[PlayedEpisode], kinds: Sequence[str]) -> list[tuple[PlayedEpisode, Failure]]:
-    """The first episode with each kind of failure at each place of the user's code, at most MOST_FINDINGS."""
-    found: dict[tuple[str, str], tuple[PlayedEpisode, Failure]] = {}
+def _failures(episodes: Iterable[PlayedEpisode], kind: str, why: str, fix: str) -> Iterator[EnvFinding]:
+    """The first failure of a kind at each place of the user's code, at most MOST_FINDINGS."""
+    found: dict[str, EnvFinding] = {}
     for episode in episodes:
         failure = episode.failure
-        if failure is not None and failure.kind in kinds and NO_MODEL not in failure.message:
-            where = failure.message.partition("\n")[2] or failure.place
-            found.setdefault((failure.kind, where), (episode, failure))
-    return list(found.values())[:MOST_FINDINGS]
-
-
-def _told(episode: PlayedEpisode, failure: Failure, message: str) -> str:
-    """What failed for which reply, with the further lines of the message below."""
-    first, *more = f"{failure.place} {message}".split("\n")
-    return "\n".join([f"{first}, for {_replied(episode)}.", *more])
+        if failure is not None and failure.kind == kind and NO_MODEL not in failure.message:
+            first, *more = f"{failure.place} {failure.message}".split("\n")
+            what = "\n".join([f"{first}, for {_replied(episode)}.", *more])
+            found.setdefault(
+                "".join(more) or failure.place, EnvFinding("fail", what, why, fix, episode.play.case.case_idx)
+            )
+    yield from list(found.values())[:MOST_FINDINGS]
 
 
 def _replied(episode: PlayedEpisode) -> str:
@@ -584,14 +565,6 @@ def repeatable_score(subject: Subject) -> Iterator[EnvFinding]:
                 before.play.case.case_idx,
             )
             return
-    for place in subject.unseeded[:1]:
-        yield EnvFinding(
-            "warning",
-            f"A random generator has no seed, {place}",
-            "It draws other numbers in every process and every run: equal replies may be scored differently, and no run"
-            " can be repeated.",
-            "Give it one: random.Random(seed); `seed` is an argument of episode and start.",
-        )
 
 
 def group_score(subject: Subject) -> Iterator[EnvFinding]:

@@ -5,22 +5,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import linecache
 import os
 import pickle
-import random
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 from aitrain.environment.contract import Case
 from aitrain.environment.dataset import build_cases, canonical_text
 from aitrain.environment.tool_call_parser import short
-from aitrain.execution.user_code import is_users_file
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
@@ -32,27 +29,6 @@ SECONDS = 120.0
 """What a process may take at most."""
 HASH_SEED = "1"
 SEED_IT = "Use random.Random(seed) with a fixed seed, and sorted(...) where a set or a dict of sets is listed."
-
-
-@contextmanager
-def unseeded_generators() -> Iterator[list[str]]:
-    """Context that collects the user's lines that make `random.Random()` without a seed."""
-    found, seed = list[str](), random.Random.seed
-
-    def noted_seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        frame = sys._getframe(1)
-        while frame.f_code.co_filename == random.__file__ and frame.f_back:
-            frame = frame.f_back
-        name, line = frame.f_code.co_filename, frame.f_lineno
-        if a is None and is_users_file(name):
-            found.append(f"at {name}, line {line}: {linecache.getline(name, line).strip()}")
-        seed(self, a, version)
-
-    random.Random.seed = noted_seed  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        random.Random.seed = seed  # type: ignore[method-assign]
 
 
 def in_second_process(subject: Subject, hash_seed: str, rank: Mapping[str, Any] | None = None) -> dict[str, Any]:

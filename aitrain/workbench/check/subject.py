@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -111,8 +111,6 @@ class Subject:
     """The episodes that were played, in their order, without those played `again`."""
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
-    unseeded: Sequence[str] = ()
-    """Lines of the environment that make random generators without a seed, see unseeded_generators."""
     traces: Any = None
     """What episodes do to their process, once a check has seen it."""
     reference_errors: dict[int, str] = field(default_factory=dict)
