@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -186,7 +187,9 @@ def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: o
     runner = start_runner(opened.environment, config)
     runner.offer(NoModel(), tokenizer)
     runner.on_messages = lambda session, _: person.begin(session.reset)
-    return Rollout(runner, WrittenReplies(chat, {options.seed: policy}), chat, Limits(config.rl_max_turns, 1), NO_END)
+    return Rollout(
+        runner, WrittenReplies(chat, defaultdict(lambda: policy)), chat, Limits(config.rl_max_turns, 1), NO_END
+    )
 
 
 def _policy(environment: object, case: Case, options: PlayOptions) -> Policy:

@@ -4,7 +4,8 @@ and the loop is that of a training."""
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,11 +150,11 @@ class MessageFormat(ChatFormat):
 
 @dataclass(frozen=True)
 class WrittenReplies:
-    """An engine whose completions are the replies of policies, by the sampling seeds of the episodes. Untrained
-    conversations get empty replies."""
+    """An engine whose completions are the replies of policies, by the sampling seeds of the episodes; untrained
+    conversations have other seeds."""
 
     chat: MessageFormat
-    policies: Mapping[int, Policy]
+    policies: defaultdict[int, Policy]
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """The policy's next reply.
@@ -161,7 +162,7 @@ class WrittenReplies:
         Raises:
             OutOfRepliesError: it has none left.
         """
-        policy = self.policies.get(-1 if request.seed is None else request.seed.seed, EMPTY)
+        policy = self.policies[-1 if request.seed is None else request.seed.seed]
         reply = policy(self.chat.conversation(request.prompt_ids))
         if reply is None:
             raise OutOfRepliesError
@@ -262,7 +263,7 @@ class Player:
     def play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:
         """Play the episodes, and score them; failures of the environment are in the results."""
         chat = MessageFormat()
-        engine = WrittenReplies(chat, {number: play.policy for number, play in enumerate(plays)})
+        engine = WrittenReplies(chat, defaultdict(lambda: EMPTY, enumerate(play.policy for play in plays)))
         rollout = Rollout(self.runner, engine, chat, self._limits, NO_END)
         cases, seeds = [play.case for play in plays], [play.seed for play in plays]
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -51,8 +51,7 @@ LITTLE = 0.1
 """Share below which a reply without content earns so little that it is only mentioned."""
 FORMAT_BONUS = 0.2
 """Share that an answer in the right format without content may earn before it is reported."""
-LAZY = 0.75
-MOST = 0.9
+MOST, ANY = 0.9, 0.001
 GRADES = 6
 """Different scores of replies without content from which a scorer is taken to be graded, such as by similarity."""
 ECHO = "The prompt itself"
@@ -66,7 +65,8 @@ NOISE = 0.2
 """Spread of repeated scores, as a share of the reference's, from which training is hopeless."""
 THE_ANSWER = Script(("the answer",))
 
-Plays = Iterable[tuple[Case, Policy]]
+Replies = Iterable[tuple[str, Case, Policy]]
+"""Policies on cases, with what they are: those of one description are one kind."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class Earned:
         return EnvFinding(level, what, why, fix, self.best.play.case.case_idx)
 
 
-def earned(subject: Subject, replies: Mapping[str, Plays], of: int = 0) -> list[Earned]:
-    """Play policies on cases, and collect by their description what they earned in `of` cases, or in those in which
-    there is a score; highest first."""
-    pairs = [(what, pair) for what, plays in replies.items() for pair in plays]
+def earned(subject: Subject, replies: Replies, of: int = 0) -> list[Earned]:
+    """Play replies, and collect by their kind what they earned in `of` cases, or in those in which there is a score;
+    highest first."""
+    plays = list(replies)
     found: dict[str, list[tuple[float, PlayedEpisode]]] = {}
-    for (what, _), episode in zip(pairs, subject.play(pair for _, pair in pairs), strict=True):
+    for (what, _, _), episode in zip(plays, subject.play((case, policy) for _, case, policy in plays), strict=True):
         if (share := subject.share(episode)) is not None:
             found.setdefault(what, []).append((share, episode))
     kinds = [
@@ -124,9 +124,9 @@ def earned(subject: Subject, replies: Mapping[str, Plays], of: int = 0) -> list[
     return sorted(kinds, key=lambda one: (one.passing, one.mean), reverse=True)
 
 
-def everywhere(subject: Subject, texts: Iterable[str]) -> dict[str, Plays]:
-    """The same reply in each case of the sample, for each of the texts."""
-    return {text: [(case, Constant(text)) for case in subject.sample] for text in texts}
+def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Replies:
+    """Each of the texts in each case of the sample."""
+    return [(quoted(text, 80), case, Constant(before + text)) for text in texts for case in subject.sample]
 
 
 # -- replies without the right answer
@@ -134,16 +134,16 @@ def everywhere(subject: Subject, texts: Iterable[str]) -> dict[str, Plays]:
 
 def floor(subject: Subject) -> Iterator[EnvFinding]:
     """Replies without content."""
-    replies: dict[str, Plays] = {_named(text): plays for text, plays in everywhere(subject, CONTENTLESS).items()}
-    asked = [(case, subject.asked(case)[:2000]) for case in subject.sample]
-    replies[ECHO] = [(case, Constant(text)) for case, text in asked]
-    several = [(case, script) for case, script in subject.referenced if len(script.replies) > 1]
-    replies["The reference's last reply alone"] = [(case, Script(script.replies[-1:])) for case, script in several]
+    asked = [(ECHO, case, Constant(subject.asked(case)[:2000])) for case in subject.sample]
+    replies: list[tuple[str, Case, Policy]] = [*everywhere(subject, CONTENTLESS), *asked]
+    for case, script in subject.referenced:
+        if len(script.replies) > 1:
+            replies.append(("The reference's last reply alone", case, Script(script.replies[-1:])))
     if subject.kind != "score_episode":
-        replies["Repeating what the environment says"] = [(case, Parrot()) for case in subject.sample]
-        revealed = [(case, Parrot(only_answer=True)) for case in subject.sample]
-        replies["Repeating an answer that the environment gives away"] = revealed
-    shows_format = any(scaffolds(text) for _, text in asked)
+        for case in subject.sample:
+            replies.append(("Repeating what the environment says", case, Parrot()))
+            replies.append(("Repeating an answer that the environment gives away", case, Parrot(only_answer=True)))
+    shows_format = any(scaffolds(policy.text) for _, _, policy in asked)
     paid = [
         one
         for one in earned(subject, replies)
@@ -171,189 +171,205 @@ def floor(subject: Subject) -> Iterator[EnvFinding]:
     )
 
 
-def _other_answers(subject: Subject) -> Earned | None:
-    """What the references of other cases earn; None if no two cases have different ones."""
-    pairs: list[tuple[Case, Policy]] = []
+# -- probes: replies, thresholds, text and remedy
+
+
+@dataclass(frozen=True)
+class ReplyProbe:
+    """Replies that should earn little, and what is said if they do not."""
+
+    replies: Callable[[Subject], Replies]
+    limits: Mapping[Level, float]
+    """From which amount on it is found at which level; the highest level first."""
+    what: str
+    """What was found, with the names of `Earned.words`."""
+    why: str
+    fix: str
+    cases: Callable[[Subject], Sequence[object]] = lambda _: ()
+    """The cases that count also if a reply cannot be made in them."""
+    is_mild: Callable[[Subject], bool] = lambda _: False
+    """Whether it is only worth knowing."""
+    by_mean: bool = False
+    """Whether the amount is the mean share, and not the fraction of the cases in which the reply passes."""
+    plain: Callable[[Subject], Replies] = lambda _: ()
+    """Replies whose mean share is taken off that of the others."""
+
+    def __call__(self, subject: Subject) -> Iterator[EnvFinding]:
+        """The finding about the worst kind."""
+        before = max((one.mean for one in earned(subject, self.plain(subject))), default=0.0)
+        for worst in earned(subject, self.replies(subject), len(self.cases(subject)))[:1]:
+            amount = worst.mean - before if self.by_mean else worst.passing
+            level = next((level for level, limit in self.limits.items() if amount >= limit), None)
+            if level is not None:
+                said = {"what": worst.what, "count": worst.count, "reply": worst.reply, "plain": f"{before:.0%}"}
+                what = self.what.format(mean=f"{worst.mean:.0%}", shown=subject.shown(worst.mean), **said)
+                yield worst.finding("info" if self.is_mild(subject) else level, what, self.why, self.fix)
+
+
+def _other_answers(subject: Subject) -> Replies:
+    """Right answers of other cases."""
     for place, (case, own) in enumerate(subject.referenced):
-        others = [*subject.referenced[place + 1 :], *subject.referenced[:place]]
-        different = []
-        for other, theirs in others:
+        tried = 0
+        for other, theirs in [*subject.referenced[place + 1 :], *subject.referenced[:place]]:
             if text_of(case.prompt or "") == text_of(other.prompt or ""):
                 is_other = subject.kind != "score_episode"
             else:
                 is_other = len(own.replies) > 1 or not same_answer(
                     core_of(own.replies[-1]), core_of(theirs.replies[-1])
                 )
-            if is_other and own != theirs:
-                different.append((case, theirs))
-        pairs += different[:OTHERS]
-    return next(iter(earned(subject, {"another case's answer": pairs})), None)
+            if is_other and own != theirs and tried < OTHERS:
+                tried += 1
+                yield "", case, theirs
 
 
-def other_answer(subject: Subject) -> Iterator[EnvFinding]:
-    """Right answers of other cases."""
-    found = _other_answers(subject)
-    if found is None or not found.passes:
-        return
-    level: Level = "fail" if found.passing >= MOST else "warning" if found.passing > 0.5 else "info"
-    yield found.finding(
-        level if subject.sees_the_case else "info",
-        f"The right answer of another case gets full score in {found.count} tries: {found.reply}.",
-        "The score hardly depends on the case: one answer for all of them is enough.",
-        "Compare with what this case asks for. If several answers are right, this is no mistake.",
+def _ending_in(replies_of: Callable[[Subject, str], Iterable[str]]) -> Callable[[Subject], Replies]:
+    """Replies that are made of each reference's last one."""
+    return lambda subject: (
+        (str(number), case, script.ending_in(text))
+        for case, script in subject.decided
+        for number, text in enumerate(replies_of(subject, script.replies[-1]))
     )
 
 
-def _worst(subject: Subject, replies_of: Callable[[str], Iterable[str]]) -> Earned | None:
-    """Of several replies made of each reference, the one that passes in most cases."""
-    replies: dict[str, list[tuple[Case, Policy]]] = {}
-    for case, script in subject.decided:
-        for number, text in enumerate(replies_of(script.replies[-1])):
-            replies.setdefault(str(number), []).append((case, script.ending_in(text)))
-    return next(iter(earned(subject, replies, len(subject.decided))), None)
-
-
-def wrong_answer(subject: Subject) -> Iterator[EnvFinding]:
-    """Wrong answers in the format of the reference."""
-    worst = _worst(subject, lambda reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply))))
-    if worst is None or worst.passing < 0.1:
-        return
-    level: Level = "warning" if worst.passing >= 0.5 else "info"
-    others = _other_answers(subject)
-    if worst.passing >= 0.5 and (others is None or others.passing >= MOST):
-        level = "fail"
-    yield worst.finding(
-        level if subject.sees_the_case else "info",
-        f"A wrong answer in the right format gets full score in {worst.count} cases: {worst.reply}.",
-        "The policy learns the format and nothing else.",
-        "Compare the answer itself, not only that there is one.",
-    )
-
-
-def _is_graded_by_parts(subject: Subject) -> bool:
-    """Whether a part of the reference earns a part of the score, as with sub-goals or similarity."""
-    half = _worst(subject, lambda reply: [reply[: (len(reply) + 1) // 2]] if len(reply) > 5 else [])
-    return half is not None and 0.2 < half.mean < 0.95
-
-
-def shotgun(subject: Subject) -> Iterator[EnvFinding]:
-    """Several candidate answers in one reply."""
+def _several(subject: Subject, reply: str) -> Iterable[str]:
+    """Replies with the answers of several cases."""
     cores = list(dict.fromkeys(core_of(script.replies[-1]) for _, script in subject.decided))
-    if len(cores) < 2 or max(map(len, cores)) > 300:
-        return
+    others = [core for core in cores if not same_answer(core, core_of(reply))]
+    return shotguns(reply, others[:4]) if others and max(map(len, cores)) <= 300 else ()
 
-    def several(reply: str) -> Iterable[str]:
-        others = [core for core in cores if not same_answer(core, core_of(reply))]
-        return shotguns(reply, others[:4]) if others else ()
 
-    worst = _worst(subject, several)
-    if worst is None or not worst.passes or not subject.sees_the_case:
-        return
-    level: Level = "fail" if worst.passing >= 0.5 else "warning"
-    yield worst.finding(
-        "info" if _is_graded_by_parts(subject) else level,
-        f"A reply that lists several answers gets full score in {worst.count} cases if the right one is among them:"
-        f" {worst.reply}.",
-        "The policy learns to list candidates instead of deciding.",
-        "Extract one answer, such as the last one after a mark, and compare it as a whole.",
-    )
+def _scaffolds(subject: Subject) -> Replies:
+    """The format that the prompt asks for, without an answer in it."""
+    asked = [(case, text) for case in subject.sample for text in scaffolds(subject.asked(case))]
+    return [(quoted(text, 40), case, Constant(text)) for case, text in asked]
+
+
+def _strategies(subject: Subject, answers_of: Callable[[Case], Mapping[str, str]]) -> Replies:
+    """One strategy for all cases, in the form of a reference; of few cases, nothing is known."""
+    form = subject.answered[0][1] if subject.answered else ""
+    for case in subject.sample if len(subject.sample) >= 4 else ():
+        for what, answer in answers_of(case).items():
+            yield what, case, Constant(rewrapped(form, answer) if form else answer)
+
+
+def _constants(subject: Subject) -> Replies:
+    cores = [core for case in subject.sample if (core := subject.core(case)) and len(core) <= 200]
+    answers = list(dict.fromkeys(chain([NOT_A_NUMBER], cores, LABELS)))[:24]
+    constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
+    return _strategies(subject, lambda _: constants)
+
+
+def _wrong(subject: Subject, before: str) -> Replies:
+    """Wrong answers behind a sentence."""
+    for case, reply in subject.answered:
+        yield "", case, Script((before + rewrapped(reply, wrong_answers(core_of(reply))[0]),))
+
+
+def _is_blind(subject: Subject) -> bool:
+    return not subject.sees_the_case
+
+
+def _is_graded(subject: Subject) -> bool:
+    """Whether a part of the reference earns a part of the score, as with sub-goals or similarity."""
+    halves = _ending_in(lambda _, reply: [reply[: (len(reply) + 1) // 2]] if len(reply) > 5 else [])
+    half = earned(subject, halves(subject), len(subject.decided))
+    return _is_blind(subject) or (bool(half) and 0.2 < half[0].mean < 0.95)
+
+
+other_answer = ReplyProbe(
+    _other_answers,
+    {"fail": MOST, "warning": 0.51, "info": ANY},
+    "The right answer of another case gets full score in {count} tries: {reply}.",
+    "The score hardly depends on the case: one answer for all of them is enough.",
+    "Compare with what this case asks for. If several answers are right, this is no mistake.",
+    is_mild=_is_blind,
+)
+wrong_answer = ReplyProbe(
+    _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
+    {"warning": 0.5, "info": 0.1},
+    "A wrong answer in the right format gets full score in {count} cases: {reply}.",
+    "The policy learns the format and nothing else.",
+    "Compare the answer itself, not only that there is one.",
+    cases=lambda subject: subject.decided,
+    is_mild=_is_blind,
+)
+shotgun = ReplyProbe(
+    _ending_in(_several),
+    {"fail": 0.5, "warning": ANY},
+    "A reply that lists several answers gets full score in {count} cases if the right one is among them: {reply}.",
+    "The policy learns to list candidates instead of deciding.",
+    "Extract one answer, such as the last one after a mark, and compare it as a whole.",
+    cases=lambda subject: subject.decided,
+    is_mild=_is_graded,
+)
+denied_in_format = ReplyProbe(
+    _ending_in(lambda _, reply: denials_in_format(reply)),
+    {"warning": 0.25},
+    "A reply that rejects the right answer gets full score in {count} cases: {reply}.",
+    "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
+    "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
+    cases=lambda subject: subject.decided,
+    is_mild=_is_graded,
+)
+# a policy gains nothing by a sentence that rejects the answer, as it must know it: the reader is only loose
+denied = replace(
+    denied_in_format,
+    replies=_ending_in(lambda _, reply: denials(reply)),
+    limits={"info": 0.25},
+    why="The scorer takes the answer out of any sentence.",
+)
+template = ReplyProbe(
+    _scaffolds,
+    {"fail": 0.5, "warning": FORMAT_BONUS + ANY},
+    "The empty format {what} earns {shown}.",
+    "The policy copies the format from the prompt and stops there.",
+    f"Give at most {FORMAT_BONUS:.0%} of the score for the format.",
+    by_mean=True,
+)
+constant_answer = ReplyProbe(
+    _constants,
+    {"fail": PASS, "warning": MOST},
+    "A fixed strategy, {what}, earns {shown}: {reply}.",
+    "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
+    "Balance the answers of the cases, or ask for more than this strategy gives.",
+    cases=lambda subject: subject.sample,
+    is_mild=_is_blind,
+)
+copied_answer = replace(
+    constant_answer,
+    replies=lambda subject: _strategies(subject, lambda case: lazy_answers(subject.asked(case))),
+    limits={"warning": MOST},
+)
 
 
 def denied_answer(subject: Subject) -> Iterator[EnvFinding]:
     """Replies that name the right answer and reject it."""
-    in_format = _worst(subject, denials_in_format)
-    worst = in_format if in_format is not None and in_format.passing >= 0.25 else _worst(subject, denials)
-    if worst is None or worst.passing < 0.25 or not subject.sees_the_case:
-        return
-    # a policy gains nothing by a sentence that rejects the answer, as it must know it: the reader is only loose
-    is_loose = worst is not in_format or _is_graded_by_parts(subject)
-    yield worst.finding(
-        "info" if is_loose else "warning",
-        f"A reply that rejects the right answer gets full score in {worst.count} cases: {worst.reply}.",
-        "The scorer takes the answer out of any sentence."
-        if is_loose
-        else "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
-        "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
-    )
-
-
-def template(subject: Subject) -> Iterator[EnvFinding]:
-    """The format that the prompt asks for, without an answer in it."""
-    replies: dict[str, list[tuple[Case, Policy]]] = {}
-    for case in subject.sample:
-        for scaffold in scaffolds(subject.asked(case)):
-            replies.setdefault(_named(scaffold), []).append((case, Constant(scaffold)))
-    for worst in earned(subject, replies)[:1]:
-        if worst.mean > FORMAT_BONUS:
-            yield worst.finding(
-                "fail" if worst.passing >= 0.5 else "warning",
-                f"The empty format {worst.what} earns {subject.shown(worst.mean)}.",
-                "The policy copies the format from the prompt and stops there.",
-                f"Give at most {FORMAT_BONUS:.0%} of the score for the format.",
-            )
+    yield from list(denied_in_format(subject)) or denied(subject)
 
 
 def lazy_policy(subject: Subject) -> Iterator[EnvFinding]:
     """One fixed strategy for all cases."""
-    if len(subject.sample) < 4:
-        return
-    cores = [core for case in subject.sample if (core := subject.core(case)) and len(core) <= 200]
-    answers = list(dict.fromkeys(chain([NOT_A_NUMBER], cores, LABELS)))[:24]
-    constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
-    form = subject.answered[0][1] if subject.answered else ""
-    replies: dict[str, list[tuple[Case, Policy]]] = {}
-    for case in subject.sample:
-        for what, answer in {**constants, **lazy_answers(subject.asked(case))}.items():
-            reply = Constant(rewrapped(form, answer) if form else answer)
-            replies.setdefault(what, []).append((case, reply))
-    complete = [one for one in earned(subject, replies) if one.of == len(subject.sample)]
-    best = max(complete, key=lambda one: one.mean, default=None)
-    if best is None or best.mean < LAZY:
-        return
-    is_copy = best.what not in constants
-    if best.passing >= PASS and not is_copy:
-        level: Level = "fail"
-    else:
-        level = "warning" if best.passing >= MOST else "info"
-    yield best.finding(
-        level if subject.sees_the_case else "info",
-        f"A fixed strategy, {best.what}, earns {subject.shown(best.mean)}{f': {best.reply}' if is_copy else ''}.",
-        "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
-        "Balance the answers of the cases, or ask for more than this strategy gives.",
-    )
+    yield from list(constant_answer(subject)) or copied_answer(subject)
 
 
-# -- judges
-
-
-def injection(subject: Subject) -> Iterator[EnvFinding]:
-    """Replies that tell the judge what to say."""
-    plain = earned(subject, everywhere(subject, [JUNK_TEXT]))
-    commands = {text: next(iter(everywhere(subject, [f"{JUNK_TEXT}\n{text}"]).values())) for text in INJECTIONS}
-    for worst in earned(subject, commands)[:1]:
-        if plain and worst.mean > plain[0].mean + MARGIN:
-            yield worst.finding(
-                "fail",
-                f"A reply that addresses the judge earns {worst.mean:.0%} instead of {plain[0].mean:.0%}:"
-                f' "{worst.what}"',
-                "The policy learns to command the judge, which is easier than the task.",
-                "Quote the reply as data in the judge's prompt, and read the verdict only from the judge's own words.",
-            )
-
-
-def tone(subject: Subject) -> Iterator[EnvFinding]:
-    """Wrong answers that are said with confidence."""
-    wrong = [(case, rewrapped(reply, wrong_answers(core_of(reply))[0])) for case, reply in subject.answered]
-    plain = earned(subject, {"plain": [(case, Script((text,))) for case, text in wrong]})
-    sure = earned(subject, {"sure": [(case, Script((f"{CONFIDENT} {text}",))) for case, text in wrong]})
-    if plain and sure and sure[0].mean > plain[0].mean + MARGIN:
-        yield sure[0].finding(
-            "warning",
-            f"A wrong answer earns {sure[0].mean:.0%} after a confident sentence, {plain[0].mean:.0%} without:"
-            f" {quoted(sure[0].best.replies[-1], 160)}.",
-            "The policy learns to sound sure.",
-            "Tell the judge to score the answer only, or give it the answer without the rest.",
-        )
+injection = ReplyProbe(
+    lambda subject: everywhere(subject, INJECTIONS, f"{JUNK_TEXT}\n"),
+    {"fail": MARGIN},
+    "A reply that addresses the judge earns {mean} instead of {plain}: {what}",
+    "The policy learns to command the judge, which is easier than the task.",
+    "Quote the reply as data in the judge's prompt, and read the verdict only from the judge's own words.",
+    by_mean=True,
+    plain=lambda subject: everywhere(subject, [JUNK_TEXT]),
+)
+tone = ReplyProbe(
+    lambda subject: _wrong(subject, f"{CONFIDENT} "),
+    {"warning": MARGIN},
+    "A wrong answer earns {mean} after a confident sentence, {plain} without: {reply}.",
+    "The policy learns to sound sure.",
+    "Tell the judge to score the answer only, or give it the answer without the rest.",
+    by_mean=True,
+    plain=lambda subject: _wrong(subject, ""),
+)
 
 
 # -- right answers
@@ -540,11 +556,6 @@ def _replied(episode: PlayedEpisode) -> str:
     text = policy.text if isinstance(policy, Constant) else " | ".join(episode.replies)
     kind = next((name for name, hostile in HOSTILE.items() if hostile == text), None)
     return kind or (f"the reply {quoted(text)}" if text.split() else "an empty reply")
-
-
-def _named(text: str) -> str:
-    """A reply in a few words."""
-    return ("A reply of spaces" if text else "An empty reply") if not text.strip() else quoted(text, 40)
 
 
 def repeatable_score(subject: Subject) -> Iterator[EnvFinding]:
