@@ -148,6 +148,8 @@ class Replay:
             return "rollout plays its episodes itself, so that they cannot be replayed"
         if kind != "score_episode" and record.seed is None:
             return "its seed is not in the record"
+        if kind == "score_episode" and record.stop == "truncated" and record.messages[-1].get("tool_calls"):
+            return "it was cut off after a tool call"
         case = known.get(-1 if record.row_number is None else record.row_number)
         if not case or to_jsonable(case.prompt) != record.prompt or row_columns(case.row) != record.row:
             if isinstance(environment, ServedEnvironment):
