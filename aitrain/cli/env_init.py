@@ -32,11 +32,11 @@ def env_init(
     kind = "tools_with_state" if chosen == ["multi_turn", "tools"] else chosen[0]
     if len(chosen) > 1 and kind != "tools_with_state":
         raise ConfigError("--service, --judges: give one alone, and copy its methods into another environment")
-    new = write_environment(name, kind, Path.cwd())
+    file, test = write_environment(name, kind, Path.cwd())
     if as_json:
-        typer.echo(json.dumps({"file": new.file.name, "test": new.test.name}))
+        typer.echo(json.dumps({"file": file.name, "test": test.name}))
         return 0
-    typer.echo(NEXT.format(name=name, file=new.file.name, test=new.test.name))
+    typer.echo(NEXT.format(name=name, file=file.name, test=test.name))
     return 0
 
 

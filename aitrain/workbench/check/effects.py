@@ -124,27 +124,15 @@ EFFECTS = (
 )
 
 
-@dataclass(frozen=True)
-class Traces:
-    """What a few episodes did in a forked copy of the process."""
-
-    effects: Mapping[str, str]
-    """What they changed, by the sentence of the effect."""
-    printed: float
-    """Bytes an episode."""
-    addresses: list[str]
-    """Where they connected to."""
-    signals: list[str]
-    """Functions of `signal` that were called outside of the main thread."""
-
-
-def traces(subject: Subject) -> Traces:
-    """What a few episodes do in a forked process that plays them in threads, without the connections of this one.
+def traces(subject: Subject) -> dict[str, Any]:
+    """What a few episodes do in a forked process that plays them in threads, without the connections of this one: what
+    they changed by the sentences of the effects, bytes printed by an episode, addresses, and functions of `signal` that
+    were called outside of the main thread.
 
     Raises:
         NotCheckedError: that process hangs or ends, or needs a connection of this one.
     """
-    if isinstance(subject.traces, Traces):
+    if subject.traces:
         return subject.traces
     subject.check_time()
     cases = spread(subject.cases, CASES)
@@ -176,8 +164,8 @@ def traces(subject: Subject) -> Traces:
                     if names := [name for name, part in effect.look().items() if parts.get(name) != part]:
                         found[effect.what] = ",".join(names[:3])
             printed = output.seek(0, os.SEEK_END) / len(plays)
-        connections = list(used(cut))
-        return {"connections": connections, "traces": [found, printed, list(dict.fromkeys(addresses)), signals]}
+        seen = {"effects": found, "printed": printed, "addresses": list(dict.fromkeys(addresses)), "signals": signals}
+        return {**seen, "connections": list(used(cut))}
 
     try:
         seen = cast("dict[str, Any]", call_forked(look, min(SECONDS, max(1.0, subject.seconds_left))))
@@ -185,8 +173,8 @@ def traces(subject: Subject) -> Traces:
         raise NotCheckedError(f"a copy of the process {failed.failure.message}") from failed
     if seen["connections"]:
         raise NotCheckedError(f"episodes use an open connection to {seen['connections'][0]}, which a copy has not")
-    subject.traces = found = Traces(*seen["traces"])
-    return found
+    subject.traces = seen
+    return seen
 
 
 def _noted(function: Callable[..., object], called: list[str]) -> Callable[..., object]:
@@ -204,12 +192,12 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes leave the process as it was."""
     seen = traces(subject)
     for effect in EFFECTS:
-        if names := seen.effects.get(effect.what):
+        if names := seen["effects"].get(effect.what):
             yield EnvFinding("warning", f"Episodes {effect.what}{names}.", effect.why, effect.fix)
-    if seen.printed > PRINTED:
+    if seen["printed"] > PRINTED:
         yield EnvFinding(
             "warning",
-            f"An episode prints {seen.printed / 1000:.1f} KB on average.",
+            f"An episode prints {seen['printed'] / 1000:.1f} KB on average.",
             "It hides what matters in train.log, of which a run keeps the beginning and the end.",
             "Remove the prints, or log at a level that is off.",
         )
@@ -217,7 +205,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
 
 def network(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes need no network."""
-    if addresses := traces(subject).addresses:
+    if addresses := traces(subject)["addresses"]:
         yield EnvFinding(
             "warning",
             f"Episodes connect to {', '.join(addresses[:3])}.",
@@ -229,7 +217,7 @@ def network(subject: Subject) -> Iterator[EnvFinding]:
 
 def signals(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes set no signal handlers, which only the main thread can; calls in processes run there."""
-    if subject.config.rl_env_isolation == "thread" and (called := traces(subject).signals):
+    if subject.config.rl_env_isolation == "thread" and (called := traces(subject)["signals"]):
         yield EnvFinding(
             "fail",
             f"Episodes call signal.{called[0]}, which raises in threads: `signal only works in main thread`.",

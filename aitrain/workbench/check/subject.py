@@ -111,7 +111,7 @@ class Subject:
     """The episodes that were played, in their order, without those played `again`."""
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
-    traces: Any = None
+    traces: dict[str, Any] = field(default_factory=dict)
     """What episodes do to their process, once a check has seen it."""
     reference_errors: dict[int, str] = field(default_factory=dict)
     """What `reference` raised, by the number of the case."""
