@@ -91,7 +91,7 @@ def _show(request: Request) -> Document:
 
 def _rescore(request: Request) -> Document:
     from aitrain.runs.rollout_index import RolloutIndex
-    from aitrain.workbench.rescore import RescoreReport, rescore
+    from aitrain.workbench.rescore import RescoredEpisode, report, rescore, show_report
 
     wanted = request["rescore"]
     index = RolloutIndex(RunFolder(Path(wanted["run"])).rollouts)
@@ -104,14 +104,14 @@ def _rescore(request: Request) -> Document:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    report = RescoreReport(wanted["most"], config.env_shares)
+    episodes: list[RescoredEpisode] = []
     for name, (opened, own) in open_environments(config, tokenizer).items():
         of_env = (index.record(entry) for entry in entries if name in ("", entry.environment))
-        report.episodes += rescore(opened, own, tokenizer, of_env)
-    report.check()
+        episodes += rescore(opened, own, tokenizer, of_env)
+    found = report(episodes, wanted["most"], config.env_shares)
     if not wanted["as_json"]:
-        report.show(Console(highlight=False))
-    return report.to_json()
+        show_report(Console(highlight=False), found)
+    return found
 
 
 def _serve(request: Request) -> Document:

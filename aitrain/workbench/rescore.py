@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 from typing import Any
@@ -216,124 +216,104 @@ class Replay:
 # -- the report
 
 
-@dataclass
-class RescoreReport:
-    """What a rescoring found: means before and after, what changed, and what could not be scored again."""
+def report(episodes: Sequence[RescoredEpisode], most: int, shares: Mapping[str, float]) -> dict[str, Any]:
+    """What a rescoring found, as a JSON object: means before and after, the `most` changed episodes, and what could not
+    be scored again. `shares` are those of the environments in the held-out scores, if there are several.
 
-    most: int
-    """How many of the most changed episodes are shown."""
-    shares: Mapping[str, float] = field(default_factory=dict)
-    """The share of each environment in the held-out scores, if there are several."""
-    episodes: list[RescoredEpisode] = field(default_factory=list)
+    Raises:
+        EnvironmentFailed: today's scorer failed on all of them.
+        RunFailed: none could be given to it.
+    """
+    failures = Counter(one.failure for one in episodes if one.failure).most_common()
+    problems = Counter(one.problem for one in episodes if one.problem).most_common()
+    if all(one.after is None for one in episodes):
+        none = f"None of {len(episodes)} episodes could be scored again"
+        if failures:
+            raise EnvironmentFailed(f"{none}; {failures[0][1]} failed:\n{failures[0][0]}")
+        raise RunFailed(f"{none}: {problems[0][0] if problems else 'the score is None'}")
+    phases: dict[str, list[RescoredEpisode]] = {}
+    for one in episodes:
+        phases.setdefault(one.eval_phase, []).append(one)
+    # scores that appeared or vanished come first
+    changed = sorted((one for one in episodes if one.change), key=lambda one: abs(one.change), reverse=True)[:most]
+    names = ("step", "eval_phase", "environment", "case", "case_idx", "before", "after", "prompt", "answer", "failure")
+    return {
+        "episodes": len(episodes),
+        "not_rescored": dict(problems),
+        "failed": dict(failures),
+        "scored_with_saved_rows": sum(one.is_from_record for one in episodes),
+        "phases": {name or "training": _phase(own, shares if name else {}, shares) for name, own in phases.items()},
+        "most_changed": [{name: _shown(getattr(one, name)) for name in names} for one in changed],
+    }
 
-    def check(self) -> None:
-        """Check that at least one episode was scored again.
 
-        Raises:
-            EnvironmentFailed: today's scorer failed on all of them.
-            RunFailed: none could be given to it.
-        """
-        if any(one.after is not None for one in self.episodes):
-            return
-        none = f"None of {len(self.episodes)} episodes could be scored again"
-        for failure, count in self._counts("failure"):
-            raise EnvironmentFailed(f"{none}; {count} failed:\n{failure}")
-        problem, _ = (self._counts("problem") or [("the score is None", 0)])[0]
-        raise RunFailed(f"{none}: {problem}")
+def _shown(value: object) -> object:
+    """A value for JSON: null if it is empty text."""
+    return None if value == "" else to_jsonable(value)
 
-    def to_json(self) -> JsonObject:
-        """The report as a JSON object."""
-        names = ("step", "eval_phase", "environment", "case", "case_idx", "before", "after", "prompt", "answer")
-        shown: list[JsonObject] = [{name: to_jsonable(getattr(one, name)) for name in names} for one in self._changed]
-        for one in shown:
-            one["eval_phase"] = one["eval_phase"] or None
-            if not one["environment"]:
-                del one["environment"]
-        return {
-            "episodes": len(self.episodes),
-            "not_rescored": dict(self._counts("problem")),
-            "failed": dict(self._counts("failure")),
-            "scored_with_saved_rows": sum(one.is_from_record for one in self.episodes),
-            "phases": {phase or "training": found for phase, found in self._phases.items()},
-            "most_changed": shown,
-        }
 
-    def show(self, console: Console) -> None:
-        """Print the report."""
-        lines: list[tuple[str, ...]] = [("", "episodes", "compared", "before", "after", "changed")]
-        for phase, found in self._phases.items():
-            name = f"held-out, {escape_controls(phase).replace('_', ', ')}" if phase else "training"
-            parts = {f"{name}, {escape_controls(env)}": part for env, part in found.get("environments", {}).items()}
-            for what, numbers in {name: found, **parts}.items():
-                means = [_number(numbers[end]).replace("none", "-") for end in ("mean_before", "mean_after")]
-                counts = [f"{numbers[count]:,}" for count in ("episodes", "compared", "changed")]
-                lines.append((what, *counts[:2], *means, counts[2]))
-        width = max(len(line[0]) for line in lines)
-        for name, *columns in lines:
-            text = f"{name:{width}}" + "".join(f"{column:>10}" for column in columns)
-            console.print(Text(text, style="" if name else "dim"), soft_wrap=True)
-        unscored = [
-            sum(found[when] for found in self._phases.values()) for when in ("unscored_before", "unscored_after")
-        ]
-        notes = [f"\nunscored: {unscored[0]} before, {unscored[1]} now"] if any(unscored) else []
-        notes += [f"  {count} failed: {failure}" for failure, count in self._counts("failure")[:3]]
-        if problems := self._counts("problem"):
-            notes.append(f"\nnot scored again: {sum(count for _, count in problems)}")
-            notes += [f"  {count}: {problem}" for problem, count in problems]
-        if from_record := sum(one.is_from_record for one in self.episodes):
-            gone = "are of cases that are not in today's dataset: they were scored with their saved rows"
-            notes.append(f"\n{from_record} episodes {gone}")
-        for note in notes:
-            show_text(console, note)
-        if self._changed:
-            console.print(Text("\nmost changed", style="bold"))
-        for one in self._changed:
-            named = f" (case_idx {one.case_idx})" if str(one.case_idx) != str(one.case) else ""
-            where = f"step {one.step} {one.eval_phase.replace('_', ', ')}".strip()
-            where += f", {one.environment}" if one.environment else ""
-            scores = f"{_number(one.before)} -> {_number(one.after)}"
-            show_heading(console, f"{where}, case {one.case}{named}: {scores}")
-            for name, text in (("prompt", one.prompt), ("answer", one.answer), ("failed", one.failure)):
-                if text:
-                    show_text(console, f"{name}: {text}", "dim" if name == "prompt" else "")
+def _phase(
+    episodes: Sequence[RescoredEpisode], weights: Mapping[str, float], parts: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Counts and mean scores, which are weighted means of the environments with these `weights`; and those of the
+    environments in `parts`."""
+    rescored = [one for one in episodes if not one.problem]
+    compared = [one for one in rescored if one.before is not None and one.after is not None]
+    by_env = {env: [one for one in compared if one.environment == env] for env in weights}
+    weighted = [(weights[env], own) for env, own in by_env.items() if own] or [(1.0, compared)] * bool(compared)
+    ends = ("before", "after")
+    means = [weighted_mean([(w, fmean(getattr(one, end) for one in own)) for w, own in weighted]) for end in ends]
+    counts = {
+        "episodes": len(episodes),
+        "compared": len(compared),
+        "mean_before": means[0],
+        "mean_after": means[1],
+        "changed": sum(one.change != 0 for one in episodes),
+        "unscored_before": sum(one.before is None for one in episodes),
+        "unscored_after": sum(one.after is None for one in rescored),
+    }
+    own = {env: [one for one in episodes if one.environment == env] for env in parts if env}
+    environments = {env: _phase(some, {}) for env, some in own.items() if some}
+    return {**counts, "environments": environments} if environments else counts
 
-    def _counts(self, field_name: str) -> list[tuple[str, int]]:
-        """How often each problem or failure came, most frequent first."""
-        return Counter(filter(None, (getattr(one, field_name) for one in self.episodes))).most_common()
 
-    @property
-    def _changed(self) -> list[RescoredEpisode]:
-        """The most changed episodes; scores that appeared or vanished come first."""
-        changed = [one for one in self.episodes if one.change]
-        return sorted(changed, key=lambda one: abs(one.change), reverse=True)[: self.most]
-
-    @property
-    def _phases(self) -> dict[str, dict[str, Any]]:
-        """Counts and means of training, which is the empty name, and of each scoring of the held-out cases."""
-        phases = dict.fromkeys(one.eval_phase for one in self.episodes)
-        return {name: self._phase([one for one in self.episodes if one.eval_phase == name], name) for name in phases}
-
-    def _phase(self, episodes: list[RescoredEpisode], name: str) -> dict[str, Any]:
-        """Counts and mean scores; those of held-out cases are weighted with the shares of their environments."""
-        rescored = [one for one in episodes if not one.problem]
-        compared = [one for one in rescored if one.before is not None and one.after is not None]
-        parts = {env: [one for one in compared if one.environment == env] for env in self.shares} if name else {}
-        weights = [(self.shares[env], part) for env, part in parts.items() if part]
-        weights = weights or [(1.0, compared)] * bool(compared)
-        ends = ("before", "after")
-        means = [weighted_mean([(w, fmean(getattr(one, end) for one in part)) for w, part in weights]) for end in ends]
-        counts: dict[str, Any] = {
-            "episodes": len(episodes),
-            "compared": len(compared),
-            "mean_before": means[0],
-            "mean_after": means[1],
-            "changed": sum(one.change != 0 for one in episodes),
-            "unscored_before": sum(one.before is None for one in episodes),
-            "unscored_after": sum(one.after is None for one in rescored),
-        }
-        by_env = {env: [one for one in episodes if one.environment == env] for env in self.shares if env}
-        environments = {env: RescoreReport(0)._phase(own, "") for env, own in by_env.items() if own}
-        return {**counts, "environments": environments} if environments else counts
+def show_report(console: Console, found: dict[str, Any]) -> None:
+    """Print the report."""
+    lines: list[tuple[str, ...]] = [("", "episodes", "compared", "before", "after", "changed")]
+    for phase, counts in found["phases"].items():
+        name = phase if phase == "training" else f"held-out, {escape_controls(phase).replace('_', ', ')}"
+        parts = {f"{name}, {escape_controls(env)}": part for env, part in counts.get("environments", {}).items()}
+        for what, numbers in {name: counts, **parts}.items():
+            means = [_number(numbers[end]).replace("none", "-") for end in ("mean_before", "mean_after")]
+            lines.append(
+                (what, f"{numbers['episodes']:,}", f"{numbers['compared']:,}", *means, f"{numbers['changed']:,}")
+            )
+    width = max(len(line[0]) for line in lines)
+    for name, *columns in lines:
+        text = f"{name:{width}}" + "".join(f"{column:>10}" for column in columns)
+        console.print(Text(text, style="" if name else "dim"), soft_wrap=True)
+    before, now = [sum(one[f"unscored_{end}"] for one in found["phases"].values()) for end in ("before", "after")]
+    notes = [f"\nunscored: {before} before, {now} now"] if before or now else []
+    notes += [f"  {count} failed: {failure}" for failure, count in list(found["failed"].items())[:3]]
+    if problems := found["not_rescored"]:
+        notes.append(f"\nnot scored again: {sum(problems.values())}")
+        notes += [f"  {count}: {problem}" for problem, count in problems.items()]
+    if saved := found["scored_with_saved_rows"]:
+        gone = "are of cases that are not in today's dataset: they were scored with their saved rows"
+        notes.append(f"\n{saved} episodes {gone}")
+    for note in notes:
+        show_text(console, note)
+    if found["most_changed"]:
+        console.print(Text("\nmost changed", style="bold"))
+    for one in found["most_changed"]:
+        named = f" (case_idx {one['case_idx']})" if str(one["case_idx"]) != str(one["case"]) else ""
+        where = f"step {one['step']} {(one['eval_phase'] or '').replace('_', ', ')}".strip()
+        where += f", {one['environment']}" if one["environment"] else ""
+        scores = f"{_number(one['before'])} -> {_number(one['after'])}"
+        show_heading(console, f"{where}, case {one['case']}{named}: {scores}")
+        for name, style in (("prompt", "dim"), ("answer", ""), ("failure", "")):
+            if one[name]:
+                show_text(console, f"{name}: {one[name]}", style)
 
 
 def _number(score: float | None) -> str:
