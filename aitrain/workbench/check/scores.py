@@ -87,7 +87,7 @@ class Earned:
     @property
     def mean(self) -> float:
         """Mean share over the cases."""
-        return sum(self.shares) / self.of
+        return math.fsum(self.shares) / self.of
 
     @property
     def passes(self) -> int:
