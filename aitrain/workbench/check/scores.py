@@ -126,7 +126,9 @@ def earned(subject: Subject, replies: Replies, of: int = 0) -> list[Earned]:
 
 def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Replies:
     """Each of the texts in each case of the sample."""
-    return [(quoted(text, 80), case, Constant(before + text)) for text in texts for case in subject.sample]
+    blank = {"": "An empty reply", " ": "A reply of spaces"}
+    named = [(blank.get(text[:1] if text.isspace() else text, quoted(text, 80)), text) for text in texts]
+    return [(what, case, Constant(before + text)) for what, text in named for case in subject.sample]
 
 
 # -- replies without the right answer
@@ -182,7 +184,7 @@ class ReplyProbe:
     limits: Mapping[Level, float]
     """From which amount on it is found at which level; the highest level first."""
     what: str
-    """What was found, with the names of `Earned.words`."""
+    """What was found: a format of `what`, `mean`, `shown`, `count`, `reply` and `plain`."""
     why: str
     fix: str
     cases: Callable[[Subject], Sequence[object]] = lambda _: ()
