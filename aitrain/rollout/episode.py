@@ -25,7 +25,7 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
 
@@ -321,6 +321,9 @@ def _failures_of(episode: Episode) -> Iterator[None]:
         failure = error.failure
     except EnvironmentFailed as error:
         failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+    except OutOfRepliesError:
+        episode.trajectory.stop = "out_of_replies"
+        return
     else:
         return
     episode.session.failure, episode.trajectory.stop = failure, "env_error"
