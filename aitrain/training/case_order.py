@@ -16,10 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy
 
-from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case, arguments_for
 from aitrain.environment.runner import Runner
 from aitrain.errors import EnvironmentFailed
@@ -350,24 +347,3 @@ def case_order(trainer: EpisodeTrainer, runner: Runner) -> CaseOrder:
             seed = arguments.seed if arguments.shuffle_dataset else None
             orders[part.env] = UniformOrder(len(part), groups, seed)
     return orders.get("") or MixedOrder(orders, list(config.env_shares.values()), groups)
-
-
-# -- what transformers sees
-
-
-class EpochCallback(TrainerCallback):  # type: ignore[misc]
-    """Sets the fractional epoch, and saves and logs at the end of each epoch as transformers does."""
-
-    def __init__(self, schedule: CaseSchedule) -> None:
-        self.schedule = schedule
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Runs before the step is logged and saved; the end of the run is handled by transformers."""
-        state.epoch = self.schedule.epochs_after(state.global_step)
-        if not self.schedule.ends_epoch(state.global_step):
-            return
-        if state.global_step < state.max_steps:
-            control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
-            control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-        # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
-        torch.empty((), dtype=torch.int64).random_()

@@ -103,7 +103,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             recorded = [recorded_scores(self.context.folder, "before", plan.cases) if is_main else {}]
             broadcast_object_list(recorded)
             scores = evaluate(
-                self.trainer.rollouts, replace(plan, recorded=recorded[0]), phase, self.trainer.hooks.write
+                self.trainer.rollouts, replace(plan, recorded=recorded[0]), phase, self.trainer.write_records
             )
         self.state.before = scores.means[0]
         self._diagnose(self.line_of(0, scores))
@@ -221,7 +221,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
         failures, during = self.trainer.rollouts.failures, phase.name not in ("before", "after")
         try:
-            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
+            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.write_records)
         except EpisodesFailed as error:
             failures.empty_evaluations += 1
             if phase.name == "before" or (not during and failures.empty_batches):

@@ -257,7 +257,6 @@ class Rewarded(EpisodeTrainer):
     context = None
 
     def __init__(self, algorithm: AlgorithmParts, episodes: list[Any]) -> None:
-        written = SimpleNamespace(write=self.write)
         batch = SimpleNamespace(
             episodes=episodes,
             kept=lambda _: [True, True],
@@ -272,7 +271,7 @@ class Rewarded(EpisodeTrainer):
             algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, _batch=batch,
             passes=[], rollouts=rollouts, zero_variance=ZeroVarianceSteps(),
             args=SimpleNamespace(steps_per_generation=1),
-            pass_limit=PassLimit(8), hooks=written,
+            pass_limit=PassLimit(8), write_records=self.write,
         )  # fmt: skip
         self.model = torch.nn.Identity()
 

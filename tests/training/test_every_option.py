@@ -90,10 +90,10 @@ def failures(config: TrainConfig) -> object:
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, num_processes=1)
     made: Any = SimpleNamespace(
         eos_token_ids=[0], sampling=Sampling(), use_vllm=False, accelerator=accelerator, model=torch.nn.Linear(1, 1),
-        is_sharded=False, args=SimpleNamespace(seed=0), hooks=SimpleNamespace(notify=print),
+        is_sharded=False, args=SimpleNamespace(seed=0), run=SimpleNamespace(note=print),
     )  # fmt: skip
     runner = EnvRunner(None, config)
-    inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=None, limits=limits_of(runner, None), serve=None)
+    inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=None, limits=limits_of(runner, None), server=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_setup, "_hf_model", lambda trainer: None)
         patch.setattr(engine_setup, "offer_model", lambda *_: None)
