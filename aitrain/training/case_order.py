@@ -52,8 +52,6 @@ class CaseOrder:
     groups: int
     memory: dict[Any, Any]
     """What a checkpoint holds of the order beside the number of the batch."""
-    learns = False
-    """Whether the choice depends on the played groups, which `see` then needs."""
 
     def batch(self, index: int) -> list[int]:
         """The case number of each group of generation batch `index`, counted from the beginning of the run."""
@@ -142,7 +140,6 @@ class DifficultyOrder(CaseOrder):
     """Lowest and highest score."""
     memory: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
     """Moving mean and mean square of each played case's scores, as fractions of the score range."""
-    learns = True
 
     def take(self, place: int, count: int) -> list[int]:
         """Cases drawn at random; none is among them twice, unless there are fewer than `count`."""
@@ -198,7 +195,6 @@ class MixedOrder(CaseOrder):
     """The environment of each group from the beginning of the run on, as far as it was asked for."""
 
     def __post_init__(self) -> None:
-        self.learns = any(order.learns for order in self.orders.values())
         first = [0, *accumulate(order.cases for order in self.orders.values())]
         self._first = dict(zip(self.orders, first, strict=False))
         """The number of the first case of each environment."""
@@ -284,7 +280,6 @@ class CustomOrder(CaseOrder):
     memory: dict[int, list[float]] = field(default_factory=dict, init=False)
     """Mean scores of each case's groups, the latest one last."""
     _last: int = field(default=0, init=False)
-    learns = True
 
     def take(self, place: int, count: int) -> list[int]:
         """The function's choice."""

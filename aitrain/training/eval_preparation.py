@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,28 +22,24 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
-from aitrain.environment.contract import named_by
-from aitrain.environment.dataset import Datasets
+from aitrain.environment.contract import Case, named_by
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.loader import errors_of
-from aitrain.environment.runner import EnvRunner
 from aitrain.errors import ConfigError
 from aitrain.options.evaluate import EvalConfig
-from aitrain.options.reading import resolve
-from aitrain.options.train import TrainConfig
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
-from aitrain.runs.environment_source import source_facts
-from aitrain.runs.json_values import as_object
+from aitrain.runs.case_key import prompt_key
 from aitrain.runs.model_reference import ModelReference, run_options
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.rollout_record import read_rollouts
+from aitrain.runs.run_folder import RunFolder
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.distributed import init_processes
 from aitrain.training.episode_format import ShownCases, begin, longest_episode
-from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
+from aitrain.training.evaluation import BATCH, EvalPlan, content_of, mixture_of
 from aitrain.training.holdout import (
     DatasetSplit,
     PromptLimit,
@@ -50,7 +47,6 @@ from aitrain.training.holdout import (
     joined,
     prompt_limit,
     prompt_limits,
-    split,
 )
 from aitrain.training.model import (
     LoadedPolicy,
@@ -176,8 +172,7 @@ def _cases(
     prompts: dict[str, PromptLimit],
 ) -> tuple[DatasetSplit, int]:
     """The cases to play, and how many of them the model was trained on, as far as this is known."""
-    per_step, overlap = plan_batch(config, processes=1).prompts_per_step, 0
-    chosen = dict[str, DatasetSplit]()
+    per_step, chosen = plan_batch(config, processes=1).prompts_per_step, dict[str, DatasetSplit]()
     for name, share in config.env_shares.items():
         built, limit, runner = shown.built[name], prompts[name], context.runner.parts[name]
         with errors_of(name):
@@ -192,9 +187,8 @@ def _cases(
                 )
         if dropped:
             runner.notify(f"{dropped} cases dropped: their prompt has more than {limit.tokens} tokens.")
-        overlap += cases.overlap if built[1] is not None else _trained_on(runner, reference, built, limit, cases)
     everything = joined(chosen, prompts)
-    overlap += everything.overlap - sum(cases.overlap for cases in chosen.values())
+    overlap = max(everything.overlap, _trained_on(reference, everything.held_out))
     if overlap:
         context.note(
             f"{overlap} of {len(everything.held_out)} cases were trained on, or chose the step (--save-best), or look"
@@ -203,36 +197,17 @@ def _cases(
     return everything, overlap
 
 
-def _trained_on(
-    runner: EnvRunner, reference: ModelReference, built: Datasets, limit: PromptLimit, cases: DatasetSplit
-) -> int:
-    """Number of cases among those that the model's run was trained on, or its step was chosen by; 0 if the run had
-    another environment."""
+def _trained_on(reference: ModelReference, cases: Sequence[Case]) -> int:
+    """Number of cases that the model was trained on, or its step was chosen by, as the records of its run say."""
     if reference.run is None:
         return 0
-    known = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
-    run, count = resolve(TrainConfig, None, known), 0
-    for name, trained in run.environments.items():
-        if _is_same_environment(runner.environment, runner.config, trained, reference.run):
-            needed = math.ceil(plan_batch(run, processes=1).prompts_per_step * run.env_shares[name])
-            parts = split(built, trained, limit, needed)
-            numbers = {case.number for case in (*parts.train, *parts.choosing)}
-            count = max(count, sum(case.number in numbers for case in cases.held_out))
-    return count
-
-
-def _is_same_environment(environment: object, config: TrainConfig, trained: TrainConfig, run: Path) -> bool:
-    """Whether a run had this environment, also if it was named in another way, or its file has moved."""
-    if trained.rl_env_config != config.rl_env_config:
-        return False
-    if all(getattr(trained, name) == getattr(config, name) for name in ("rl_env", "rl_env_module", "rl_env_class")):
-        return True
-    now, recorded = source_facts(environment), read_object(RunFolder(run).environment)
-    return any(
-        facts.get("class") == now["class"]
-        and any(now[name] and facts.get(name) == now[name] for name in ("file", "sha256"))
-        for facts in map(as_object, [recorded, *as_object(recorded.get("environments")).values()])
-    )
+    seen, chose = set[str](), run_options(reference).get("save_best")
+    for file in RunFolder(reference.run).rollouts.glob("*.jsonl"):
+        for record in read_rollouts(file):
+            is_used = record.discarded is None if not record.eval_phase else chose and record.eval_phase[:4] == "step"
+            if is_used and (reference.step is None or record.step <= reference.step):
+                seen.add(prompt_key(record.prompt or record.row))
+    return sum(prompt_key(content_of(case)) in seen for case in cases)
 
 
 def _asks_for_model(environment: object) -> bool:

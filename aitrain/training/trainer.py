@@ -230,18 +230,16 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
         `inputs`: as many rows as this process has episodes; they are only counted."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        batch, metrics, gather = self._batch, self._metrics["train"], self.accelerator.gather
-        kept, scores, dropped = torch.tensor(
-            [batch.kept(self.masks_truncated), batch.scores(), [episode.is_dropped for episode in batch.episodes]],
-            device=self.accelerator.device,
-        )
-        penalties = self._penalties(output)
-        rewards = scores - sum(penalties.values())
-        tokens = (output["completion_mask"] * output["tool_mask"]).sum(1) * kept
-        rewards, in_loss, played, tokens, known = gather(torch.stack([rewards, kept, 1 - dropped, tokens, scores], 1)).T
-        of_trl, size, rank = output["advantages"], self.num_generations, self.accelerator.process_index
+        batch, metrics, device = self._batch, self._metrics["train"], self.accelerator.device
+        everywhere, size, rank = batch.everywhere, self.num_generations, self.accelerator.process_index
         own = slice(rank * len(inputs), (rank + 1) * len(inputs))
+        scores = torch.tensor([math.nan if one.score is None else one.score for one in everywhere], device=device)
+        is_kept = [one.is_kept(self.masks_truncated) for one in everywhere]
+        in_loss, of_trl = torch.tensor(is_kept, device=device), output["advantages"]
+        penalties, gather = self._penalties(output), self.accelerator.gather
+        rewards = scores
         if penalties:
+            rewards = gather(scores[own] - sum(penalties.values()))
             of_trl = group_advantages(rewards, size, self.scale_rewards)[own]
         output["advantages"] = self.algorithm.advantages(rewards, size, of_trl, own)
         self.write_records(batch.records(output["advantages"].tolist()))
@@ -250,19 +248,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             metrics[f"penalty/{name}"].append(gather(values).mean().item())
         for name, value in (batch.metrics | batch_diagnostics(batch.episodes)).items():
             metrics[name].append(value)
-        if self.rollouts.rollout.end.stop_strings is not None or batch.dropped:
+        if self.rollouts.rollout.end.stop_strings is not None or any(one.is_dropped for one in everywhere):
             for name, value in batch.length_metrics().items():
                 metrics[name][-1] = value
-        whole_groups = played == 1  # they are dropped together
+        whole_groups = torch.tensor([not one.is_dropped for one in everywhere], device=device)  # dropped together
         share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
-        mean = known.nanmean().item()
+        mean = scores.nanmean().item()
         self.zero_variance.see(share == 1.0, None if math.isnan(mean) else mean)
-        return output | {
-            KEPT: kept.bool(),
-            KEPT_ROWS: in_loss.sum(),
-            "num_items_in_batch": tokens.double().sum() * self.args.steps_per_generation,
-        }
+        tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
+        items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
+        return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
 
     def _penalties(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What is subtracted from the score of each of this process's episodes. Every process must call this."""
