@@ -8,7 +8,6 @@ epoch, so that the number of steps alone is the position of a resumed run.
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -151,7 +150,7 @@ class DifficultyOrder(CaseOrder):
         left = set[int]()
         while len(drawn) < count:
             left = left or set(range(self.cases))
-            case = min(bisect_right(bounds, source.random() * bounds[-1]), self.cases - 1)
+            (case,) = source.choices(range(self.cases), cum_weights=bounds)
             if case in left:
                 drawn.append(case)
                 left.remove(case)

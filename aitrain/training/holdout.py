@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -276,15 +276,19 @@ def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit
         for name, one in splits.items()
         for case in one.held_out
     )
+
+    def mixed(cases: Iterable[CaseList]) -> MixedCases:
+        return MixedCases([part for one in cases for part in parts_of(one)])
+
     return DatasetSplit(
-        MixedCases([one for part in parts for one in parts_of(part.train)]),
-        MixedCases([one for part in parts for one in parts_of(part.held_out)]),
+        mixed(part.train for part in parts),
+        mixed(part.held_out for part in parts),
         sum(part.dropped for part in parts),
         sum(part.dropped_held_out for part in parts),
         sum(part.left_out for part in parts),
         sum(part.overlap for part in parts) + shared,
         parts[0].why_none,
-        MixedCases([one for part in parts for one in parts_of(part.choosing)]),
+        mixed(part.choosing for part in parts),
     )
 
 
