@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from trl import GRPOConfig
 
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import Runner
 from aitrain.rollout.clock import RolloutClock
 from aitrain.training.case_order import CaseOrder, PlayedGroup, case_order
+from aitrain.training.holdout import CaseList
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import DiscardedEpisode, PlayedEpisode, TrainingBatch, finish_groups
 from aitrain.training.zero_variance import has_advantages
-
-if TYPE_CHECKING:
-    from aitrain.training.trainer import EpisodeTrainer
 
 
 @dataclass
@@ -223,14 +222,19 @@ class AheadSource(BatchSource):
             rollouts.loop.run(server.gate.open())
 
 
-def batch_source(trainer: EpisodeTrainer, runner: Runner) -> BatchSource:
-    """The source of a trainer's batches, by the options of the run."""
-    config = runner.config
-    parts = trainer.rollouts, trainer.cases, case_order(trainer, runner), trainer.schedule, trainer.num_generations
+def batch_source(
+    runner: Runner,
+    rollouts: PolicyRollouts,
+    cases: CaseList,
+    schedule: CaseSchedule,
+    arguments: GRPOConfig,
+) -> BatchSource:
+    """The source of a run's batches, by its options."""
+    config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments, rollouts.gather)
     refill_limit = config.rl_refill_limit if config.rl_sampling == "refill" else 0
-    if config.rl_ahead:
-        return AheadSource(*parts, trainer.masks_truncated, refill_limit, config.rl_ahead_turns)
-    return BatchSource(*parts, trainer.masks_truncated, refill_limit)
+    size, masks_truncated = arguments.num_generations, arguments.mask_truncated_completions
+    parts = rollouts, cases, order, schedule, size, masks_truncated, refill_limit
+    return AheadSource(*parts, config.rl_ahead_turns) if config.rl_ahead else BatchSource(*parts)
 
 
 def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:

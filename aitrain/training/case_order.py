@@ -12,19 +12,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from trl import GRPOConfig
 
 from aitrain.environment.contract import Case, arguments_for
 from aitrain.environment.runner import Runner
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.training.algorithm import load_with_parameters
-from aitrain.training.holdout import parts_of
-
-if TYPE_CHECKING:
-    from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.holdout import CaseList, parts_of
 
 EQUAL_SHARE = 0.2
 """Share of the draws of DifficultyOrder in which all cases are equally likely, so that none disappears."""
@@ -326,14 +324,20 @@ class CustomOrder(CaseOrder):
         return [int(one) for one in answer]
 
 
-def case_order(trainer: EpisodeTrainer, runner: Runner) -> CaseOrder:
-    """The order of the trainer's cases, by the options of the run."""
-    config, groups, arguments = runner.config, trainer.schedule.prompts, trainer.args
+def case_order(
+    runner: Runner,
+    cases: CaseList,
+    groups: int,
+    arguments: GRPOConfig,
+    share: Callable[[list[Any]], list[Any]],
+) -> CaseOrder:
+    """The order of a run's cases, by its options, with `groups` in a batch; `share` joins lists of all ranks."""
+    config = runner.config
     if config.custom_sampler is not None:
         function, is_first = load_sampler(config.custom_sampler), arguments.process_index == 0
-        return CustomOrder(function, trainer.cases, groups, arguments.seed, trainer.rollouts.gather, is_first)
+        return CustomOrder(function, cases, groups, arguments.seed, share, is_first)
     orders: dict[str, UniformOrder | DifficultyOrder] = {}
-    for part in parts_of(trainer.cases):
+    for part in parts_of(cases):
         if config.rl_sampling == "difficulty":
             bounds = runner.parts[part.env].config.score_bounds
             orders[part.env] = DifficultyOrder(len(part), groups, arguments.seed, bounds)

@@ -190,7 +190,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.non_finite = NonFiniteGuard(self.accelerator, run.note)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        self.batches = batch_source(self, inputs.runner)
+        self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
         self.watch = Stopwatch(self.batches.clock)
         self.add_callback(StepEvents(self))
         self.context = inputs.limits.context

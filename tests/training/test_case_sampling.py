@@ -165,6 +165,8 @@ def test_ranks_share_what_is_replaced_and_train_on_the_batch_of_one_rank() -> No
 
     assert episodes_of(together) == episodes_of(alone)
     assert {len(batch.episodes) for batch in together} == {24 // 4}
+    everywhere = [(one.key, one.number, one.score) for one in together[2].everywhere]
+    assert everywhere == episodes_of(together), "in the order of the ranks"
     assert all(batch.metrics == alone[0].metrics for batch in together)
     discarded = [one.key for batch in together for one in batch.discarded]
     assert sorted(discarded) == sorted(one.key for one in alone[0].discarded)

@@ -107,11 +107,11 @@ def limits(config: TrainConfig) -> object:
 
 def batches(config: TrainConfig) -> object:
     """What chooses the cases of a batch, and how it is played."""
-    made: Any = SimpleNamespace(
-        schedule=CaseSchedule(9, 2, 1, 1), args=SimpleNamespace(seed=0, process_index=0, shuffle_dataset=True),
-        cases=Cases([], range(9)), num_generations=2, masks_truncated=False, rollouts=SimpleNamespace(gather=list),
-    )  # fmt: skip
-    source = batch_source(made, EnvRunner(None, config))
+    args: Any = SimpleNamespace(
+        seed=0, process_index=0, shuffle_dataset=True, num_generations=2, mask_truncated_completions=False
+    )
+    rollouts: Any = SimpleNamespace(gather=list)
+    source = batch_source(EnvRunner(None, config), rollouts, Cases([], range(9)), CaseSchedule(9, 2, 1, 1), args)
     ahead = isinstance(source, AheadSource) and source.loads_between_turns
     return type(source).__name__, type(source.order).__name__, source.refill_limit, ahead
 
