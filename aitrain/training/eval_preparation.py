@@ -28,7 +28,7 @@ from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
-from aitrain.runs.case_key import prompt_key
+from aitrain.runs.rollout_record import prompt_key
 from aitrain.runs.model_reference import ModelReference, run_options
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.runs.run_folder import RunFolder
