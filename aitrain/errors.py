@@ -18,9 +18,9 @@
         ChatStoppedError            a person interrupted an answer; defined in jobs/chat_session.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
-        FreshRunError               a second process of a check failed; defined in workbench/fresh.py
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tools.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
+        OutOfRepliesError           a scripted policy has no further reply; defined in rollout/engine.py
         RefusedCallError            an environment's server refused a call; defined in environment/served_environment.py
         RefusedRequestError         what our servers refuse, and why; defined in environment/http_server.py
         RequestRefusedError         the report's page server does not answer a request

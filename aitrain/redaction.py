@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -74,6 +75,8 @@ WORDS = re.compile(r"(?:[A-Za-z]+\d{0,2}[._]+)*[A-Za-z]+\d{0,2}_*")
 MIN_SECRET_LENGTH = 8
 """Minimum characters of a secret: shorter values, such as `false`, occur in ordinary text."""
 MASK = "***"
+LONGEST_REPEATED = 500
+"""Characters of a text up to which its redacted form is remembered."""
 REFRESH_SECONDS = 1.0
 """Seconds between reads of the environment variables, which user code may set during a run."""
 DRAIN_SECONDS = 5.0
@@ -138,7 +141,21 @@ def redact(text: str, is_secret: IsSecret = is_random) -> str:
 
     All that is written or shown goes through it.
     """
+    if time.monotonic() > _known.until:
+        _known.forms = tuple(encoded_forms(secret_values().values()))
+        _known.until = time.monotonic() + REFRESH_SECONDS
+    if is_secret is is_random and len(text) <= LONGEST_REPEATED:
+        return _redacted_repeated(text, _known.forms)
+    return _redacted(text, _known.forms, is_secret)
 
+
+@lru_cache(maxsize=4096)
+def _redacted_repeated(text: str, forms: tuple[str, ...]) -> str:
+    """Names of fields and prompts are written again and again, as are the same answers."""
+    return _redacted(text, forms, is_random)
+
+
+def _redacted(text: str, forms: tuple[str, ...], is_secret: IsSecret) -> str:
     def parameter(found: re.Match[str]) -> str:
         before, name, value = found.groups()
         is_count = value.isdecimal() and len(value) < MIN_SECRET_LENGTH  # max_tokens=64
@@ -160,10 +177,7 @@ def redact(text: str, is_secret: IsSecret = is_random) -> str:
         is_one = is_random(name, value) and WORDS.fullmatch(value) is None
         return f"{name}{between}{MASK}" if is_one else found[0]
 
-    if time.monotonic() > _known.until:
-        _known.forms = encoded_forms(secret_values().values())
-        _known.until = time.monotonic() + REFRESH_SECONDS
-    for form in _known.forms:
+    for form in forms:
         if form in text:
             text = text.replace(form, MASK)
     return SECRET_VALUE.sub(MASK, BARE.sub(bare, PARAMETER.sub(parameter, ASSIGNED.sub(assigned, text))))
@@ -224,7 +238,7 @@ def encoded_forms(values: Iterable[str]) -> list[str]:
 class _KnownForms:
     """Encoded forms of the current secrets."""
 
-    forms: list[str] = field(default_factory=list)
+    forms: tuple[str, ...] = ()
     until: float = -1.0
 
 

@@ -13,7 +13,7 @@ from aitrain.errors import AitrainError
 from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
-    from aitrain.workbench.check.report import Message
+    from aitrain.workbench.check.process import Message
 
 
 def env_check(
@@ -34,6 +34,7 @@ def env_check(
     ask_judges: Annotated[
         bool, typer.Option("--ask-judges", help="Ask judges behind an address, which may cost something.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is only worth knowing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
 ) -> int:
     """Find what is wrong with an environment before it costs a run.
@@ -65,7 +66,7 @@ def env_check(
         limit_threads(model)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
     request = {"options": config.changed(), "only": names, "answers": model is not None, "ask_judges": ask_judges}
-    module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
+    module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.check.process"
     received = messages_of(module, request, PATIENCE + config.rl_env_timeout)
     messages: list[Message] = []
     with on_stop_signals(signal.default_int_handler):
@@ -73,7 +74,7 @@ def env_check(
             messages += received
             typer.echo(report_as_json(messages))
             return exit_code(messages)
-        for line in lines(_kept(received, messages)):
+        for line in lines(_kept(received, messages), verbose):
             typer.echo(line)
     for message in messages:
         if "error" in message:

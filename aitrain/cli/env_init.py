@@ -16,7 +16,8 @@ def env_init(
     *,
     multi_turn: Annotated[bool, typer.Option("--multi-turn", help="Episodes of several turns.")] = False,
     tools: Annotated[bool, typer.Option("--tools", help="A tool that the model may call.")] = False,
-    judge: Annotated[bool, typer.Option("--judge", help="A score by a rule and by a judge.")] = False,
+    service: Annotated[bool, typer.Option("--service", help="A score that asks a slow service.")] = False,
+    judges: Annotated[bool, typer.Option("--judges", help="Rows that judges score.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> int:
     """Write a new environment with its test: one readable file to edit.
@@ -26,18 +27,16 @@ def env_init(
     """
     from aitrain.workbench.init import write_environment  # here, because help needs none of it
 
-    if judge and (multi_turn or tools):
-        raise ConfigError("--judge: give it alone, and copy the judge's methods into another environment")
-    kind = "judge" if judge else "plain"
-    if tools:
-        kind = "tools_with_state" if multi_turn else "tools"
-    elif multi_turn:
-        kind = "multi_turn"
-    new = write_environment(name, kind, Path.cwd())
+    shapes = {"multi_turn": multi_turn, "tools": tools, "service": service, "judges": judges}
+    chosen = [kind for kind, is_chosen in shapes.items() if is_chosen] or ["plain"]
+    kind = "tools_with_state" if chosen == ["multi_turn", "tools"] else chosen[0]
+    if len(chosen) > 1 and kind != "tools_with_state":
+        raise ConfigError("--service, --judges: give one alone, and copy its methods into another environment")
+    file, test = write_environment(name, kind, Path.cwd())
     if as_json:
-        typer.echo(json.dumps({"file": new.file.name, "test": new.test.name}))
+        typer.echo(json.dumps({"file": file.name, "test": test.name}))
         return 0
-    typer.echo(NEXT.format(name=name, file=new.file.name, test=new.test.name))
+    typer.echo(NEXT.format(name=name, file=file.name, test=test.name))
     return 0
 
 

@@ -214,6 +214,11 @@ class CallPolicy:
             return self.in_processes and self._mode == "serial"
         return self._mode != "together"
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether calls run one after another for the rest of the run."""
+        return self._mode == "serial" and not self.is_free
+
     def refresh(self) -> None:
         """Ask the servers of an environment how calls run there."""
         if isinstance(self.environment, ServedEnvironment):

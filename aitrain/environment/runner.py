@@ -290,7 +290,7 @@ class EnvRunner:
     @property
     def running_calls(self) -> int:
         """Number of running calls, without those that wait for a thread, or for others to end."""
-        return min(self._calls, self.max_calls) - self.policy.waiting_calls
+        return min(self._calls, self.pool.max_threads) - self.policy.waiting_calls
 
     @property
     def may_play_alone(self) -> bool:
@@ -410,6 +410,8 @@ class EnvRunner:
             for tries in itertools.count():
                 async with in_order:
                     is_serial = self.policy.is_serial
+                    if self.policy.keeps_order:  # its one thread makes the calls in the order in which they are given
+                        self.pool.max_threads, is_serial = 1, False
                     if is_serial:
                         value = await self._call(one, job, place)
                         self.policy.refresh()

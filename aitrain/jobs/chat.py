@@ -24,7 +24,7 @@ from aitrain.rollout.episode import Episode
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.ui.chat_view import ChatView, as_text
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.episode_view import STOPS, show_heading
+from aitrain.workbench.view import STOPS, show_heading
 
 HELP = """\
 /case N       let the models play case N of the environment, with its tools and its score

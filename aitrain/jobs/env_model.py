@@ -1,7 +1,7 @@
 """A model that plays environments outside of training, with the engine, limits and episodes of a run.
 
 `python -m aitrain.jobs.env_model REQUEST` is `aitrain env check` with --tokenizer or --model: the checks of
-workbench/worker.py, and those that render prompts as the model sees them, or let the model answer.
+workbench/check/process.py, and those that render prompts as the model sees them, or let the model answer.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ import statistics
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from itertools import pairwise
 
-from rich.console import Console
 from transformers import AutoConfig
 
 from aitrain.environment.contract import Prompt, env_kind
 from aitrain.environment.runner import EnvRunner, start_runner
-from aitrain.errors import AitrainError, EnvironmentFailed
+from aitrain.errors import AitrainError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.runs.model_reference import read_model
@@ -29,14 +26,10 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import check_chat_template
 from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.model import load_policy, load_tokenizer, model_path
-from aitrain.workbench import worker
-from aitrain.workbench.check.finding import EnvFinding
+from aitrain.workbench.check import process
 from aitrain.workbench.check.registry import EnvCheck
-from aitrain.workbench.check.report import Message
-from aitrain.workbench.check.subject import NotCheckedError, Subject, spread
-from aitrain.workbench.episode_view import show_ended, show_heading, show_text
-from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.play import PlayOptions, chosen_case, episode_json, show_title
+from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
+from aitrain.workbench.opening import OpenedEnvironment, spread
 from aitrain.workbench.player import JUNK
 
 PROMPTS = 500
@@ -73,48 +66,10 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     return Rollout(runner, policy.engine(), chat, policy.limits, policy.end)
 
 
-# -- env play
-
-
-def play_model(opened: OpenedEnvironment, config: TrainConfig, options: PlayOptions) -> dict[str, object]:
-    """Let the model play one episode, and show it turn by turn, as the text of its token ids: what the model got, and
-    what it sampled; returns it for `--json`.
-
-    Raises:
-        AitrainError: the model cannot play, or the environment failed.
-    """
-    case = chosen_case(opened.all_cases, options.case)
-    rollout = policy_rollout(opened, config)
-    with closing(EventLoop()) as loop, closing(rollout.runner):
-        (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
-    console = Console(highlight=False, quiet=options.as_json)
-    show_title(console, opened, case, options, config.model)
-
-    def show(ids: list[int], style: str = "") -> None:
-        show_text(console, str(rollout.chat.tokenizer.decode(ids, skip_special_tokens=False)), style)
-
-    trajectory = episode.trajectory
-    got, places = trajectory.prompt_ids, [*trajectory.turn_starts, len(trajectory.ids)]
-    for number, (start, end) in enumerate(pairwise(places), start=1):
-        then = "" if number == 1 else "then "
-        show_heading(console, f"turn {number}: the model {then}gets {len(got)} tokens")
-        show(got)
-        sampled = sum(trajectory.mask[start:end])
-        show_heading(console, f"model answers, {sampled} token{'' if sampled == 1 else 's'}")
-        show(trajectory.ids[start : start + sampled], "cyan")
-        got = trajectory.ids[start + sampled : end]
-    if episode.failure_message:
-        raise EnvironmentFailed(episode.failure_message)
-    turns = len(trajectory.turns)
-    show_ended(console, episode.stop, turns, episode.result)
-    end_of_play = {"stop": episode.stop, "turns": turns}
-    return episode_json(case, options, episode.prompt, episode.messages, end_of_play, episode.result)
-
-
 # -- env check
 
 
-def check(request: Message, send: worker.Send) -> None:
+def check(request: process.Message, send: process.Send) -> None:
     """Run all checks with the tokenizer of the request's model, and if asked for, with its answers.
 
     Raises:
@@ -126,32 +81,32 @@ def check(request: Message, send: worker.Send) -> None:
     more = [EnvCheck("tokenizer", "prompts are rendered and fit", partial(prompts, chat), "rows")]
     if request["answers"]:
         more.append(EnvCheck("model", "the model's scores differ", answers))
-    worker.check(request, send, tokenizer, more)
+    process.check(request, send, tokenizer, more)
 
 
 def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     """Prompts are rendered by the chat template, and leave room for an answer."""
-    opened = [episode.conversation for episode in subject.play((case, JUNK) for case in subject.sample)]
+    opened = subject.play((case, JUNK) for case in subject.sample)
     tools, is_chat = opened[0].reset.tools, not isinstance(opened[0].prompt, str)
     try:
         if is_chat:
             episode_format(subject.opened.environment, chat, is_chat)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
-        if any(conversation.reset.prompt is not None for conversation in opened):
-            asked = [conversation.prompt for conversation in opened if conversation.prompt]
+        if any(episode.reset.prompt is not None for episode in opened):
+            asked = [episode.prompt for episode in opened if episode.prompt]
         if not asked:
             raise NotCheckedError("no episode could be opened")
         lengths = sorted(len(chat.prompt_ids(prompt, tools)) for prompt in asked)
     except AitrainError as error:
         fix = "Choose a model with a fitting chat template, or give one with --chat-template FILE."
-        yield EnvFinding("tokenizer", "fail", str(error), "The run would be refused.", fix)
+        yield EnvFinding("fail", str(error), "The run would be refused.", fix)
         return
     config = subject.config
     stated = AutoConfig.from_pretrained(model_path(config.model), trust_remote_code=config.trust_remote_code)
     context = config.model_max_length or getattr(stated.get_text_config(), "max_position_embeddings", None)
     shown = f"Prompts have {lengths[len(lengths) // 2]} tokens in the middle, {lengths[-1]} at most"
     if context is None:
-        yield EnvFinding("tokenizer", "info", f"{shown}.")
+        yield EnvFinding("info", f"{shown}.")
         return
     long = sum(length >= context for length in lengths)
     tight = sum(length + config.rl_max_new_tokens > context for length in lengths)
@@ -159,12 +114,12 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
     fix = "Shorten the prompts, lower --rl-max-new-tokens, or take a model with a longer context."
     if long:
         what = f"{shown}: {long} of {len(lengths)} leave no room for an answer in a context of {context}."
-        yield EnvFinding("tokenizer", "fail" if long == len(lengths) else "warning", what, why, fix)
+        yield EnvFinding("fail" if long == len(lengths) else "warning", what, why, fix)
     elif tight:
         what = f"{shown}: {tight} of {len(lengths)} leave less than --rl-max-new-tokens in a context of {context}."
-        yield EnvFinding("tokenizer", "warning", what, why, fix)
+        yield EnvFinding("warning", what, why, fix)
     else:
-        yield EnvFinding("tokenizer", "info", f"{shown}, of a context of {context}.")
+        yield EnvFinding("info", f"{shown}, of a context of {context}.")
 
 
 def answers(subject: Subject) -> Iterator[EnvFinding]:
@@ -186,7 +141,6 @@ def answers(subject: Subject) -> Iterator[EnvFinding]:
     )
     is_flat = len(flat) > FLAT * len(groups)
     yield EnvFinding(
-        "model",
         "warning" if is_flat else "info",
         what,
         "A group with equal scores has no advantage: nothing is learned from it." if is_flat else "",
@@ -195,7 +149,6 @@ def answers(subject: Subject) -> Iterator[EnvFinding]:
     cut = sum(episode.trajectory.stop == "max_tokens" for episode in episodes)
     if cut > CUT_OFF * len(episodes):
         yield EnvFinding(
-            "model",
             "warning",
             f"{cut} of {len(episodes)} answers were cut off at --rl-max-new-tokens {subject.config.rl_max_new_tokens}.",
             "Answers that are cut off rarely hold the answer, and earn nothing.",
@@ -204,4 +157,4 @@ def answers(subject: Subject) -> Iterator[EnvFinding]:
 
 
 if __name__ == "__main__":
-    worker.main(check)
+    process.main(check)

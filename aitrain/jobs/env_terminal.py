@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,8 @@ from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.model_view import ModelView
-from aitrain.workbench.opening import OpenedEnvironment, open_environment, open_environments
-from aitrain.workbench.play import PlayOptions, play
+from aitrain.workbench.opening import open_environment, open_environments
+from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -54,29 +54,44 @@ def main(request: Request) -> int:
     return run_job(work, as_json)
 
 
-def _play(request: Request) -> Document:
-    options = PlayOptions(**request["play"])
-    if options.policy == "model":
-        config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
-        environment, config = open_environment(config, LazyTokenizer(config))
-        from aitrain.jobs.env_model import play_model  # here, because an environment that fails needs no torch
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
-        return play_model(environment, config, options)  # its runner closes the environment
-    with _opened(request) as (config, opened, view):
-        return play(opened, config, view, options)
+
+def _play(request: Request) -> Document:
+    signal.signal(signal.SIGINT, _interrupt)  # at once: asyncio's own handler would wait for a person's answer
+    options = PlayOptions(**request["play"])
+    config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
+    tokenizer = LazyTokenizer(config)
+    opened, config = open_environment(config, tokenizer)
+    if options.policy == "model":
+        from aitrain.jobs.env_model import policy_rollout  # here, because an environment that fails needs no torch
+
+        rollout = policy_rollout(opened, config)
+        return play(opened, rollout, options, ModelView(rollout.chat, config.model))
+    return play(opened, written_rollout(opened, config, tokenizer, options), options, _view(config))
 
 
 def _show(request: Request) -> Document:
     from aitrain.workbench.show import show
 
-    with _opened(request) as (_, opened, view):
-        return show(opened, view, **request["show"])
+    config = resolve(TrainConfig, None, request["options"])
+    opened, config = open_environment(config, LazyTokenizer(config))
+    try:
+        return show(opened, _view(config), **request["show"])
+    finally:
+        close = getattr(opened.environment, "close", None)
+        try:
+            if callable(close):
+                run_if_async(close())
+        except Exception as error:  # the command has done its work
+            message = failure_message(f"{type(opened.environment).__name__}.close raised", error)
+            print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
 
 
 def _rescore(request: Request) -> Document:
     from aitrain.runs.rollout_index import RolloutIndex
-    from aitrain.workbench.rescore import Rescorer
-    from aitrain.workbench.rescore_report import RescoreReport
+    from aitrain.workbench.rescore import RescoredEpisode, report, rescore, show_report
 
     wanted = request["rescore"]
     index = RolloutIndex(RunFolder(Path(wanted["run"])).rollouts)
@@ -89,14 +104,14 @@ def _rescore(request: Request) -> Document:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    report = RescoreReport(wanted["most"], config.env_shares)
+    episodes: list[RescoredEpisode] = []
     for name, (opened, own) in open_environments(config, tokenizer).items():
         of_env = (index.record(entry) for entry in entries if name in ("", entry.environment))
-        report.add_all(Rescorer(opened, own, tokenizer).rescore(of_env))
-    report.check()
+        episodes += rescore(opened, own, tokenizer, of_env)
+    found = report(episodes, wanted["most"], config.env_shares)
     if not wanted["as_json"]:
-        report.show(Console(highlight=False))
-    return report.to_json()
+        show_report(Console(highlight=False), found)
+    return found
 
 
 def _serve(request: Request) -> Document:
@@ -110,32 +125,16 @@ def _serve(request: Request) -> Document:
     return {}
 
 
-@contextmanager
-def _opened(request: Request) -> Iterator[tuple[TrainConfig, OpenedEnvironment, ModelView]]:
-    """The options with what the environment requires, the environment with its cases, which is closed at the end, and
-    a view of these by the model that the options name, of which only the tokenizer is loaded."""
-    config = resolve(TrainConfig, None, request["options"])
-    tokenizer = LazyTokenizer(config)
-    opened, config = open_environment(config, tokenizer)
+def _view(config: TrainConfig) -> ModelView:
+    """The chat format of the model that the options name, of which only the tokenizer is loaded."""
     if config.model == "tiny":
         from aitrain.jobs.tiny_tokenizer import TinyTokenizer
 
-        chat = ChatFormat(TinyTokenizer())
-    else:
-        from aitrain.training.chat_templates import chat_format
-        from aitrain.training.model import load_tokenizer
+        return ModelView(ChatFormat(TinyTokenizer()), config.model)
+    from aitrain.training.chat_templates import chat_format
+    from aitrain.training.model import load_tokenizer
 
-        chat = chat_format(load_tokenizer(config))
-    try:
-        yield config, opened, ModelView(chat, config.model, tokenizer)
-    finally:
-        close = getattr(opened.environment, "close", None)
-        try:
-            if callable(close):
-                run_if_async(close())
-        except Exception as error:  # the command has done its work
-            message = failure_message(f"{type(opened.environment).__name__}.close raised", error)
-            print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
+    return ModelView(chat_format(load_tokenizer(config)), config.model)
 
 
 class LazyTokenizer:

@@ -25,10 +25,11 @@ from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, write_js
 from aitrain.runs.statistics import mean_score
 from aitrain.training.distributed import explain_timeout
 from aitrain.training.eval_preparation import PreparedEval, prepare_eval
-from aitrain.training.evaluation import EvalPhase, PlayedSample, RecordedScores, evaluate, recorded_scores
+from aitrain.training.evaluation import EvalPhase, RecordedScores, evaluate, recorded_scores
 from aitrain.training.provenance import describe_run, keep_sources
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.training_batch import PlayedEpisode
 
 
 def run(context: RunContext) -> EvalResult | None:
@@ -63,7 +64,7 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
     earlier = (as_float(read_object(folder.status).get("seconds")) or 0.0) if before else 0.0
     progress.seconds, began, failed = earlier, time.monotonic(), 0
 
-    def after_batch(decoding: str, played: list[PlayedSample], scores: Scoring) -> None:
+    def after_batch(decoding: str, played: list[PlayedEpisode], scores: Scoring) -> None:
         """Show the progress, and end the eval between two batches if it fails or is to stop."""
         nonlocal failed
         failures = sum(sample.failure is not None for sample in played)

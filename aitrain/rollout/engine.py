@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Literal, Protocol
 
 from aitrain.environment.seeds import SampleSeed
+from aitrain.errors import AitrainError
 
 FinishReason = Literal["stop", "length"]
 
@@ -60,6 +61,10 @@ Leave = Callable[[], None]
 """Called once by an episode that will request no more completions."""
 
 
+class OutOfRepliesError(AitrainError):
+    """An engine has no further completion, such as a script after its last line; this ends the episode like a limit."""
+
+
 class Engine(Protocol):
     """Samples token ids after token ids, with one version of the policy's weights."""
 
@@ -68,6 +73,7 @@ class Engine(Protocol):
 
         Raises:
             RunFailed: the engine is gone.
+            OutOfRepliesError: it has no further completion.
         """
 
     def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:

@@ -23,9 +23,9 @@ from aitrain.environment.session import (
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.chat_format import ChatFormat, RenderedPrompt, Schemas
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
 
@@ -59,8 +59,8 @@ class Episode:
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
-    rendered_prompt: str = ""
-    """The prompt as the chat template renders it; empty if it is a string."""
+    rendered: RenderedPrompt | None = None
+    """The prompt as the chat template renders it; None before that."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
@@ -78,6 +78,11 @@ class Episode:
     def prompt(self) -> Prompt:
         """The conversation before the first turn: the row's prompt, and what the environment says first."""
         return self.case.prompt if self.session.reset.prompt is None else self.session.reset.prompt
+
+    @property
+    def asked(self) -> tuple[Prompt, Schemas]:
+        """The prompt and the tools that the policy is shown."""
+        return self.prompt, self.session.reset.tools
 
     @property
     def is_chat(self) -> bool:
@@ -177,11 +182,11 @@ class Rollout:
             sessions = await self.runner.open(*columns)  # type: ignore[arg-type]
         try:
             episodes = [Episode(session) for session in sessions]
-            for episode in episodes:
+            for before, episode in zip([None, *episodes], episodes, strict=False):
                 with _failures_of(episode):
                     _check(episode.session)
                     if episode.session.reset.untrained is None:
-                        self._render_prompt(episode)
+                        self._render_prompt(episode, before)
             pairs = zip(rows, episodes, strict=True)
             live = [(index, episode) for index, episode in pairs if episode.trajectory.stop is None]
             played.end(len(episodes) - len(live))
@@ -197,14 +202,15 @@ class Rollout:
             await self.runner.end(sessions)
         return episodes
 
-    def _render_prompt(self, episode: Episode) -> None:
+    def _render_prompt(self, episode: Episode, before: Episode | None = None) -> None:
+        """`before`: the previous episode, which has the same prompt in a group."""
         reset, trajectory = episode.session.reset, episode.trajectory
         if not episode.is_chat:
             refuse_tools_for_strings(reset.tools)
         elif reset.runs_tools:
             self.chat.check_tools()
-        rendered = self.chat.render_prompt(episode.prompt, reset.tools)
-        episode.rendered_prompt = rendered.text if episode.is_chat else ""
+        rendered = None if before is None or before.asked != episode.asked else before.rendered
+        episode.rendered = rendered = rendered or self.chat.render_prompt(*episode.asked)
         trajectory.prompt_ids = rendered.ids
         if self.limits.of(episode.case.env).room(len(rendered.ids), 0) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", rendered.ids[:1]
@@ -321,6 +327,9 @@ def _failures_of(episode: Episode) -> Iterator[None]:
         failure = error.failure
     except EnvironmentFailed as error:
         failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
+    except OutOfRepliesError:
+        episode.trajectory.stop = "out_of_replies"
+        return
     else:
         return
     episode.session.failure, episode.trajectory.stop = failure, "env_error"

@@ -7,23 +7,21 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from trl import GRPOConfig
 
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import Runner
 from aitrain.rollout.clock import RolloutClock
 from aitrain.training.case_order import CaseOrder, PlayedGroup, case_order
+from aitrain.training.holdout import CaseList
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import DiscardedEpisode, TrainingBatch, is_kept
+from aitrain.training.training_batch import DiscardedEpisode, PlayedEpisode, TrainingBatch, finish_groups
 from aitrain.training.zero_variance import has_advantages
-
-if TYPE_CHECKING:
-    from aitrain.training.trainer import EpisodeTrainer
 
 
 @dataclass
@@ -61,82 +59,84 @@ class BatchSource:
         return -(-step // self.schedule.updates)
 
     def play(self, step: int, rollouts: PolicyRollouts) -> TrainingBatch:
-        """Make and play a batch; batches are played one after the other, in their order."""
-        groups, accelerator = self.order.batch(self.index_of(step)), rollouts.accelerator
-        share = len(groups) * self.group_size // accelerator.num_processes
+        """Make and play a batch; batches are played one after the other, in their order. Groups without advantages are
+        replaced until all have some, at most `refill_limit` times."""
+        cases, accelerator = self.order.batch(self.index_of(step)), rollouts.accelerator
+        share = len(cases) * self.group_size // accelerator.num_processes
         first = share * accelerator.process_index
         keys = [divmod(place, self.group_size) for place in range(first, first + share)]
-        numbers = [groups[group] for group, _ in keys]
-        batch = TrainingBatch(step, keys, numbers, [self.cases[number] for number in numbers])
-        batch.dropped = batch.play(rollouts, range(share))
-        if self.refill_limit or self.order.learns:
-            table = self._groups(batch, rollouts, range(share), 0)
-            if self.refill_limit:
-                self._refill(batch, rollouts, table)
-            self.order.see(table.values())
-            batch.metrics |= self.order.metrics()
-        return batch
-
-    def _refill(self, batch: TrainingBatch, rollouts: PolicyRollouts, table: dict[int, _Group]) -> None:
-        """Replace groups until all have advantages; those that replace others are entered into the table."""
-        current, rounds = list(table), 0
-        while rounds < self.refill_limit:
-            flat = [group for group in current if not table[group].has_advantages]
-            in_use = {group.case for group in table.values()}
-            others = self.order.others([table[group].case for group in flat], in_use) if flat else []
+        batch = TrainingBatch(step, keys, [cases[group] for group, _ in keys])
+        batch.weight_version = rollouts.weight_version()
+        groups = self._play(batch, rollouts, range(share))
+        current, rounds = list(groups), dict.fromkeys(groups, 0)
+        for round in range(1, self.refill_limit + 1):
+            flat = [group for group in current if not self._teaches(groups[group])]
+            in_use = {members[0].number for members in groups.values()}
+            others = self.order.others([groups[group][0].number for group in flat], in_use) if flat else []
             found = [(group, case) for group, case in zip(flat, others, strict=False) if case is not None]
             if not found:
                 break
-            rounds += 1
-            new = {group: (number, case) for number, (group, case) in enumerate(found, len(table))}
+            new = {group: (number, case) for number, (group, case) in enumerate(found, len(groups))}
             places = [place for place, (group, _) in enumerate(batch.keys) if group in new]
             for place in places:
                 group, member = batch.keys[place]
-                batch.discarded.append(DiscardedEpisode(batch.episodes[place], (group, member), table[group].round))
-                number, case = new[group]
-                batch.keys[place], batch.numbers[place] = (number, member), case
-                batch.cases[place] = self.cases[case]
-            batch.play(rollouts, places)
-            table |= self._groups(batch, rollouts, places, rounds)
+                batch.discarded.append(DiscardedEpisode(batch.episodes[place], (group, member), rounds[group]))
+                number, batch.numbers[place] = new[group]
+                batch.keys[place] = number, member
+            played = self._play(batch, rollouts, places)
+            groups, rounds = groups | played, rounds | dict.fromkeys(played, round)
             current = [new[group][0] if group in new else group for group in current]
-        batch.dropped = sum(table[group].dropped for group in current)
-        discarded = [group for number, group in table.items() if number not in current]
-        scores = [score for group in table.values() for score in group.scores]
-        batch.metrics = {
-            "cases/played_groups": float(len(table)),
-            "cases/discarded_groups": float(len(discarded)),
-            "cases/discarded_tokens": float(sum(group.tokens for group in discarded)),
-            "cases/refill_rounds": float(rounds),
-            **({"cases/mean_score": sum(scores) / len(scores)} if scores else {}),
-        }
+        batch.everywhere = [one for group in current for one in groups[group]]
+        batch.played = [one for members in groups.values() for one in members]
+        scores = {number: _scores(members) for number, members in groups.items()}
+        if self.refill_limit:
+            known = [score for of_group in scores.values() for score in of_group]
+            discarded_tokens = sum(one.tokens for one in batch.played) - sum(one.tokens for one in batch.everywhere)
+            batch.metrics = {
+                "cases/played_groups": float(len(groups)),
+                "cases/discarded_groups": float(len(groups) - len(current)),
+                "cases/discarded_tokens": float(discarded_tokens),
+                "cases/refill_rounds": float(max(rounds.values())),
+                **({"cases/mean_score": sum(known) / len(known)} if known else {}),
+            }
+        self.order.see([PlayedGroup(members[0].number, scores[number]) for number, members in groups.items()])
+        batch.metrics |= self.order.metrics()
+        return batch
 
-    def _groups(
-        self, batch: TrainingBatch, rollouts: PolicyRollouts, places: Sequence[int], round: int
-    ) -> dict[int, _Group]:
-        """The groups of all ranks' episodes at their `places`, by their numbers."""
-        own, groups = [], {}
-        for place in places:
-            one = batch.episodes[place]
-            values = (one.result.score, is_kept(one, self.masks_truncated), one.trajectory.sampled_tokens)
-            own.append((batch.keys[place], batch.numbers[place], *values, one.is_dropped))
-        for group, rows in groupby(sorted(rollouts.gather(own)), key=lambda row: row[0][0]):
-            _, numbers, scores, kept, tokens, dropped = zip(*rows, strict=True)
-            tensor = torch.tensor([math.nan if score is None else score for score in scores])
-            teaches = bool(has_advantages(tensor, torch.tensor(kept), len(kept)))
-            known = tuple(score for score in scores if score is not None)
-            groups[group] = _Group(numbers[0], known, teaches, sum(tokens), sum(dropped), round)
+    def _play(
+        self, batch: TrainingBatch, rollouts: PolicyRollouts, places: Sequence[int]
+    ) -> dict[int, list[PlayedEpisode]]:
+        """Play this rank's episodes at these places, also once more if their cases have changed; returns the groups of
+        all ranks. The episodes of a group have consecutive sampling seeds, and one environment seed."""
+        most = max(rollouts.gather([len(places)]))  # all ranks play as many times, as they may generate together
+        at_once = (rollouts.rollout.runner.episodes_at_once if batch.episodes else None) or most
+        for start in range(0, most, at_once):
+            part, cases, env_seeds, sampling_seeds = places[start : start + at_once], list[Case](), [], []
+            for place in part:
+                number, (group, member) = batch.numbers[place], batch.keys[place]
+                cases.append(self.cases[number])
+                env_seeds.append(rollouts.env_seed(batch.step, number))
+                sampling_seeds.append(rollouts.sampling_seed(batch.step, number, group) + member)
+            for place, episode in zip(part, rollouts.play(cases, env_seeds, sampling_seeds), strict=True):
+                batch.episodes[place : place + 1] = [episode]
+        keys, episodes = [batch.keys[place] for place in places], [batch.episodes[place] for place in places]
+        finish_groups(rollouts, episodes, keys)
+        numbers = [batch.numbers[place] for place in places]
+        groups: dict[int, list[PlayedEpisode]] = {}
+        own = list(map(PlayedEpisode.of, keys, numbers, episodes))
+        for one in sorted(rollouts.gather(own), key=lambda one: one.key):
+            groups.setdefault(one.key[0], []).append(one)
         return groups
 
+    def _teaches(self, members: Sequence[PlayedEpisode]) -> bool:
+        """Whether a group has advantages."""
+        scores = torch.tensor([math.nan if one.score is None else one.score for one in members])
+        kept = torch.tensor([one.is_kept(self.masks_truncated) for one in members])
+        return bool(has_advantages(scores, kept, len(members)))
 
-@dataclass(frozen=True)
-class _Group(PlayedGroup):
-    """A group that was played, as all ranks know it."""
 
-    has_advantages: bool
-    tokens: int
-    dropped: int
-    round: int
-    """0 for the batch's first groups."""
+def _scores(members: Sequence[PlayedEpisode]) -> tuple[float, ...]:
+    return tuple(one.score for one in members if one.score is not None)
 
 
 @dataclass
@@ -221,14 +221,19 @@ class AheadSource(BatchSource):
             rollouts.loop.run(server.gate.open())
 
 
-def batch_source(trainer: EpisodeTrainer, runner: Runner) -> BatchSource:
-    """The source of a trainer's batches, by the options of the run."""
-    config = runner.config
-    parts = trainer.rollouts, trainer.cases, case_order(trainer, runner), trainer.schedule, trainer.num_generations
+def batch_source(
+    runner: Runner,
+    rollouts: PolicyRollouts,
+    cases: CaseList,
+    schedule: CaseSchedule,
+    arguments: GRPOConfig,
+) -> BatchSource:
+    """The source of a run's batches, by its options."""
+    config, order = runner.config, case_order(runner, cases, schedule.prompts, arguments, rollouts.gather)
     refill_limit = config.rl_refill_limit if config.rl_sampling == "refill" else 0
-    if config.rl_ahead:
-        return AheadSource(*parts, trainer.masks_truncated, refill_limit, config.rl_ahead_turns)
-    return BatchSource(*parts, trainer.masks_truncated, refill_limit)
+    size, masks_truncated = arguments.num_generations, arguments.mask_truncated_completions
+    parts = rollouts, cases, order, schedule, size, masks_truncated, refill_limit
+    return AheadSource(*parts, config.rl_ahead_turns) if config.rl_ahead else BatchSource(*parts)
 
 
 def _in_thread(work: Callable[[], TrainingBatch]) -> Future[TrainingBatch]:

@@ -120,24 +120,19 @@ def custom_callbacks(config: TrainConfig, end_run: Callable[[str], None]) -> lis
                 f"custom_callbacks: {place} gives {type(callback).__name__}, not a transformers.TrainerCallback\n"
                 "Name a class of callbacks, or a function without arguments that returns one."
             )
-        stop = partial(end_run, f"{place} stopped the training")
         for event in [name for name in dir(type(callback)) if name.startswith("on_")]:
             heard = partial(_call_user, f"{place}, {event}", getattr(callback, event))
-            setattr(callback, event, partial(_passing_stop, heard, stop))
+            setattr(callback, event, partial(_passing_stop, heard, partial(end_run, f"{place} stopped the training")))
         made.append(callback)
     return made
 
 
 def _passing_stop(
-    event: Callable[..., TrainerControl | None],
-    end_run: Callable[[], None],
-    args: TrainingArguments,
-    state: TrainerState,
-    control: TrainerControl,
-    **keywords: Any,
+    event: Callable[..., TrainerControl | None], end_run: Callable[[], None], *arguments: Any, **keywords: Any
 ) -> TrainerControl:
+    *_, control = arguments
     was_stopping = control.should_training_stop
-    control = event(args, state, control, **keywords) or control
+    control = event(*arguments, **keywords) or control
     if control.should_training_stop and not was_stopping:
         control.should_training_stop = False
         end_run()

@@ -8,27 +8,21 @@ epoch, so that the number of steps alone is the position of a resumed run.
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy
+from trl import GRPOConfig
 
-from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case, arguments_for
 from aitrain.environment.runner import Runner
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 from aitrain.training.algorithm import load_with_parameters
-from aitrain.training.holdout import parts_of
-
-if TYPE_CHECKING:
-    from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.holdout import CaseList, parts_of
 
 EQUAL_SHARE = 0.2
 """Share of the draws of DifficultyOrder in which all cases are equally likely, so that none disappears."""
@@ -55,8 +49,6 @@ class CaseOrder:
     groups: int
     memory: dict[Any, Any]
     """What a checkpoint holds of the order beside the number of the batch."""
-    learns = False
-    """Whether the choice depends on the played groups, which `see` then needs."""
 
     def batch(self, index: int) -> list[int]:
         """The case number of each group of generation batch `index`, counted from the beginning of the run."""
@@ -145,7 +137,6 @@ class DifficultyOrder(CaseOrder):
     """Lowest and highest score."""
     memory: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
     """Moving mean and mean square of each played case's scores, as fractions of the score range."""
-    learns = True
 
     def take(self, place: int, count: int) -> list[int]:
         """Cases drawn at random; none is among them twice, unless there are fewer than `count`."""
@@ -157,7 +148,7 @@ class DifficultyOrder(CaseOrder):
         left = set[int]()
         while len(drawn) < count:
             left = left or set(range(self.cases))
-            case = min(bisect_right(bounds, source.random() * bounds[-1]), self.cases - 1)
+            (case,) = source.choices(range(self.cases), cum_weights=bounds)
             if case in left:
                 drawn.append(case)
                 left.remove(case)
@@ -201,7 +192,6 @@ class MixedOrder(CaseOrder):
     """The environment of each group from the beginning of the run on, as far as it was asked for."""
 
     def __post_init__(self) -> None:
-        self.learns = any(order.learns for order in self.orders.values())
         first = [0, *accumulate(order.cases for order in self.orders.values())]
         self._first = dict(zip(self.orders, first, strict=False))
         """The number of the first case of each environment."""
@@ -287,7 +277,6 @@ class CustomOrder(CaseOrder):
     memory: dict[int, list[float]] = field(default_factory=dict, init=False)
     """Mean scores of each case's groups, the latest one last."""
     _last: int = field(default=0, init=False)
-    learns = True
 
     def take(self, place: int, count: int) -> list[int]:
         """The function's choice."""
@@ -335,14 +324,20 @@ class CustomOrder(CaseOrder):
         return [int(one) for one in answer]
 
 
-def case_order(trainer: EpisodeTrainer, runner: Runner) -> CaseOrder:
-    """The order of the trainer's cases, by the options of the run."""
-    config, groups, arguments = runner.config, trainer.schedule.prompts, trainer.args
+def case_order(
+    runner: Runner,
+    cases: CaseList,
+    groups: int,
+    arguments: GRPOConfig,
+    share: Callable[[list[Any]], list[Any]],
+) -> CaseOrder:
+    """The order of a run's cases, by its options, with `groups` in a batch; `share` joins lists of all ranks."""
+    config = runner.config
     if config.custom_sampler is not None:
         function, is_first = load_sampler(config.custom_sampler), arguments.process_index == 0
-        return CustomOrder(function, trainer.cases, groups, arguments.seed, trainer.rollouts.gather, is_first)
+        return CustomOrder(function, cases, groups, arguments.seed, share, is_first)
     orders: dict[str, UniformOrder | DifficultyOrder] = {}
-    for part in parts_of(trainer.cases):
+    for part in parts_of(cases):
         if config.rl_sampling == "difficulty":
             bounds = runner.parts[part.env].config.score_bounds
             orders[part.env] = DifficultyOrder(len(part), groups, arguments.seed, bounds)
@@ -350,24 +345,3 @@ def case_order(trainer: EpisodeTrainer, runner: Runner) -> CaseOrder:
             seed = arguments.seed if arguments.shuffle_dataset else None
             orders[part.env] = UniformOrder(len(part), groups, seed)
     return orders.get("") or MixedOrder(orders, list(config.env_shares.values()), groups)
-
-
-# -- what transformers sees
-
-
-class EpochCallback(TrainerCallback):  # type: ignore[misc]
-    """Sets the fractional epoch, and saves and logs at the end of each epoch as transformers does."""
-
-    def __init__(self, schedule: CaseSchedule) -> None:
-        self.schedule = schedule
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Runs before the step is logged and saved; the end of the run is handled by transformers."""
-        state.epoch = self.schedule.epochs_after(state.global_step)
-        if not self.schedule.ends_epoch(state.global_step):
-            return
-        if state.global_step < state.max_steps:
-            control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
-            control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-        # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
-        torch.empty((), dtype=torch.int64).random_()

@@ -72,8 +72,8 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     count_forward_passes(policy)
     completer: Completer | None = None
     engine: HFEngine | ColocatedEngine | VLLMServerEngine
-    if inputs.serve is not None:
-        engine = completer = inputs.serve(trainer, end)
+    if inputs.server is not None:
+        engine = completer = _served_trainer(trainer, inputs.server, end)
         engine.clock = clock
         trainer.use_vllm, trainer._last_loaded_step = True, -1
     elif trainer.use_vllm:
@@ -92,7 +92,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
         accelerator,
         trainer.args.seed,
-        trainer.hooks.notify,
+        trainer.run.note,
         FailureCount(runner.config.rl_max_failed),
         evaluating=partial(evaluation_mode, trainer.model),
         weight_version=lambda: int(trainer.state.global_step),
@@ -147,11 +147,9 @@ def notify_difference(
     return notify if config.quantization or config.vllm_quantization or base.is_quantized else None
 
 
-def server_engine_factory(
-    run: RunContext, max_tokens: int | None
-) -> Callable[[EpisodeTrainer, EndOfTurn], VLLMServerEngine] | None:
-    """Check the run's vLLM servers, and return a function that makes a trainer's engine; None if TRL generates.
-    `max_tokens`: of prompt and completion together.
+def checked_server(run: RunContext, max_tokens: int | None) -> ServerModel | None:
+    """Check the run's vLLM servers, and return what they serve; None if TRL generates. `max_tokens`: of prompt and
+    completion together.
 
     Raises:
         ConfigError: the server cannot be trained with.
@@ -164,12 +162,13 @@ def server_engine_factory(
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
     who = "vLLM's server gets" if count == 1 else f"{count} vLLM servers get"
     run.note(f"{who} {what} after each step (--vllm-sync {sync}).")
-    return partial(_served_trainer, run, base)
+    return base
 
 
-def _served_trainer(run: RunContext, base: ServerModel, trainer: EpisodeTrainer, end: EndOfTurn) -> VLLMServerEngine:
+def _served_trainer(trainer: EpisodeTrainer, base: ServerModel, end: EndOfTurn) -> VLLMServerEngine:
     """The engine with the trainer's own sampling, which gets the trainer's weights."""
-    accelerator, urls = trainer.accelerator, run.config.vllm_server_urls
+    run, accelerator = trainer.run, trainer.accelerator
+    urls = run.config.vllm_server_urls
     model = accelerator.unwrap_model(trainer.model)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     writes = accelerator.is_main_process

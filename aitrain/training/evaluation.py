@@ -25,7 +25,7 @@ from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
 from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.training_batch import finish_groups
+from aitrain.training.training_batch import PlayedEpisode, finish_groups
 
 BATCH = 32
 """Minimum number of episodes that a rank plays at a time, as there is memory for them without gradients."""
@@ -119,19 +119,7 @@ class EvalSample:
     number: int
 
 
-@dataclass(frozen=True)
-class PlayedSample:
-    """An episode that any rank has played."""
-
-    sample: EvalSample
-    env: str
-    score: float | None
-    failure: str | None
-    """The kind of its failure."""
-    is_dropped: bool
-
-
-AfterBatch: TypeAlias = Callable[[str, list[PlayedSample], Scoring], None]
+AfterBatch: TypeAlias = Callable[[str, list[PlayedEpisode], Scoring], None]
 """Called with a decoding, a batch of all ranks, and the scores of this decoding until now."""
 
 
@@ -161,35 +149,26 @@ def evaluate(
             whole = {row for row, _ in recorded if all((row, number) in recorded for number in numbers)}
             recorded = {key: score for key, score in recorded.items() if key[0] in whole}
         scores = [(str(row), score) for (row, _), score in recorded.items() if score is not None]
-        failures: list[PlayedSample] = []
+        failures: list[PlayedEpisode] = []
         for batch in plan.batches(name, rollouts, recorded):
             first = batch[0].case * len(numbers) + numbers.index(batch[0].number)
             with isolated_random_state(rollouts.run_seed + first), rollouts.evaluating():
                 samples, episodes = _play(rollouts, plan, batch, _DECODINGS[name])
             write([_record(episode, here, sample) for sample, episode in zip(samples, episodes, strict=True)])
             own = [
-                PlayedSample(
-                    sample,
-                    episode.case.env,
-                    episode.result.score,
-                    None if episode.result.failure is None else episode.result.failure.kind,
-                    episode.is_dropped,
-                )
+                PlayedEpisode.of((sample.case, sample.number), sample.row, episode)
                 for sample, episode in zip(samples, episodes, strict=True)
             ]
-            gathered = gather_object([(rollouts.abandoned_threads, own)])
-            played = sorted((each for _, part in gathered for each in part), key=lambda each: each.sample)
-            scores += [(str(each.sample.row), each.score) for each in played if each.score is not None]
-            failed = [each for each in played if each.failure is not None]
-            if failed:
-                rollouts.report_failures(episodes)
-            failures += failed
-            rollouts.check_abandoned(sum(threads for threads, _ in gathered))
+            played = sorted(gather_object(own), key=lambda one: one.key)
+            scores += [(str(one.number), one.score) for one in played if one.score is not None]
+            failures += [one for one in played if one.failure is not None]
+            rollouts.report_failures(played)
+            rollouts.check_abandoned()
             after_batch(name, played, by_case(scores))
         scorings[name] = by_case(scores)
         scored = {case.env for case in plan.cases if str(case.number) in scorings[name]}
         for env in sorted({each.env for each in failures} - scored):
-            kinds = [str(each.failure) for each in failures if each.env == env]
+            kinds = [each.failure[0] for each in failures if each.failure and each.env == env]
             with errors_of(env):
                 raise EpisodesFailed(
                     f"The environment failed on all {len(kinds)} held-out cases ({', '.join(sorted(set(kinds)))}).\n"
@@ -222,10 +201,15 @@ def _record(episode: Episode, phase: EvalPhase, sample: EvalSample) -> RolloutRe
     return replace(record, eval_phase=phase.name, sample=sample.number, turns=turns, rendered_prompt=prompt)
 
 
+def content_of(case: Case) -> object:
+    """The prompt of a case as a record has it, or the other columns of its row if there is none."""
+    return to_jsonable(case.prompt or row_columns(case.row))
+
+
 def recorded_scores(folder: RunFolder, phase: str, cases: Sequence[Case]) -> RecordedScores:
     """The recorded scores of a phase of these cases; without rows whose prompt has changed, or the other columns if
     there is no prompt."""
-    asked = {case.number: to_jsonable(case.prompt or row_columns(case.row)) for case in cases}
+    asked = {case.number: content_of(case) for case in cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in DECODINGS}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
         for record in read_rollouts(file):

@@ -102,7 +102,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             recorded = [recorded_scores(self.context.folder, "before", plan.cases) if is_main else {}]
             broadcast_object_list(recorded)
             scores = evaluate(
-                self.trainer.rollouts, replace(plan, recorded=recorded[0]), phase, self.trainer.hooks.write
+                self.trainer.rollouts, replace(plan, recorded=recorded[0]), phase, self.trainer.write_records
             )
         self.state.before = scores.means[0]
         self._diagnose(self.line_of(0, scores))
@@ -191,10 +191,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             raise self._failure
 
     def _is_due(self, state: TrainerState) -> bool:
-        config = self.context.config
-        if config.eval_strategy == "steps":
-            return bool(state.global_step % config.eval_steps == 0)
-        return config.eval_strategy == "epoch" and self.trainer.schedule.ends_epoch(state.global_step)
+        return is_due(self.context.config, self.trainer.schedule, state.global_step)
 
     def _ends_at(self, step: int) -> bool:
         config, seen = self.context.config, self.state
@@ -220,7 +217,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
         failures, during = self.trainer.rollouts.failures, phase.name not in ("before", "after")
         try:
-            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
+            scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.write_records)
         except EpisodesFailed as error:
             failures.empty_evaluations += 1
             if phase.name == "before" or (not during and failures.empty_batches):
@@ -241,6 +238,13 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         self.context.announce(evaluated)
         self.tracking.take(evaluated)
         return scores
+
+
+def is_due(config: TrainConfig, schedule: CaseSchedule, step: int) -> bool:
+    """Whether an evaluation is due after a step."""
+    if config.eval_strategy == "steps":
+        return step % config.eval_steps == 0
+    return config.eval_strategy == "epoch" and schedule.ends_epoch(step)
 
 
 # -- what the cases can show
@@ -271,11 +275,7 @@ def check_stopping(config: TrainConfig, mixture: Mixture, schedule: CaseSchedule
         return None
     if not cases_of(mixture):
         raise ConfigError(f"{name}: no cases are held out\nSet --eval-cases, or add cases to the dataset.")
-    evaluations = 0  # before the last step
-    if config.eval_strategy == "steps":
-        evaluations = (schedule.steps - 1) // config.eval_steps
-    elif config.eval_strategy == "epoch":
-        evaluations = sum(map(schedule.ends_epoch, range(1, schedule.steps)))
+    evaluations = sum(is_due(config, schedule, step) for step in range(1, schedule.steps))
     if not evaluations:
         raise ConfigError(
             f"{name}: there is no evaluation before the last of the {schedule.steps} steps\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -169,13 +169,26 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
 
 
 def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
-    """The held-out cases that `split` chooses; all cases if at least as many are asked for as there are."""
+    """The held-out cases that `split` chooses; all cases if at least as many are asked for as there are.
+
+    Raises:
+        ConfigError: there are none.
+    """
     everything, own_eval = built
-    usable = _keys_of(everything, limit)
+    usable, rows = _keys_of(everything, limit), len(everything if own_eval is None else own_eval)
     if own_eval is not None or config.eval_cases is None or config.eval_cases < len(usable):
-        return split(built, config, limit, needed)
-    dropped = len(everything) - len(usable)
-    return DatasetSplit(everything.select([]), everything.select(list(usable)), 0, dropped_held_out=dropped)
+        found = split(built, config, limit, needed)
+    else:
+        dropped = len(everything) - len(usable)
+        found = DatasetSplit(everything.select([]), everything.select(list(usable)), 0, dropped_held_out=dropped)
+    if not len(found.held_out):
+        raise ConfigError(
+            f"rl_max_prompt_length: all {rows} cases have a prompt of more than {limit.tokens} tokens"
+            if found.dropped_held_out + found.dropped >= rows
+            else f"eval_cases: none of the {rows} cases is held out\n"
+            f"Give their number with --cases; --cases {rows} plays all."
+        )
+    return found
 
 
 def _keys_of(cases: Cases, limit: PromptLimit) -> dict[int, bytes]:
@@ -249,19 +262,27 @@ def _why_none(config: TrainConfig, cases: int, needed: int) -> str:
 
 
 def split_each(
-    built: Mapping[str, Datasets], config: TrainConfig, prompts: Mapping[str, PromptLimit], per_step: int
+    built: Mapping[str, Datasets],
+    config: TrainConfig,
+    prompts: Mapping[str, PromptLimit],
+    per_step: int,
+    is_eval: bool = False,
 ) -> DatasetSplit:
     """The cases of each environment, split by themselves: each holds out as many as it would alone.
 
     Raises:
-        ConfigError: an environment has too few cases for its share of one step, or to hold out as many as requested.
+        ConfigError: an environment has too few cases for its share of one step, or to hold out as many as requested; in
+            an eval, it has none to play.
     """
     splits = {}
     for name, share in config.env_shares.items():
         needed = math.ceil(per_step * share)
         with errors_of(name):
-            splits[name] = split(built[name], config, prompts[name], needed)
-            check_enough(splits[name], needed, prompts[name].tokens)
+            if is_eval:
+                splits[name] = cases_to_evaluate(built[name], config, prompts[name], needed)
+            else:
+                splits[name] = split(built[name], config, prompts[name], needed)
+                check_enough(splits[name], needed, prompts[name].tokens)
     return joined(splits, prompts)
 
 
@@ -276,15 +297,19 @@ def joined(splits: Mapping[str, DatasetSplit], prompts: Mapping[str, PromptLimit
         for name, one in splits.items()
         for case in one.held_out
     )
+
+    def mixed(cases: Iterable[CaseList]) -> MixedCases:
+        return MixedCases([part for one in cases for part in parts_of(one)])
+
     return DatasetSplit(
-        MixedCases([one for part in parts for one in parts_of(part.train)]),
-        MixedCases([one for part in parts for one in parts_of(part.held_out)]),
+        mixed(part.train for part in parts),
+        mixed(part.held_out for part in parts),
         sum(part.dropped for part in parts),
         sum(part.dropped_held_out for part in parts),
         sum(part.left_out for part in parts),
         sum(part.overlap for part in parts) + shared,
         parts[0].why_none,
-        MixedCases([one for part in parts for one in parts_of(part.choosing)]),
+        mixed(part.choosing for part in parts),
     )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import TrainerCallback, TrainerState
 
 from aitrain.engines.sharded_tensors import own_part
 from aitrain.errors import ConfigError, DivergedError
@@ -18,7 +16,7 @@ MAX_SKIPPED_IN_A_ROW_FP16 = 20
 """The same for fp16: its loss scale starts at 2**16, and every overflow halves it."""
 
 
-class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
+class NonFiniteGuard:
     """Keeps NaN and inf out of the weights and the optimizer state, and counts the steps that it skipped.
 
     The trainer passes it every loss, and the gradient norm before each optimizer step.
@@ -64,16 +62,16 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
                 has_finite_weights=True,
             )
 
-    def on_optimizer_step(self, args: object, state: TrainerState, control: object, **parts: Any) -> None:
-        """Check the weights after each step, before anything is saved.
+    def check_weights(self, model: torch.nn.Module, step: int) -> None:
+        """Check the weights after a step.
 
         Raises:
             DivergedError: a weight is not finite.
         """
-        trained = (parameter for parameter in parts["model"].parameters() if parameter.requires_grad)
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
         if not self._everywhere(all_finite(trained, self.accelerator.device)):
             raise DivergedError(
-                f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"
+                f"The weights are no longer finite after step {step}: it was too large.\n"
                 "Lower --lr or --max-grad-norm.",
                 has_finite_weights=False,
             )

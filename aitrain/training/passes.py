@@ -45,7 +45,7 @@ KEPT_ROWS = "kept_rows"
 """Key of a step: number of rows in the loss of the whole generation batch, over all processes."""
 OF_PROMPT = ("prompt_ids", "prompt_mask")
 COST_OF_A_PASS = 256
-"""Cost of one more forward pass, in tokens of padding that it must save."""
+"""Tokens of padding that a forward pass may have, as one more pass costs about as much."""
 LEAST_GAIN = 0.05
 """Part of the tokens that shared prompts must save."""
 
@@ -171,30 +171,20 @@ def _trimmed(rows: MicroBatch) -> MicroBatch:
 
 
 def plan_passes(lengths: Sequence[int], limit: PassLimit, at_least: int = 1, multiple_of: int = 1) -> list[Rows]:
-    """Forward passes of rows of similar lengths, the longest first, with the least sum of padded tokens and of
-    COST_OF_A_PASS.
+    """Forward passes of rows of similar lengths, the longest first. One ends at the limit, or where its next row would
+    take more padding than COST_OF_A_PASS.
 
     Their number is a multiple of `multiple_of`, for which there must be enough rows. Equal lengths give equal passes on
     all processes.
     """
-    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    costs, begins = [0], [0]
-    for end in range(1, len(lengths) + 1):
-        best = None
-        for begin in range(end - 1, -1, -1):
-            count, longest = end - begin, lengths[longest_first[begin]]
-            if not limit.holds(count, longest):
-                break
-            cost = costs[begin] + count * longest + COST_OF_A_PASS
-            if best is None or cost < best[0]:
-                best = cost, begin
-        assert best is not None  # a single row always fits
-        costs.append(best[0])
-        begins.append(best[1])
-    passes, end = list[Rows](), len(lengths)
-    while end:
-        passes.append(longest_first[begins[end] : end])
-        end = begins[end]
+    passes, padding = list[Rows](), 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        longest = lengths[passes[-1][0]] if passes else 0
+        padding += longest - lengths[row]
+        if not passes or padding > COST_OF_A_PASS or not limit.holds(len(passes[-1]) + 1, longest):
+            passes.append([])
+            padding = 0
+        passes[-1].append(row)
     while len(passes) < at_least or len(passes) % multiple_of:
         largest = max((one for one in passes if len(one) > 1), key=lambda one: padded_tokens(one, lengths))
         passes.remove(largest)

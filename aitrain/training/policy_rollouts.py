@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -21,6 +21,9 @@ from aitrain.environment.seeds import derived_seed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import EventLoop, ThreadLoop
+
+if TYPE_CHECKING:
+    from aitrain.training.training_batch import PlayedEpisode
 
 
 @dataclass
@@ -97,35 +100,24 @@ class PolicyRollouts:
         """The environment's seed of an episode, derived from the run's seed and these names; equal for a group."""
         return random.Random("/".join(map(str, (self.run_seed, *names)))).getrandbits(31)
 
-    def count_failures(self, episodes: list[Episode]) -> None:
-        """Count the failures of a training batch over all ranks, so that all of them raise together.
+    def count_failures(self, played: Sequence[PlayedEpisode]) -> None:
+        """Count the failures of a training batch. Every rank must call this, with the episodes of all ranks, so that
+        all of them raise together.
 
         Raises:
             EpisodesFailed: too many episodes failed in consecutive batches.
         """
-        own = [
-            (
-                episode.case.env,
-                episode.result.score is not None,
-                episode.result.failure is not None,
-                not episode.is_dropped,
-                episode.trajectory.sampled_tokens,
-            )
-            for episode in episodes
-        ]
-        everywhere = gather_object(own)
-        hanging = sum(gather_object([self.abandoned_threads]))
-        tokens = sum(row[4] for row in everywhere)
+        tokens = sum(one.tokens for one in played)
         self.sampled_tokens += tokens
         self.trained_tokens += tokens
-        if any(failed for _, _, failed, _, _ in everywhere):
-            self.report_failures(episodes)
-        self.check_abandoned(hanging)
+        self.report_failures(played)
+        self.check_abandoned()
         for name in ("", *filter(None, self.rollout.runner.parts)):
-            scored, failed, played = (sum(row[n] for row in everywhere if name in ("", row[0])) for n in (1, 2, 3))
-            if name == "" or played:
+            those = [one for one in played if not one.is_dropped and name in ("", one.env)]
+            scored, failed = (sum(getattr(one, field) is not None for one in those) for field in ("score", "failure"))
+            if name == "" or those:
                 with errors_of(name):
-                    self.failures.of(name).after_batch(scored, failed, played)
+                    self.failures.of(name).after_batch(scored, failed, len(those))
 
     def note_dropped(self, case_idx: object, tokens: int) -> None:
         """Note the first case of the run that was dropped."""
@@ -137,33 +129,23 @@ class PolicyRollouts:
             f" context of {self.rollout.limits.context}. Dropped cases take no part (metric stopped/no_room)."
         )
 
-    def report_failures(self, episodes: list[Episode]) -> None:
-        """Show the first failure of each kind, of each environment, on any rank. Every rank must call this."""
-        failed = [(e.case.env, e.result.failure.kind, e.failure_message) for e in episodes if e.result.failure]
-        everywhere = gather_object(failed)
-        for env in dict.fromkeys(env for env, _, _ in everywhere):
-            of_env = [(kind, message) for name, kind, message in everywhere if name == env]
-            for message in self.failures.of(env).first_of_each(of_env):
+    def report_failures(self, played: Sequence[PlayedEpisode]) -> None:
+        """Show the first failure of each kind, of each environment."""
+        for env in dict.fromkeys(one.env for one in played):
+            failures = [one.failure for one in played if one.failure is not None and one.env == env]
+            for message in self.failures.of(env).first_of_each(failures):
                 self.notify(f"{env}: {message}" if env else message)
 
-    @property
-    def abandoned_threads(self) -> int:
-        """Number of threads of this process in which a call of the environment hangs."""
-        return sum(part.pool.abandoned for part in self.rollout.runner.parts.values())
-
-    def check_abandoned(self, threads: int) -> None:
-        """Report the first abandoned thread; `threads` is the number over all ranks. Every rank must call this.
+    def check_abandoned(self) -> None:
+        """Report the first abandoned thread, in which a call of the environment hangs. Every rank must call this.
 
         Raises:
-            EnvironmentFailed: there are too many.
+            EnvironmentFailed: there are too many on all ranks.
         """
-
-        def hangs_at() -> list[str]:
-            hangs = [part.pool.last_hang for part in self.rollout.runner.parts.values()]
-            everywhere: list[str] = gather_object([next(filter(None, hangs), "")])
-            return everywhere
-
-        note = self.failures.after_abandoned(threads, hangs_at)
+        pools = [part.pool for part in self.rollout.runner.parts.values()]
+        own = sum(pool.abandoned for pool in pools), next((pool.last_hang for pool in pools if pool.last_hang), "")
+        threads, lines = zip(*gather_object([own]), strict=True)
+        note = self.failures.after_abandoned(sum(threads), lambda: lines)
         if note is not None:
             self.notify(note)
 

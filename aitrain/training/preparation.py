@@ -33,7 +33,7 @@ from aitrain.training.case_order import load_sampler
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_datasets, case_numbers
 from aitrain.training.distributed import init_processes
-from aitrain.training.engine_setup import server_engine_factory
+from aitrain.training.engine_setup import checked_server
 from aitrain.training.episode_format import ShownCases, begin, longest_episode
 from aitrain.training.evaluation import BATCH, EvalPlan, mixture_of
 from aitrain.training.held_out_scoring import HeldOutScoring, check_stopping, note_on_few_cases
@@ -57,7 +57,7 @@ from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.sharding import check_can_shard, load_once_per_machine
 from aitrain.training.tracking import Tracking
-from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
+from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 from aitrain.training.trainer_checkpoint import (
     CheckpointWriter,
     RestoreState,
@@ -74,7 +74,6 @@ from aitrain.training.trl_arguments import (
     note_on_steps,
     refuse_zero_3,
 )
-from aitrain.training.zero_variance import StopOnZeroVariance
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def prepare(context: RunContext) -> Prepared | None:
     if context.dry_run_of:
         _check_trainer(inputs)
         return None
-    inputs = replace(inputs, serve=server_engine_factory(context, inputs.limits.context))
+    inputs = replace(inputs, server=checked_server(context, inputs.limits.context))
     recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
 
@@ -123,7 +122,7 @@ def prepare(context: RunContext) -> Prepared | None:
     reporter = MetricsReporter(context, recorder, inputs.arguments)
     with explain_refusals():
         check_optimizer(inputs.arguments, inputs.model)
-        trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, [tracking, reporter], checkpoints.save))
+        trainer = EpisodeTrainer(context, inputs, write, checkpoints.save, [tracking, reporter])
     if inputs.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
@@ -134,8 +133,6 @@ def prepare(context: RunContext) -> Prepared | None:
     if len(split.choosing):
         choosing = replace(plan, cases=split.choosing, mixture=mixture_of(context.runner, split.choosing))
     held_out = HeldOutScoring(context, trainer, plan, choosing, recorder, tracking, reporter, eval_state)
-    if config.stop_when_flat is not None:
-        trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))
     trainer.add_callback(held_out)
     if context.checkpoint is not None:
         continue_scorings(eval_state, trainer, context.checkpoint, choosing)

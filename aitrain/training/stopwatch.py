@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 
-from transformers import TrainerCallback
-
 from aitrain.rollout.clock import RolloutClock
 
 PARTS = ("step", "optimize", "generate", "environment")
 
 
-class Stopwatch(TrainerCallback):  # type: ignore[misc]
+class Stopwatch:
     """Seconds per step in which episodes waited for the policy and for their environments, on this process.
 
     With free-running episodes both clocks may run at the same time, so that the parts can add up to more than the step.
@@ -31,20 +29,20 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         """Seconds of the training, evaluations included, over all parts of a resumed run."""
         return self.seconds_before + (0.0 if self._train_start is None else time.monotonic() - self._train_start)
 
-    def on_train_begin(self, *_: object, **__: object) -> None:
+    def begin_training(self) -> None:
         """Start the clock of the training."""
         self._train_start = time.monotonic()
 
-    def on_train_end(self, *_: object, **__: object) -> None:
+    def end_training(self) -> None:
         """Stop it."""
         self.seconds_before, self._train_start = self.trained_seconds, None
 
-    def on_step_begin(self, *_: object, **__: object) -> None:
+    def begin_step(self) -> None:
         """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
         self._step_start = time.monotonic()
         self.clock.take()
 
-    def on_step_end(self, *_: object, **__: object) -> None:
+    def end_step(self) -> None:
         """Add the step to the totals since the last logging."""
         seconds, parts = time.monotonic() - self._step_start, self.clock.take()
         self.steps += 1

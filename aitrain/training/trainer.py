@@ -76,18 +76,17 @@ from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, replaced, savable_generation_config
-from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, whole
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import Limits
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.algorithm import PLAIN, AlgorithmParts, average_loss, estimate_kl, group_advantages
 from aitrain.training.batch_diagnostics import batch_diagnostics
 from aitrain.training.batch_source import batch_source
-from aitrain.training.case_order import EpochCallback
 from aitrain.training.dataset import case_numbers
 from aitrain.training.engine_setup import make_rollouts
 from aitrain.training.holdout import CaseList
@@ -104,6 +103,7 @@ from aitrain.training.passes import (
     plan_blocks,
     plan_passes,
 )
+from aitrain.training.run_context import RunContext
 from aitrain.training.sharding import (
     check_sharded,
     load_weights,
@@ -115,6 +115,7 @@ from aitrain.training.sharding import (
     write_shards,
 )
 from aitrain.training.shared_prompts import SharedPrompts, distinct_prompts, why_apart
+from aitrain.training.step_events import StepEvents
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch, episode_metrics
 from aitrain.training.zero_variance import ZeroVarianceSteps, zero_variance_share
@@ -141,22 +142,11 @@ class TrainerInputs:
     shares_prompts: bool = False
     """Whether the prompt of several rows is computed once, where the model can."""
     peft_config: Any = None
-    serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
-    """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
+    server: ServerModel | None = None
+    """The model of the vLLM servers that get files; None: transformers, or TRL's vLLM."""
     algorithm: AlgorithmParts = PLAIN
     callbacks: Sequence[TrainerCallback] = ()
     """Those of the user."""
-
-
-@dataclass(frozen=True)
-class TrainerHooks:
-    """Functions that the trainer calls: with rollout records, with notes for the user, and to write checkpoints."""
-
-    write: Callable[[list[RolloutRecord]], None]
-    notify: Callable[[str], None]
-    callbacks: list[TrainerCallback]
-    save: Callable[[Any, Callable[[], None]], None]
-    """Writes a checkpoint of the trainer, given TRL's method that writes one."""
 
 
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -169,8 +159,18 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     _prompts: SharedPrompts | None = None
     """Those of the forward passes that are being made, if they are computed once."""
 
-    def __init__(self, inputs: TrainerInputs, hooks: TrainerHooks) -> None:
-        self.cases, self.schedule, self.hooks = inputs.cases, inputs.schedule, hooks
+    def __init__(
+        self,
+        run: RunContext,
+        inputs: TrainerInputs,
+        write_records: Callable[[list[RolloutRecord]], None],
+        save: Callable[[Any, Callable[[], None]], None],
+        callbacks: Sequence[TrainerCallback],
+    ) -> None:
+        """`save` writes a checkpoint of a trainer, given TRL's method that writes one; `callbacks` come before those of
+        the user."""
+        self.run, self.write_records, self.save_with = run, write_records, save
+        self.cases, self.schedule = inputs.cases, inputs.schedule
         self.algorithm, config = inputs.algorithm, inputs.runner.config
         self.sampling = Sampling.of(config)
         ours = {
@@ -186,7 +186,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 train_dataset=case_numbers(range(self.schedule.batches * self.schedule.prompts)),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
-                callbacks=[*hooks.callbacks, *inputs.callbacks],
+                callbacks=[*callbacks, *inputs.callbacks],
                 rollout_func=self.roll_out,
             )
         self.shuffle_dataset = False
@@ -203,13 +203,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.pass_limit = self.planned_limit = inputs.pass_limit  # the warm-up may lower the first
         self.trims = inputs.trims and not self.aux_loss_enabled  # the router's loss depends on which rows share a pass
         self.has_kept_rows = True
-        self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
+        self.zero_variance = ZeroVarianceSteps(config.stop_when_flat, run.stop.end_run)
+        self.non_finite = NonFiniteGuard(self.accelerator, run.note)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
-        self.batches = batch_source(self, inputs.runner)
+        self.batches = batch_source(inputs.runner, self.rollouts, self.cases, self.schedule, self.args)
         self.watch = Stopwatch(self.batches.clock)
-        for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
-            self.add_callback(callback)
+        self.add_callback(StepEvents(self))
         self.context = inputs.limits.context
         policy = self.accelerator.unwrap_model(self.model)
         with evaluation_mode(self.model):
@@ -253,39 +253,35 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """TRL's tensors of this process's episodes, with the advantages of the algorithm, and what is in the loss.
         `inputs`: as many rows as this process has episodes; they are only counted."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        batch, metrics, gather = self._batch, self._metrics["train"], self.accelerator.gather
-        kept, scores, dropped = torch.tensor(
-            [batch.kept(self.masks_truncated), batch.scores(), [episode.is_dropped for episode in batch.episodes]],
-            device=self.accelerator.device,
-        )
-        penalties = self._penalties(output)
-        rewards = scores - sum(penalties.values())
-        tokens = (output["completion_mask"] * output["tool_mask"]).sum(1) * kept
-        rewards, in_loss, played, tokens, known = gather(torch.stack([rewards, kept, 1 - dropped, tokens, scores], 1)).T
-        of_trl, size, rank = output["advantages"], self.num_generations, self.accelerator.process_index
+        batch, metrics, device = self._batch, self._metrics["train"], self.accelerator.device
+        everywhere, size, rank = batch.everywhere, self.num_generations, self.accelerator.process_index
         own = slice(rank * len(inputs), (rank + 1) * len(inputs))
+        scores = torch.tensor([math.nan if one.score is None else one.score for one in everywhere], device=device)
+        is_kept = [one.is_kept(self.masks_truncated) for one in everywhere]
+        in_loss, of_trl = torch.tensor(is_kept, device=device), output["advantages"]
+        penalties, gather = self._penalties(output), self.accelerator.gather
+        rewards = scores
         if penalties:
+            rewards = gather(scores[own] - sum(penalties.values()))
             of_trl = group_advantages(rewards, size, self.scale_rewards)[own]
         output["advantages"] = self.algorithm.advantages(rewards, size, of_trl, own)
-        self.hooks.write(batch.records(output["advantages"].tolist()))
+        self.write_records(batch.records(output["advantages"].tolist()))
 
         for name, values in penalties.items():
             metrics[f"penalty/{name}"].append(gather(values).mean().item())
         for name, value in (batch.metrics | batch_diagnostics(batch.episodes)).items():
             metrics[name].append(value)
-        if self.rollouts.rollout.end.stop_strings is not None or batch.dropped:
+        if self.rollouts.rollout.end.stop_strings is not None or any(one.is_dropped for one in everywhere):
             for name, value in batch.length_metrics().items():
                 metrics[name][-1] = value
-        whole_groups = played == 1  # they are dropped together
+        whole_groups = torch.tensor([not one.is_dropped for one in everywhere], device=device)  # dropped together
         share = zero_variance_share(rewards[whole_groups], in_loss[whole_groups], size)
         metrics["frac_reward_zero_std"][-1] = share  # TRL's does not count groups without two scores
-        mean = known.nanmean().item()
+        mean = scores.nanmean().item()
         self.zero_variance.see(share == 1.0, None if math.isnan(mean) else mean)
-        return output | {
-            KEPT: kept.bool(),
-            KEPT_ROWS: in_loss.sum(),
-            "num_items_in_batch": tokens.double().sum() * self.args.steps_per_generation,
-        }
+        tokens = sum(one.tokens for one, kept in zip(everywhere, is_kept, strict=True) if kept)
+        items = torch.tensor(float(tokens * self.args.steps_per_generation), dtype=torch.float64, device=device)
+        return output | {KEPT: in_loss[own], KEPT_ROWS: in_loss.sum(), "num_items_in_batch": items}
 
     def _penalties(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What is subtracted from the score of each of this process's episodes. Every process must call this."""
@@ -581,7 +577,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with savable_generation_config(self.model):
-            self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
+            self.save_with(self, partial(super()._save_checkpoint, model, trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call

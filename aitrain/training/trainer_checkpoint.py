@@ -252,9 +252,6 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
         scheduler = trainer.lr_scheduler
         has_other_rates = not self.is_same or steps_before(folder) != state.max_steps
         if has_other_rates and hasattr(scheduler, "lr_lambdas"):
-            change = args.learning_rate / scheduler.base_lrs[0]
-            scheduler.base_lrs = [base * change for base in scheduler.base_lrs]
-            factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-            scheduler._last_lr = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
-            for group, rate in zip(trainer.optimizer.param_groups, scheduler._last_lr, strict=True):
-                group["lr"], group["initial_lr"] = rate, args.learning_rate
+            scheduler.base_lrs = [args.learning_rate] * len(scheduler.base_lrs)
+            scheduler.last_epoch -= 1
+            scheduler.step()

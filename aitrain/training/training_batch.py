@@ -4,15 +4,12 @@ the loss. The members of a group may be on several ranks.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from accelerate.utils import gather_object
-
-from aitrain.environment.contract import Case, ScoreResult
+from aitrain.environment.contract import ScoreResult
 from aitrain.environment.runner import score_groups
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import FAILURE_KINDS
@@ -23,6 +20,45 @@ from aitrain.training.policy_rollouts import PolicyRollouts
 
 MemberKey: TypeAlias = tuple[int, int]
 """An episode's group, and its place in the group."""
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """What all ranks know of an episode that one of them has played."""
+
+    key: MemberKey
+    number: int
+    """Of its case."""
+    env: str
+    score: float | None
+    failure: tuple[str, str] | None
+    """Kind and message."""
+    tokens: int
+    """Sampled tokens."""
+    is_whole: bool
+    """Whether the policy ended its last completion."""
+    is_truncated: bool
+    is_dropped: bool
+
+    @classmethod
+    def of(cls, key: MemberKey, number: int, episode: Episode) -> PlayedEpisode:
+        """What is known of an episode that was scored."""
+        result, trajectory = episode.result, episode.trajectory
+        return cls(
+            key,
+            number,
+            episode.case.env,
+            result.score,
+            None if result.failure is None else (result.failure.kind, episode.failure_message),
+            trajectory.sampled_tokens,
+            trajectory.ended_by_policy,
+            episode.is_truncated,
+            episode.is_dropped,
+        )
+
+    def is_kept(self, masks_truncated: bool) -> bool:
+        """Whether it is in the loss."""
+        return self.score is not None and not (masks_truncated and self.is_truncated)
 
 
 @dataclass(frozen=True)
@@ -44,11 +80,12 @@ class TrainingBatch:
     keys: list[MemberKey]
     """The group of each episode within its step, and its place in the group."""
     numbers: list[int]
-    """The row number of each episode's case."""
-    cases: list[Case]
+    """The number of each episode's case."""
     episodes: list[Episode] = field(default_factory=list)
-    dropped: int = 0
-    """Episodes on all ranks whose prompt leaves no room for an answer."""
+    everywhere: list[PlayedEpisode] = field(default_factory=list)
+    """The episodes of the batch on all ranks, in the order of the ranks."""
+    played: list[PlayedEpisode] = field(default_factory=list)
+    """The same, and those that were replaced."""
     discarded: list[DiscardedEpisode] = field(default_factory=list)
     """Episodes that this rank played and that are not trained on."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -58,57 +95,17 @@ class TrainingBatch:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the parts of its rollout, if that was played while another batch was trained on."""
 
-    def play(self, rollouts: PolicyRollouts, places: Sequence[int]) -> int:
-        """Play the episodes at these places, also once more if their cases have changed; returns how many on all ranks
-        have a prompt that leaves no room. Those of a group have consecutive sampling seeds, and one environment seed.
-        """
-        self.weight_version = rollouts.weight_version()
-        most = max(rollouts.gather([len(places)]))  # all ranks play as many times, as they may generate together
-        at_once = (rollouts.rollout.runner.episodes_at_once if self.episodes else None) or most
-        for start in range(0, most, at_once):
-            part, env_seeds, sampling_seeds = places[start : start + at_once], [], []
-            for place in part:
-                number, (group, member) = self.numbers[place], self.keys[place]
-                env_seeds.append(rollouts.env_seed(self.step, number))
-                sampling_seeds.append(rollouts.sampling_seed(self.step, number, group) + member)
-            played = rollouts.play([self.cases[place] for place in part], env_seeds, sampling_seeds)
-            for place, episode in zip(part, played, strict=True):
-                self.episodes[place : place + 1] = [episode]
-        return finish_groups(
-            rollouts, [self.episodes[place] for place in places], [self.keys[place] for place in places]
-        )
-
-    @property
-    def played(self) -> list[Episode]:
-        """All episodes that this rank has played: those of the batch, and the discarded ones."""
-        return [*self.episodes, *(one.episode for one in self.discarded)]
-
-    def scores(self) -> list[float]:
-        """The score of each episode, NaN for none."""
-        scores = (episode.result.score for episode in self.episodes)
-        return [math.nan if score is None else score for score in scores]
-
-    def kept(self, masks_truncated: bool) -> list[bool]:
-        """Which episodes are in the loss."""
-        return [is_kept(episode, masks_truncated) for episode in self.episodes]
-
     def length_metrics(self) -> dict[str, float]:
-        """TRL's length metrics over all ranks; TRL's own count dropped episodes, and completions that end with a stop
-        string as truncated."""
-        played = [episode.trajectory for episode in self.episodes if not episode.is_dropped]
-        everywhere = gather_object([(one.sampled_tokens, one.ended_by_policy) for one in played])
-        lengths = [length for length, _ in everywhere] or [0]
-        ended = [length for length, is_whole in everywhere if is_whole] or [0]
-        truncated = sum(not is_whole for _, is_whole in everywhere)
-        return {
-            "completions/mean_length": sum(lengths) / len(lengths),
-            "completions/min_length": float(min(lengths)),
-            "completions/max_length": float(max(lengths)),
-            "completions/clipped_ratio": truncated / len(lengths),
-            "completions/mean_terminated_length": sum(ended) / len(ended),
-            "completions/min_terminated_length": float(min(ended)),
-            "completions/max_terminated_length": float(max(ended)),
-        }
+        """TRL's length metrics; TRL's own count dropped episodes, and completions that end with a stop string as
+        truncated."""
+        played = [one for one in self.everywhere if not one.is_dropped]
+        metrics = {"completions/clipped_ratio": sum(not one.is_whole for one in played) / max(1, len(played))}
+        for name, those in (("", played), ("terminated_", [one for one in played if one.is_whole])):
+            lengths = [one.tokens for one in those] or [0]
+            metrics[f"completions/mean_{name}length"] = sum(lengths) / len(lengths)
+            metrics[f"completions/min_{name}length"] = float(min(lengths))
+            metrics[f"completions/max_{name}length"] = float(max(lengths))
+        return metrics
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
         """The rollout records; the first one of each group has the rendered prompt."""
@@ -123,14 +120,9 @@ class TrainingBatch:
         return replace(record, group=group, rendered_prompt=record.rendered_prompt if member == 0 else "")
 
 
-def is_kept(episode: Episode, masks_truncated: bool) -> bool:
-    """Whether an episode is in the loss."""
-    return episode.result.score is not None and not (masks_truncated and episode.is_truncated)
-
-
-def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: Sequence[MemberKey]) -> int:
+def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: Sequence[MemberKey]) -> None:
     """Drop the groups with a prompt that leaves no room, and score the others together if the environment does so.
-    Returns how many episodes have such a prompt, on all ranks. Every rank must call this, with its own episodes."""
+    Every rank must call this, with its own episodes."""
     of_keys = dict(zip(keys, episodes, strict=True))
     own = [(group, one.case.case_idx, one.too_long) for (group, _), one in of_keys.items() if one.too_long is not None]
     too_long = rollouts.gather(own)
@@ -143,7 +135,7 @@ def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: S
         rollouts.note_dropped(case_idx, tokens)
     runner, clock = rollouts.rollout.runner, rollouts.rollout.clock
     if not runner.scores_groups:
-        return len(too_long)
+        return
     together = {
         key: GroupMember(one.transcript.content, one.transcript.text, one.conversation, one.result)
         for key, one in of_keys.items()
@@ -160,7 +152,6 @@ def finish_groups(rollouts: PolicyRollouts, episodes: Sequence[Episode], keys: S
     for key, result in rollouts.gather(results):
         if key in together:
             of_keys[key].result = result
-    return len(too_long)
 
 
 def episode_metrics(episode: Episode) -> dict[str, float]:

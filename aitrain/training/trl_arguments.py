@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,7 +13,6 @@ from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
 from aitrain.batch import BatchPlan
-from aitrain.engines.scopes import replaced
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import step_of
@@ -161,37 +159,21 @@ def _refused(error: Exception) -> ConfigError:
 
 
 def fit_warmup(arguments: GRPOConfig) -> str | None:
-    """Drop a learning rate warm-up that takes the whole run, in which every rate would be 0; returns a note.
+    """Drop a learning rate warm-up that takes the only step, whose rate would be 0; returns a note.
 
     Raises:
-        ConfigError: the learning rate is 0 in every step even without warm-up.
+        ConfigError: transformers refuses the schedule, of which it would say so when training begins.
     """
-    steps = arguments.max_steps
-    if any(learning_rates(arguments, steps)):
-        return None
-    arguments.warmup_steps = 0
-    if not any(learning_rates(arguments, steps)):
-        raise ConfigError(
-            f"scheduler: with {arguments.lr_scheduler_type.value} the learning rate is 0 in all {steps} steps"
-        )
-    return f"Too few steps to warm up ({steps}): the learning rate starts at --lr."
-
-
-def learning_rates(arguments: GRPOConfig, steps: int) -> Iterator[float]:
-    """The learning rate of each step of a run; fewer if the schedule cannot compute them."""
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate)
-    kwargs = arguments.lr_scheduler_kwargs
+    steps, optimizer = arguments.max_steps, torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate)
+    kind, kwargs = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs or {}
     try:
-        scheduler = get_scheduler(
-            arguments.lr_scheduler_type, optimizer, arguments.get_warmup_steps(steps), steps, kwargs or {}
-        )
+        (first_rate,) = get_scheduler(kind, optimizer, arguments.get_warmup_steps(steps), steps, kwargs).get_last_lr()
     except (ValueError, TypeError) as error:
         raise _refused(error) from error
-    with suppress(ZeroDivisionError):  # the polynomial schedule without a step after the warm-up
-        for _ in range(steps):
-            yield float(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            scheduler.step()
+    if steps > 1 or first_rate:
+        return None
+    arguments.warmup_steps = 0
+    return "Too few steps to warm up (1): the learning rate starts at --lr."
 
 
 def steps_before(checkpoint: Path) -> int:
@@ -202,7 +184,7 @@ def steps_before(checkpoint: Path) -> int:
 
 def note_on_steps(checkpoint: Path, arguments: GRPOConfig) -> str | None:
     """What becomes of the learning rate of a run that continues with another number of steps; None if it is the same
-    number. Call it before the warm-up is fitted to the new number.
+    number.
 
     Raises:
         ConfigError: the checkpoint has more steps.
@@ -213,21 +195,10 @@ def note_on_steps(checkpoint: Path, arguments: GRPOConfig) -> str | None:
             f"max_steps: {checkpoint} has {done} steps behind it, more than {steps}\n"
             f"Use --max-steps {done} or more, or --resume-from-checkpoint with an earlier checkpoint."
         )
-    if steps == before:
-        return None
-    scheduler, start = arguments.lr_scheduler_type.value, f"Continues after step {done} of {before} to step {steps}"
-    old, new = _rates(arguments, before, done + 1), _rates(arguments, steps, done + 1)
-    if old[:done] == new[:done]:
-        return f"{start}; with scheduler {scheduler} the learning rates are those of a run of {steps} steps."
-    rate = f": {new[done]:.3g} in step {done + 1}" if len(new) > done else ""
+    scheduler, note = arguments.lr_scheduler_type.value, f"Continues after step {done} of {before} to step {steps}."
+    if steps == before or scheduler == "constant":
+        return None if steps == before else note
     return (
-        f"{start}. The learning rate was {old[done - 1]:.3g} in step {done}; from here scheduler {scheduler} sets it as"
-        f" for {steps} steps{rate}.\nSo the result is not that of {steps} steps at once, as with --scheduler constant."
+        f"{note} From here scheduler {scheduler} sets the learning rate as for {steps} steps,\n"
+        f"so the result is not that of {steps} steps at once, as with --scheduler constant."
     )
-
-
-def _rates(arguments: GRPOConfig, steps: int, count: int) -> list[float]:
-    """The learning rates of the first steps; without a warm-up that takes the whole run (`fit_warmup`)."""
-    warmup = {} if any(learning_rates(arguments, steps)) else {"warmup_steps": 0}
-    with replaced(arguments, warmup):
-        return list(islice(learning_rates(arguments, steps), count))

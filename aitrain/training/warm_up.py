@@ -150,24 +150,23 @@ def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
 
 def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
     """A micro-batch for TRL's loss: tensors of shape (rows, tokens), no token masked."""
-    device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
-    prompt, completion, token = lengths.prompt, lengths.completion, trainer.eos_token_ids[0]
-    rows, longest = trainer.pass_limit.largest(prompt + completion, rows)
+    prompt, token = lengths.prompt, trainer.eos_token_ids[0]
+    rows = trainer.args.per_device_train_batch_size
+    rows, longest = trainer.pass_limit.largest(prompt + lengths.completion, rows)
     completion = max(1, longest - prompt)
 
-    def full(tokens: int, value: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full((rows, tokens), value, dtype=dtype, device=device)
-
-    per_token = {"old_per_token_logps", "ref_per_token_logps"} | (
-        {"sampling_per_token_logps", "importance_sampling_ratio"} if trainer.use_vllm else set()
-    )
-    return {
-        "prompt_ids": full(prompt, token, torch.long),
-        "prompt_mask": full(prompt, 1, torch.long),
-        "completion_ids": full(completion, token, torch.long),
-        "completion_mask": full(completion, 1, torch.long),
-        "tool_mask": full(completion, 1, torch.long),
-        "advantages": torch.ones(rows, device=device),
-        "num_items_in_batch": torch.tensor(float(rows * completion), device=device),
-        **{name: full(completion, -1.0 if "logps" in name else 1.0, torch.float32) for name in per_token},
+    shape = rows, completion
+    batch = {
+        "prompt_ids": torch.full((rows, prompt), token),
+        "prompt_mask": torch.ones((rows, prompt), dtype=torch.long),
+        "completion_ids": torch.full(shape, token),
+        "completion_mask": torch.ones(shape, dtype=torch.long),
+        "tool_mask": torch.ones(shape, dtype=torch.long),
+        "advantages": torch.ones(rows),
+        "num_items_in_batch": torch.tensor(float(rows * completion)),
+        "old_per_token_logps": torch.full(shape, -1.0),
+        "ref_per_token_logps": torch.full(shape, -1.0),
     }
+    if trainer.use_vllm:
+        batch |= {"sampling_per_token_logps": torch.full(shape, -1.0), "importance_sampling_ratio": torch.ones(shape)}
+    return {name: values.to(trainer.accelerator.device) for name, values in batch.items()}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from transformers import TrainerCallback
 
 
 def has_advantages(scores: torch.Tensor, kept: torch.Tensor, size: int) -> torch.Tensor:
@@ -29,8 +28,12 @@ def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> 
 
 @dataclass
 class ZeroVarianceSteps:
-    """Counts consecutive optimizer steps in which all groups had zero variance."""
+    """Counts consecutive optimizer steps in which all groups had zero variance, and stops the run after `limit` of
+    them. Every process counts the same steps. The count is part of a checkpoint, so that a resumed run stops after the
+    same step as an uninterrupted one; it starts at zero when a run that was stopped here is resumed."""
 
+    limit: int | None = None
+    stop: Callable[[str], None] = lambda _: None
     in_a_row: int = 0
     is_flat: bool = False
     """Whether all groups of the latest generation batch had zero variance, on all processes."""
@@ -41,26 +44,11 @@ class ZeroVarianceSteps:
         """Note a new generation batch."""
         self.is_flat, self.reward = is_flat, reward
 
-
-class StopOnZeroVariance(TrainerCallback):  # type: ignore[misc]
-    """Stops the run after `steps` consecutive optimizer steps without any advantage.
-
-    Every process counts the same steps. The count is part of a checkpoint, so that a resumed run stops after the same
-    step as an uninterrupted one; it starts at zero when a run that was stopped here is resumed.
-    """
-
-    def __init__(self, steps: int, count: ZeroVarianceSteps, stop: Callable[[str], None]) -> None:
-        self.steps = steps
-        self.count = count
-        self.stop = stop
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        """Runs before HeldOutScoring, so that the run ends after this step."""
-        self.count.in_a_row = self.count.in_a_row + 1 if self.count.is_flat else 0
-        lasts = self.count.in_a_row
-        if lasts < self.steps:
+    def end_step(self) -> None:
+        """Count the step."""
+        self.in_a_row = self.in_a_row + 1 if self.is_flat else 0
+        if self.limit is None or self.in_a_row < self.limit:
             return
-        reward = self.count.reward
-        level = "" if reward is None else f", the last ones all near {reward:.2f}"
-        self.stop(f"in {lasts} steps no group's scores differed{level} (--stop-when-flat {self.steps})")
-        self.count.in_a_row = 0
+        level = "" if self.reward is None else f", the last ones all near {self.reward:.2f}"
+        self.stop(f"in {self.in_a_row} steps no group's scores differed{level} (--stop-when-flat {self.limit})")
+        self.in_a_row = 0

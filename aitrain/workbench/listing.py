@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from pathlib import Path
 
-from aitrain.environment.adapters import ADAPTERS, Adapter
+from aitrain.environment.adapters import ADAPTERS
 from aitrain.errors import ConfigError
 from aitrain.packages import BUNDLED
 
@@ -34,43 +33,19 @@ class ListedEnvironment:
 
 def listed_environments() -> list[ListedEnvironment]:
     """Bundled environments, those of installed packages, and adapters."""
-    return [*_bundled(), *_installed(), *map(_adapter, ADAPTERS.values())]
-
-
-def _bundled() -> list[ListedEnvironment]:
-    return [ListedEnvironment("bundled", f"envs.{file.stem}", _summary(file)) for file in sorted(BUNDLED.glob("*.py"))]
-
-
-def _summary(file: Path) -> str:
-    """First paragraph of a module's docstring."""
-    text = ast.get_docstring(ast.parse(file.read_bytes())) or ""
-    return " ".join(text.partition("\n\n")[0].split())
-
-
-def _installed() -> list[ListedEnvironment]:
-    return [
-        ListedEnvironment(
-            "installed",
-            entry.value,
-            entry.name,
-            None if entry.dist is None else entry.dist.name,
-            None if entry.dist is None else entry.dist.version,
-        )
-        for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.value, entry.name))
-    ]
-
-
-def _adapter(adapter: Adapter) -> ListedEnvironment:
-    try:
-        adapter.require_package()
-        problem = ""
-    except ConfigError as error:
-        problem = str(error).removeprefix("rl_env: ")
-    return ListedEnvironment(
-        "adapter",
-        f"{adapter.name}:{adapter.example}",
-        adapter.summary,
-        adapter.package,
-        adapter.installed_version,
-        problem,
-    )
+    found = list[ListedEnvironment]()
+    for file in sorted(BUNDLED.glob("*.py")):
+        text = ast.get_docstring(ast.parse(file.read_bytes())) or ""
+        found.append(ListedEnvironment("bundled", f"envs.{file.stem}", " ".join(text.partition("\n\n")[0].split())))
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.value, entry.name)):
+        package, version = (None, None) if entry.dist is None else (entry.dist.name, entry.dist.version)
+        found.append(ListedEnvironment("installed", entry.value, entry.name, package, version))
+    for adapter in ADAPTERS.values():
+        problem, rl_env = "", f"{adapter.name}:{adapter.example}"
+        try:
+            adapter.require_package()
+        except ConfigError as error:
+            problem = str(error).removeprefix("rl_env: ")
+        package, version = adapter.package, adapter.installed_version
+        found.append(ListedEnvironment("adapter", rl_env, adapter.summary, package, version, problem))
+    return found

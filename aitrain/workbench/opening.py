@@ -24,11 +24,19 @@ class OpenedEnvironment:
     """Cases of build_eval_dataset; empty without that method."""
     note: str = ""
     """What the environment requires of a run; empty if nothing."""
+    set_by_init: frozenset[str] = frozenset()
+    """Names of the attributes that it had before its datasets were built."""
 
     @property
     def all_cases(self) -> list[Case]:
         """The cases of both datasets, by their numbers."""
         return [*self.cases, *self.held_out]
+
+
+def spread(cases: Sequence[Case], count: int) -> list[Case]:
+    """At most `count` cases, spread evenly over all."""
+    step = max(1.0, len(cases) / count)
+    return [cases[int(number * step)] for number in range(min(count, len(cases)))]
 
 
 class NoTokenizer:
@@ -69,8 +77,9 @@ def open_environment(
     else:
         check_methods(environment)
     config, note = with_requirements(config, environment)
+    attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = _built(environment, tokenizer)
-    return OpenedEnvironment(environment, cases, held_out or (), note), config
+    return OpenedEnvironment(environment, cases, held_out or (), note, attributes), config
 
 
 def open_environments(config: TrainConfig, tokenizer: object) -> dict[str, tuple[OpenedEnvironment, TrainConfig]]:

@@ -1,30 +1,47 @@
-"""`aitrain env play`: one episode, played by a person or a scripted policy, shown turn by turn."""
+"""`aitrain env play`: one episode, played by a person, a scripted policy or a model, and shown turn by turn."""
 
 from __future__ import annotations
 
 import json
-from bdb import BdbQuit
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from aitrain.environment.contract import Case, Prompt, ScoreResult
-from aitrain.environment.rollout_session import session_for
-from aitrain.environment.runner import NoModel
-from aitrain.environment.session import Message
+from aitrain.environment.contract import Case, Prompt
+from aitrain.environment.runner import NoModel, start_runner
+from aitrain.environment.session import Message, ResetResult
+from aitrain.environment.tool_call_parser import ToolJson, clean
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.execution.failure import CallFailed, Failure
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, RenderedPrompt, Schemas
+from aitrain.rollout.engine import Decoding
+from aitrain.rollout.episode import Rollout
+from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.limits import Limits
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.episode_view import EpisodeView
-from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.person import Person
-from aitrain.workbench.player import EMPTY, JUNK, Play, Policy, Script, reference_of
-from aitrain.workbench.stage import Stage
+from aitrain.workbench.player import (
+    EMPTY,
+    JUNK,
+    NO_END,
+    Conversation,
+    MessageFormat,
+    Policy,
+    Script,
+    WrittenReplies,
+    reference_of,
+)
+from aitrain.workbench.view import STOPS, show_heading, show_score, show_text
 
 
 @dataclass(frozen=True)
@@ -41,56 +58,47 @@ class PlayOptions:
     """Whether the episode is printed as JSON at its end, instead of turn by turn."""
 
 
-def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, options: PlayOptions) -> dict[str, object]:
+class ModelView(NamedTuple):
+    """The chat format of a model, in which conversations are shown, and its name."""
+
+    chat: ChatFormat
+    name: str
+
+
+def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions, view: ModelView) -> dict[str, object]:
     """Play one episode at the terminal; returns it for `--json`.
 
     Raises:
-        ConfigError: there is no such case, or the policy cannot play it.
+        ConfigError: there is no such case.
         EnvironmentFailed: the environment failed.
     """
     console = Console(highlight=False, quiet=options.as_json)
     case = chosen_case(opened.all_cases, options.case)
-    shown = EpisodeView(console, view, options.policy, is_typed=options.policy == "person" and console.is_terminal)
-    policy = _policy(opened.environment, case, options, console)
-    show_title(console, opened, case, options, view.name)
-    session = session_for(opened.environment, config.score_bounds, case)
-    try:
-        given = {"model": NoModel(), "tokenizer": view.tokenizer}
-        episode = Stage(session, shown, config.rl_max_turns, given).play(Play(case, policy, options.seed))
-    except CallFailed as error:
-        if isinstance(error.__cause__, BdbQuit):  # `q` in the debugger
-            raise KeyboardInterrupt from None
-        raise _failed(case, error.failure) from error
-    finally:
-        session.close()
-    if episode.result.failure is not None:
-        raise _failed(case, episode.result.failure)
-    shown.ended(episode)
-    said = episode.conversation
-    how = {"stop": episode.stop, "turns": episode.turns}
-    return episode_json(case, options, said.prompt, said.messages, how, episode.result)
-
-
-def episode_json(
-    case: Case,
-    options: PlayOptions,
-    prompt: Prompt,
-    messages: Sequence[Message],
-    end: Mapping[str, object],
-    result: ScoreResult,
-) -> dict[str, object]:
-    """An episode for a program."""
-    what = {"case": case.number, "case_idx": case.case_idx, "seed": options.seed, "policy": options.policy}
-    said = {"prompt": prompt, "messages": list(messages)}
-    return {**what, **said, **end, "score": result.score, "metrics": dict(result.metrics)}
-
-
-def show_title(console: Console, opened: OpenedEnvironment, case: Case, options: PlayOptions, model: str) -> None:
-    """One line about what is played."""
-    which = f"case {case.number} of {len(opened.all_cases)}"
-    named = f" (case_idx {case.case_idx})" if is_named(case) else ""
-    title = f"{type(opened.environment).__name__}, {which}{named}, seed {options.seed}; template and tokens of {model}"
+    title = f"{type(opened.environment).__name__}, case {case.number} of {len(opened.all_cases)}"
+    title += f" (case_idx {case.case_idx})" if is_named(case) else ""
+    title += f", seed {options.seed}; template and tokens of {view.name}"
     console.print(Text(escape_controls(title), style="dim"), soft_wrap=True)
+    own = view.chat
+    shown = ShownFormat(
+        own.tokenizer, own.template, own.options, own.support, inner=rollout.chat, console=console, who=options.policy
+    )
+    rollout = replace(rollout, chat=shown)
+    rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
+    with closing(EventLoop()) as loop, closing(rollout.runner):
+        (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
+    failure, stop, turns = episode.result.failure, episode.stop, len(episode.trajectory.turns)
+    if failure is not None and failure.message.startswith("raised: BdbQuit"):  # `q` in the debugger
+        raise KeyboardInterrupt
+    if failure is not None:
+        raise EnvironmentFailed(episode.failure_message)
+    if stop == "done" and episode.messages[-1]["role"] != "assistant":
+        show_heading(console, "the environment says")
+        show_text(console, str(episode.messages[-1]["content"]))
+    show_heading(console, f"{STOPS[stop]} ({stop}, {turns} turn{'' if turns == 1 else 's'})")
+    show_score(console, episode.result.score, episode.result.metrics)
+    what = {"case": case.number, "case_idx": case.case_idx, "seed": options.seed, "policy": options.policy}
+    said = {"prompt": episode.prompt, "messages": episode.messages, "stop": stop, "turns": turns}
+    return {**what, **said, "score": episode.result.score, "metrics": dict(episode.result.metrics)}
 
 
 def chosen_case(cases: Sequence[Case], wanted: str) -> Case:
@@ -111,9 +119,80 @@ def is_named(case: Case) -> bool:
     return str(case.case_idx) != str(case.number)
 
 
-def _policy(environment: object, case: Case, options: PlayOptions, console: Console) -> Policy:
-    if options.policy == "person":
-        return Person(lambda text: console.print(Text(escape_controls(text), style="dim"), soft_wrap=True))
+# -- what passes between the policy and the environment
+
+
+@dataclass(frozen=True)
+class ShownFormat(ChatFormat):
+    """A model's chat format, which shows what the model gets and what is answered; `inner` is that of the episode."""
+
+    inner: ChatFormat = field(kw_only=True)
+    console: Console = field(kw_only=True)
+    who: str = field(kw_only=True)
+    numbers: Iterator[int] = field(default_factory=partial(count, 1))
+
+    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> RenderedPrompt:
+        """Show and render the conversation before the first answer."""
+        self._show_turn(super().render_prompt(prompt, tools).ids)
+        return self.inner.render_prompt(prompt, tools)
+
+    def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
+        """Show and render a conversation that is not trained."""
+        show_heading(self.console, "the environment asks in another conversation, which is not trained")
+        show_text(self.console, self.prompt_text(prompt, tools))
+        return self.inner.prompt_ids(prompt, tools)
+
+    def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
+        """Show and render what comes between an answer and the next one."""
+        self._show_turn(super().following_ids(messages, last if self.who == "model" else -1, is_chat))
+        return self.inner.following_ids(messages, last, is_chat)
+
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
+        """Parse and show an answer; what a person types is there already."""
+        reply = self.inner.read(ids, prefix, tools, eos_ids)
+        if self.who == "model":
+            show_heading(self.console, f"model answers, {len(ids)} token{'' if len(ids) == 1 else 's'}")
+            self._show_ids(ids, "cyan")
+        elif self.who != "person" or not self.console.is_terminal:
+            show_heading(self.console, f"{self.who} answers")
+            show_text(self.console, reply.turn.text, "cyan")
+        for call in reply.turn.calls:
+            what = call.problem or json.dumps(call.arguments, ensure_ascii=False)
+            show_text(self.console, f"-> {call.name} {what}", "yellow" if call.problem else "cyan")
+        return reply
+
+    def check_tools(self) -> None:
+        """Check what is played with."""
+        self.inner.check_tools()
+
+    def _show_turn(self, ids: list[int]) -> None:
+        number = next(self.numbers)
+        show_heading(self.console, f"turn {number}: the model {'' if number == 1 else 'then '}gets {len(ids)} tokens")
+        self._show_ids(ids)
+
+    def _show_ids(self, ids: list[int], style: str = "") -> None:
+        show_text(self.console, str(self.tokenizer.decode(ids, skip_special_tokens=False)), style)
+
+
+def written_rollout(opened: OpenedEnvironment, config: TrainConfig, tokenizer: object, options: PlayOptions) -> Rollout:
+    """Rollouts with the answers of a person or a scripted policy; `play` closes the environment.
+
+    Raises:
+        ConfigError: there is no such case, or the policy cannot play it.
+        EnvironmentFailed: `reference` failed.
+    """
+    case = chosen_case(opened.all_cases, options.case)
+    person, chat = Person(Console(highlight=False)), MessageFormat()
+    policy = person if options.policy == "person" else _policy(opened.environment, case, options)
+    runner = start_runner(opened.environment, config)
+    runner.offer(NoModel(), tokenizer)
+    runner.on_messages = lambda session, _: person.begin(session.reset)
+    return Rollout(
+        runner, WrittenReplies(chat, defaultdict(lambda: policy)), chat, Limits(config.rl_max_turns, 1), NO_END
+    )
+
+
+def _policy(environment: object, case: Case, options: PlayOptions) -> Policy:
     if options.policy == "script":
         return read_script(Path(options.script or ""))
     if options.policy != "reference":
@@ -141,19 +220,113 @@ def read_script(path: Path) -> Script:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"--policy script: cannot read {path}: {why}") from None
-    if not text.lstrip().startswith("["):
-        return Script(tuple(text.splitlines()))
-    try:
-        replies = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--policy script: {path} begins with [ and is not a JSON list: {error}") from None
+        replies = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--policy script: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if not all(isinstance(reply, str) for reply in replies):
         raise ConfigError(f"--policy script: {path} must hold a JSON list of texts, or one reply a line")
     return Script(tuple(replies))
 
 
-def _failed(case: Case, failure: Failure) -> EnvironmentFailed:
-    return EnvironmentFailed(f"{failure.place or 'The environment'} of case {case.case_idx} {failure.message}")
+# -- a person
+
+QUOTES = '"""'
+"""A line that begins and ends an answer with empty lines in it."""
+HINT = f"Type the answer; an empty line ends it. Put {QUOTES} around one with empty lines.\nCtrl-D ends the episode."
+TOOL_HINT = "Call a tool with: tool NAME key=value (values are JSON, else text). Tools:"
+
+
+@dataclass
+class Person:
+    """A policy that reads answers line by line; the end of the input ends the episode."""
+
+    console: Console
+    reset: ResetResult = field(default_factory=ResetResult)
+
+    def begin(self, reset: ResetResult) -> None:
+        """Note the tools of the episode."""
+        self.reset = reset
+
+    def __call__(self, said: Conversation) -> str | None:
+        """The next answer."""
+        if said.answers == 0 and sys.stdin.isatty():
+            import readline  # noqa: F401  # input() then edits lines and has a history
+
+            self._say(HINT)
+            if self.reset.runs_tools:
+                self._say("\n  ".join([TOOL_HINT, *map(signature, self.reset.tools)]))
+        while True:
+            typed = self._read()
+            if typed is None or not self.reset.runs_tools:
+                return typed
+            try:
+                return written(typed)
+            except ValueError as problem:
+                self._say(str(problem))
+
+    def _say(self, text: str) -> None:
+        self.console.print(Text(escape_controls(text), style="dim"), soft_wrap=True)
+
+    def _read(self) -> str | None:
+        """Lines up to an empty one, or all lines between two lines of quotes; None at the end of the input."""
+        lines: list[str] = []
+        end = ""
+        while True:
+            try:
+                line = clean(input(("> " if not lines and not end else ". ") if sys.stdin.isatty() else ""))
+            except EOFError:
+                if sys.stdin.isatty():
+                    print()  # Ctrl-D leaves the cursor behind the prompt
+                return "\n".join(lines) if lines else None
+            if not end and not lines and line.strip() == QUOTES:
+                end = QUOTES
+            elif line.strip() == end:
+                return "\n".join(lines)
+            else:
+                lines.append(line)
+
+
+def written(typed: str) -> str:
+    """The answer as a model writes it: `tool NAME key=value` lines and JSON calls become <tool_call> blocks.
+
+    Raises:
+        ValueError: a call cannot be read; the text says why.
+    """
+    value = _value(typed)
+    if isinstance(value, dict):
+        return _call(value) if "name" in value else typed
+    return "\n".join(_call(_command(line)) if line.split()[:1] == ["tool"] else line for line in typed.split("\n"))
+
+
+def _call(call: dict[str, object]) -> str:
+    return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
+
+
+def _command(line: str) -> dict[str, object]:
+    try:
+        words = shlex.split(line)[1:]
+    except ValueError as error:
+        raise ValueError(f"{line}: {error}") from None
+    pairs = [word.partition("=") for word in words[1:]]
+    if not words or not all(name and equals for name, equals, _ in pairs):
+        raise ValueError(f"{line}: write tool NAME key=value key=value")
+    return {"name": words[0], "arguments": {name: _value(value) for name, _, value in pairs}}
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def signature(schema: ToolJson) -> str:
+    """A tool's schema as a call: `add(first: integer, second: integer)`; optional arguments end with `?`."""
+    function = schema.get("function", schema)
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or ()
+    arguments = (
+        f"{name}{'' if name in required else '?'}" + (f": {kind}" if isinstance(kind := each.get("type"), str) else "")
+        for name, each in islice((parameters.get("properties") or {}).items(), 20)
+    )
+    return f"{function.get('name')}({', '.join(arguments)})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -17,15 +16,15 @@ from aitrain.execution.failure import CallFailed
 from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.check.subject import spread
-from aitrain.workbench.episode_view import shortened, show_columns, show_heading, show_text, signature
-from aitrain.workbench.model_view import ModelView
-from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.play import chosen_case, is_named
+from aitrain.workbench.opening import OpenedEnvironment, spread
+from aitrain.workbench.play import ModelView, chosen_case, is_named, signature
 from aitrain.workbench.player import reference_of
+from aitrain.workbench.view import show_heading, show_text
 
 MOST_MEASURED = 256
 """Cases whose prompts are counted in tokens."""
+LONGEST_VALUE = 300
+"""Maximum characters of a column's value."""
 
 
 def show(
@@ -38,80 +37,69 @@ def show(
         EnvironmentFailed: an episode cannot be begun, or a prompt not be rendered.
     """
     console = Console(highlight=False, quiet=as_json)
-    cases = opened.all_cases
-    shown = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
-    for name, text in _facts(opened, view):
-        console.print(Text(f"{name:9} {escape_controls(text)}"), soft_wrap=True)
-    kind = env_kind(opened.environment)
-    what = {"class": type(opened.environment).__name__, "episode": kind, "tools": _begun(opened, cases[0]).tools}
-    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out), "requires": opened.note}
-    return {**what, **counts, "shown": [_show_case(console, opened, view, one) for one in shown]}
-
-
-def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, str]]:
-    environment = opened.environment
-    files = files_of(environment)
-    yield "class", type(environment).__name__ + (f" in {_short(files[0])}" if files else "")
-    kind = env_kind(environment)
-    yield "cases", f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else "")
-    yield "episode", "one answer (score_episode)" if kind == "score_episode" else f"several turns ({kind})"
-    columns = {name: type(value).__name__ for name, value in opened.cases[0].row.items()}
-    yield "columns", ", ".join(f"{name} ({kind})" for name, kind in columns.items())
-    reset = _begun(opened, opened.cases[0])
-    if reset.tools:
-        yield "tools", "\n          ".join(map(signature, reset.tools))
-    if opened.note:
-        yield "requires", opened.note
-    yield "tokens", _lengths(opened, view, reset)
-
-
-def _short(file: Path) -> str:
-    """The path from the working directory, for a file below it."""
-    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
-
-
-def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> str:
-    """Tokens of the prompts, of `view.name`."""
-    if env_kind(opened.environment) != "score_episode":  # what each episode adds is known when it begins
-        return f"counted for each case below ({view.name})"
-    cases = opened.all_cases
-    measured = spread(cases, MOST_MEASURED)
-    lengths = sorted(view.prompt(case.prompt, reset.tools).tokens for case in measured)
-    number = f"{len(cases)} cases" if len(measured) == len(cases) else f"{len(measured)} of {len(cases)} cases"
-    spread_out = f"{lengths[0]} to {lengths[-1]} in a prompt, median {median(lengths):g}"
-    same = f"{lengths[0]} in each prompt"
-    return f"{same if lengths[0] == lengths[-1] else spread_out} ({view.name}, {number})"
+    environment, cases = opened.environment, opened.all_cases
+    chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
+    name, kind, files = type(environment).__name__, env_kind(environment), files_of(environment)
+    tools = _begun(opened, cases[0]).tools
+    place = [str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file) for file in files[:1]]
+    columns = [f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()]
+    tokens = f"counted for each case below ({view.name})"
+    if kind == "score_episode":  # else what each episode adds is known when it begins
+        measured = spread(cases, MOST_MEASURED)
+        lengths = sorted(len(view.chat.prompt_ids(one.prompt, tools)) for one in measured)
+        number = f"{len(cases)} cases" if len(measured) == len(cases) else f"{len(measured)} of {len(cases)} cases"
+        apart = f"{lengths[0]} to {lengths[-1]} in a prompt, median {median(lengths):g}"
+        tokens = apart if lengths[0] < lengths[-1] else f"{lengths[0]} in each prompt"
+        tokens += f" ({view.name}, {number})"
+    facts = {
+        "class": " in ".join([name, *place]),
+        "cases": f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else ""),
+        "episode": "one answer (score_episode)" if kind == "score_episode" else f"several turns ({kind})",
+        "columns": ", ".join(columns),
+        "tools": "\n          ".join(map(signature, tools)),
+        "requires": opened.note,
+        "tokens": tokens,
+    }
+    for fact, text in facts.items():
+        if text:
+            console.print(Text(f"{fact:9} {escape_controls(text)}"), soft_wrap=True)
+    document = {"class": name, "episode": kind, "tools": tools, "cases": len(opened.cases)}
+    shown = [_show_case(console, opened, view, one) for one in chosen]
+    return {**document, "held_out": len(opened.held_out), "requires": opened.note, "shown": shown}
 
 
 def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> dict[str, object]:
     """Show a case; returns it for `--json`."""
     reset = _begun(opened, case)
-    rendered = view.prompt(reset.prompt or case.prompt, reset.tools)
+    rendered = view.chat.render_prompt(reset.prompt or case.prompt, reset.tools)
     named = f" (case_idx {case.case_idx})" if is_named(case) else ""
-    held_out = ", held out" if case.number >= len(opened.cases) else ""
-    console.print()
-    show_heading(console, f"case {case.number}{named}{held_out}: {rendered.tokens} tokens")
-    show_text(console, rendered.text)
-    show_columns(console, case)
-    reference = _reference(opened.environment, case)
-    show_text(console, reference, "green")
+    is_held_out = case.number >= len(opened.cases)
+    heading = f"case {case.number}{named}{', held out' if is_held_out else ''}: {len(rendered.ids)} tokens"
     row = {name: value for name, value in case.row.items() if name != "prompt"}
-    place = {"case": case.number, "case_idx": case.case_idx, "held_out": bool(held_out)}
+    try:
+        script = reference_of(opened.environment, case)
+        reference = "none" if script is None else "\n           ".join(map(_shortened, script.replies))
+    except Exception as error:  # such as for held-out cases, which many methods do not know
+        reference = f"raised: {describe_error(error)}"
+    console.print()
+    show_heading(console, heading)
+    show_text(console, rendered.text)
+    for name, value in row.items():
+        show_text(console, f"{name}: {_shortened(value if isinstance(value, str) else repr(value))}", "dim")
+    show_text(console, f"reference: {reference}", "green")
     return {
-        **place,
-        "tokens": rendered.tokens,
+        "case": case.number,
+        "case_idx": case.case_idx,
+        "held_out": is_held_out,
+        "tokens": len(rendered.ids),
         "prompt": rendered.text,
         "row": row,
-        "reference": reference.removeprefix("reference: "),
+        "reference": reference,
     }
 
 
-def _reference(environment: object, case: Case) -> str:
-    try:
-        script = reference_of(environment, case)
-    except Exception as error:  # such as for held-out cases, which many methods do not know
-        return f"reference raised: {describe_error(error)}"
-    return "reference: " + ("none" if script is None else "\n           ".join(map(shortened, script.replies)))
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text):,} characters)"
 
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:

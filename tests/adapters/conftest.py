@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.environment.contract import Case
+from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import check_by_reading, find_env, load_env
 from aitrain.environment.requirements import with_requirements
-from aitrain.workbench.player import Play, PlayedEpisode, Player, Script
+from aitrain.workbench.player import Play, Player, Script
 from tests.conftest import write
 from tests.rehearsal import Rehearsed, rehearse
 
@@ -59,15 +59,15 @@ def cases_of(environment: Any) -> Sequence[Case]:
     return build_cases(environment, ByteTokenizer())[0]
 
 
-def play(environment: Any, case: Case, replies: Sequence[str], seed: int = 0) -> tuple[list[str], PlayedEpisode]:
-    """What the environment says, the prompt's last message first, and the episode with its score."""
+def play(environment: Any, case: Case, replies: Sequence[str], seed: int = 0) -> tuple[list[str], ScoreResult]:
+    """What the environment says, the prompt's last message first, and the score."""
     config = with_requirements(TrainConfig(rl_env="any.py", rl_env_isolation="thread"), environment)[0]
     player = Player(environment, config.model_copy(update={"rl_max_turns": 99}))
     (episode,) = player.play([Play(case, Script(tuple(replies)), seed)])
     player.stop()
-    prompt = episode.conversation.prompt
+    prompt = episode.prompt
     said = [prompt] if isinstance(prompt, str) else [prompt[-1]["content"]]
-    return said + [message["content"] for message in episode.messages if message["role"] != "assistant"], episode
+    return said + [message["content"] for message in episode.messages if message["role"] != "assistant"], episode.result
 
 
 def rows_of(environment: Any) -> list[dict[str, Any]]:

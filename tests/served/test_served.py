@@ -15,7 +15,7 @@ import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment import env_service, served_environment
-from aitrain.environment.contract import env_kind
+from aitrain.environment.contract import ScoreResult, env_kind
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import check_by_reading, find_env
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -88,7 +88,8 @@ def test_groups_are_scored_on_the_server() -> None:
         case = build_cases(environment, None)[0][1]
         with closing(Player(environment, TrainConfig())) as player:
             played, failed = player.play([Play(case, JUNK), Play(case, JUNK, 1)])
-            return player.score_groups([[played, replace(failed, score=None)]])
+            unscored = replace(failed.member, result=ScoreResult(None))
+            return player.score_groups([[played, replace(failed, member=unscored)]])
 
     with served(WithTools()) as client:
         assert scored(client) == scored(WithTools())

@@ -28,6 +28,7 @@ from aitrain.training.algorithm import (
 )
 from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of
 from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.training_batch import PlayedEpisode
 from aitrain.training.zero_variance import ZeroVarianceSteps
 from tests.conftest import write
 from tests.environments.vowels import Vowels
@@ -257,14 +258,12 @@ class Rewarded(EpisodeTrainer):
     context = None
 
     def __init__(self, algorithm: AlgorithmParts, episodes: list[Any]) -> None:
-        written = SimpleNamespace(write=self.write)
         batch = SimpleNamespace(
             episodes=episodes,
-            kept=lambda _: [True, True],
-            scores=lambda: [1.0, 0.0],
+            everywhere=2
+            * [PlayedEpisode((0, place), 0, "", 1.0 - place, None, 1, True, False, False) for place in (0, 1)],
             records=list,
             metrics={},
-            dropped=0,
         )
         rollouts = SimpleNamespace(rollout=SimpleNamespace(end=SimpleNamespace(stop_strings=None)))
         accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0, device=torch.device("cpu"))
@@ -272,7 +271,7 @@ class Rewarded(EpisodeTrainer):
             algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, _batch=batch,
             passes=[], rollouts=rollouts, zero_variance=ZeroVarianceSteps(),
             args=SimpleNamespace(steps_per_generation=1),
-            pass_limit=PassLimit(8), hooks=written,
+            pass_limit=PassLimit(8), write_records=self.write,
         )  # fmt: skip
         self.model = torch.nn.Identity()
 

@@ -15,12 +15,11 @@ from aitrain.events import Event
 from aitrain.jobs import evaluate as job
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
-from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalResult
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object, write_json
 from aitrain.training import run_recorder
 from aitrain.training.run_context import RunContext
-from tests import finished_runs
 from tests.finished_runs import FinishedRuns, Words
 
 Records = list[dict[str, Any]]
@@ -118,21 +117,19 @@ def test_an_eval_without_a_case_is_refused(evaluate: Callable[..., EvalResult]) 
         evaluate("none", Words(), eval_cases=30, rl_max_prompt_length=1)
 
 
-@pytest.mark.parametrize(
-    ("recorded", "count"),
-    [
-        ({"class": "Words", "file": "/moved.py", "sha256": source_hash([Path(finished_runs.__file__)])}, 25),
-        ({"class": "Words", "file": "/other.py", "sha256": "0"}, 0),
-    ],
-)
-def test_cases_that_were_trained_on_are_counted_however_the_environment_is_named(
-    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path, recorded: dict[str, str], count: int
+@pytest.mark.parametrize(("save_best", "count"), [(False, 2), (True, 3)])
+def test_cases_that_were_trained_on_or_chose_the_step_are_counted(
+    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path, save_best: bool, count: int
 ) -> None:
-    config = TrainConfig(output_dir=str(tmp_path), project_name="run", eval_cases=5, rl_env="named.otherwise")
+    config = TrainConfig(output_dir=str(tmp_path), project_name="run", save_best=save_best, rl_env="named.otherwise")
     trained = RunFolder.create(config)
     trained.write_config(config)
-    write_json(trained.environment, recorded)
     shutil.copytree(small_model, trained.model)
+    trained.rollouts.mkdir()
+    kinds: list[dict[str, Any]] = [{}, {}, {"discarded": 0}, {"eval_phase": "step1_sampled"}, {"eval_phase": "after"}]
+    prompts = [row["prompt"] for row in Words().build_dataset(None)]
+    played = [RolloutRecord(prompt=prompt, **kind) for prompt, kind in zip(prompts, kinds, strict=False)]
+    append_lines(trained.rollouts / "rank0.jsonl", [record.to_json() for record in played])
     found = evaluate("more", Words(), model=str(trained.path), decoding="greedy", eval_cases=1000)
     assert found.overlap == count
 

@@ -90,10 +90,10 @@ def failures(config: TrainConfig) -> object:
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, num_processes=1)
     made: Any = SimpleNamespace(
         eos_token_ids=[0], sampling=Sampling(), use_vllm=False, accelerator=accelerator, model=torch.nn.Linear(1, 1),
-        is_sharded=False, args=SimpleNamespace(seed=0), hooks=SimpleNamespace(notify=print),
+        is_sharded=False, args=SimpleNamespace(seed=0), run=SimpleNamespace(note=print),
     )  # fmt: skip
     runner = EnvRunner(None, config)
-    inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=None, limits=limits_of(runner, None), serve=None)
+    inputs: Any = SimpleNamespace(runner=runner, tokenizer=None, chat=None, limits=limits_of(runner, None), server=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_setup, "_hf_model", lambda trainer, shares: None)
         patch.setattr(engine_setup, "offer_model", lambda *_: None)
@@ -107,11 +107,11 @@ def limits(config: TrainConfig) -> object:
 
 def batches(config: TrainConfig) -> object:
     """What chooses the cases of a batch, and how it is played."""
-    made: Any = SimpleNamespace(
-        schedule=CaseSchedule(9, 2, 1, 1), args=SimpleNamespace(seed=0, process_index=0, shuffle_dataset=True),
-        cases=Cases([], range(9)), num_generations=2, masks_truncated=False, rollouts=SimpleNamespace(gather=list),
-    )  # fmt: skip
-    source = batch_source(made, EnvRunner(None, config))
+    args: Any = SimpleNamespace(
+        seed=0, process_index=0, shuffle_dataset=True, num_generations=2, mask_truncated_completions=False
+    )
+    rollouts: Any = SimpleNamespace(gather=list)
+    source = batch_source(EnvRunner(None, config), rollouts, Cases([], range(9)), CaseSchedule(9, 2, 1, 1), args)
     ahead = isinstance(source, AheadSource) and source.loads_between_turns
     return type(source).__name__, type(source.order).__name__, source.refill_limit, ahead
 

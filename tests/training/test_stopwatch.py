@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from aitrain.rollout import clock as rollout_clock
@@ -11,8 +9,6 @@ from aitrain.rollout.clock import RolloutClock
 from aitrain.training import stopwatch
 from aitrain.training.stopwatch import Stopwatch
 from tests.finished_runs import FinishedRuns
-
-NOBODY: Any = None
 
 
 class Clock:
@@ -46,9 +42,9 @@ def test_a_line_of_several_steps_has_their_means_and_nothing_of_what_was_between
     watch = Stopwatch(RolloutClock())
     for seconds in (1, 3):
         play(watch, clock)  # held-out cases are scored
-        watch.on_step_begin(NOBODY, NOBODY, NOBODY)
+        watch.begin_step()
         clock.now += seconds
-        watch.on_step_end(NOBODY, NOBODY, NOBODY)
+        watch.end_step()
         play(watch, clock)
 
     assert watch.take(0) == {

@@ -1,4 +1,4 @@
-"""`aitrain env init`: five templates, each of which is tested, checked and trained as it is written."""
+"""`aitrain env init`: six templates, each of which is tested, checked and trained as it is written."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def test_the_next_two_commands_are_printed_and_the_environment_is_ready(
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(here)]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    with pytest.raises(ConfigError, match="--judge: give it alone"):
-        env_init("more", judge=True, tools=True)
+    with pytest.raises(ConfigError, match="--service, --judges: give one alone"):
+        env_init("more", judges=True, tools=True)

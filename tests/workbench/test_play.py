@@ -12,12 +12,11 @@ from aitrain.environment.contract import Case
 from aitrain.errors import ConfigError
 from aitrain.jobs.tiny_tokenizer import TinyTokenizer
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.play import PlayOptions, play
+from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 from aitrain.workbench.show import show
 
-VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny", tokenizer=None)
+VIEW = ModelView(ChatFormat(TinyTokenizer()), "tiny")
 
 
 def cases(count: int = 3) -> list[Case]:
@@ -59,7 +58,8 @@ CALL = '<tool_call>{"name": "add", "arguments": {"first": 2, "second": 3}}</tool
 
 def played(environment: Any, capsys: pytest.CaptureFixture[str], turns: int = 3, **options: Any) -> str:
     config = TrainConfig(rl_max_turns=turns)
-    play(OpenedEnvironment(environment, cases()), config, VIEW, PlayOptions(**options))
+    opened, chosen = OpenedEnvironment(environment, cases()), PlayOptions(**options)
+    play(opened, written_rollout(opened, config, None, chosen), chosen, VIEW)
     return capsys.readouterr().out
 
 

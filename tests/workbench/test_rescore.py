@@ -16,8 +16,7 @@ from aitrain.rollout.limits import Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.episode_record import episode_record
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.rescore import RescoredEpisode, Rescorer
-from aitrain.workbench.rescore_report import RescoreReport
+from aitrain.workbench.rescore import RescoredEpisode, report, rescore
 from tests.rollout.scripted import Scripted, play
 
 DIFFERENT = "the environment answered differently"
@@ -55,7 +54,7 @@ def rescored(
     environment: Any, records: Sequence[RolloutRecord], of: Sequence[Case] | None = None
 ) -> list[RescoredEpisode]:
     opened = OpenedEnvironment(environment, rows() if of is None else of)
-    return list(Rescorer(opened, TrainConfig(rl_max_turns=4), "the tokenizer").rescore(records))
+    return list(rescore(opened, TrainConfig(rl_max_turns=4), "the tokenizer", records))
 
 
 class Exact:
@@ -77,7 +76,7 @@ def test_todays_scorer_is_applied_to_the_saved_answers() -> None:
         (1.0, 1.0, ""), (0.0, 0.0, ""),
     ] * 2  # fmt: skip
     found = rescored(Lenient(), records)
-    assert [one.change for one in found] == [0.0, 1.0, 0.0, 1.0]
+    assert [(one.after or 0) - (one.before or 0) for one in found] == [0.0, 1.0, 0.0, 1.0]
     assert not any(one.is_from_record for one in found)
     assert [json.dumps(record.to_json()) for record in records] == before
 
@@ -184,7 +183,7 @@ def test_tools_run_again_in_a_replay_and_malformed_calls_do_not(monkeypatch: pyt
     calls = [f"<tool_call>{call}</tool_call>$" for call in said]
     records = saved(Shop(), lambda text: [*calls, "done$"][text.count("$a:") - 1])
     opened = OpenedEnvironment(Shop(), rows())
-    found = Rescorer(opened, TrainConfig(rl_max_turns=9), None).rescore(records)
+    found = rescore(opened, TrainConfig(rl_max_turns=9), None, records)
     assert [(one.before, one.after, one.problem) for one in found] == [(0.7, 0.7, "")] * 4
 
 
@@ -197,7 +196,7 @@ def test_held_out_scores_of_several_environments_are_weighted_as_those_of_the_ru
         RescoredEpisode(3, "after_greedy", 7, "seven", before, after, environment=name)
         for name, before, after in scores
     ]
-    phases: Any = RescoreReport(1, {"easy": 0.25, "hard": 0.75}).add_all(episodes).to_json()["phases"]
+    phases: Any = report(episodes, 1, {"easy": 0.25, "hard": 0.75})["phases"]
     held_out = phases["after_greedy"]
     assert (held_out["mean_before"], held_out["mean_after"]) == (0.25, 0.375)
     assert {name: part["mean_after"] for name, part in held_out["environments"].items()} == {"easy": 0.0, "hard": 0.5}

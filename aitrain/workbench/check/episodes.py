@@ -1,65 +1,69 @@
-"""Checks of episodes: they end, repeat, do not disturb each other, and run at the same time."""
+"""Checks of episodes: they end, repeat, do not disturb each other, run at the same time, and answer tool calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import time
+from collections.abc import Iterator
 from itertools import cycle, islice
 
+from aitrain.batch import plan_batch
 from aitrain.environment.contract import Case
-from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.outcomes import NOISE
-from aitrain.workbench.check.subject import FEW, SLOW_SAMPLE, Subject
-from aitrain.workbench.player import EMPTY, JUNK, PlayedEpisode, Policy, is_of_service, is_unknown
+from aitrain.environment.tool_call_parser import ToolJson
+from aitrain.environment.tools import function_part
+from aitrain.workbench.check.scores import NOISE
+from aitrain.workbench.check.subject import FEW, SLOW_SAMPLE, EnvFinding, Subject
+from aitrain.workbench.player import EMPTY, JUNK, Policy, Script, is_of_service
 
 MANY = 32
 """Episodes that are played at the same time; few of them if the environment is slow."""
+SLOW = 1.0
+"""Seconds per step from which the environment is called slow."""
+BUDGET = 10.0
+"""Seconds that the measurement may take, about."""
+NEAR = 0.5
+"""Share of --rl-env-timeout from which an episode is called slow."""
+Pairs = list[tuple[Case, Policy]]
+
+
+def _pairs(subject: Subject, count: int | None = None) -> Pairs:
+    """The reference on the first cases of the sample, or a meaningless policy where there is none."""
+    return [(case, subject.reference(case) or JUNK) for case in subject.sample[:count]]
 
 
 def episode_end(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes end by themselves."""
-    if subject.kind == "score_episode":
-        return
-    sample = subject.sample[:SLOW_SAMPLE]
-    scripts = [(case, script) for case in sample if (script := subject.reference(case))]
+    scripts = [(case, script) for case in subject.sample[:SLOW_SAMPLE] if (script := subject.reference(case))]
     open_ended = [episode for episode in subject.play(scripts) if episode.stop in ("out_of_replies", "max_turns")]
-    if open_ended:
+    for episode in open_ended[:1]:
         yield EnvFinding(
-            "episode-end",
             "warning",
-            f"The episode continues after the reference's {len(open_ended[0].turns)} replies: {open_ended[0].stop}.",
+            f"The episode continues after the reference's {len(episode.replies)} replies: {episode.stop}.",
             "Such episodes end at a limit, which costs turns, and their score is that of an unfinished episode.",
             "Return the score (or None from step) when the task is done.",
-            open_ended[0].play.case.case_idx,
+            episode.play.case.case_idx,
         )
     for policy, what in ((EMPTY, "empty replies"), (JUNK, "meaningless replies")):
-        endless = [
-            episode for episode in subject.play((case, policy) for case in sample) if episode.stop == "max_turns"
-        ]
-        if endless:
+        played = subject.play((case, policy) for case in subject.sample[:SLOW_SAMPLE])
+        for episode in [episode for episode in played if episode.stop == "max_turns"][:1]:
             yield EnvFinding(
-                "episode-end",
                 "warning",
-                f"With {what} an episode never ends by itself: it was stopped after {len(endless[0].turns)} turns.",
+                f"With {what} an episode never ends by itself: it was stopped after {len(episode.replies)} turns.",
                 "An early policy says such things, and every episode then costs --rl-max-turns generations.",
                 "End the episode after a number of turns without progress, or lower --rl-max-turns.",
-                endless[0].play.case.case_idx,
+                episode.play.case.case_idx,
             )
             return
 
 
 def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
     """The same case, seed and replies give the same conversation."""
-    if subject.kind == "score_episode":
-        return
-    pairs = _pairs(subject, subject.sample[:3])
+    pairs = _pairs(subject, 3)
     pairs += [(case, JUNK) for case in subject.sample[:2]]
-    first, second = [[subject.play_one(*pair, again=True) for pair in pairs] for _ in range(2)]
-    for before, after in zip(first, second, strict=True):
-        if is_of_service(before.failure) or is_of_service(after.failure):
-            continue
-        if _said(before) != _said(after):
+    for before, after in zip(subject.play_alone(pairs), subject.play_alone(pairs), strict=True):
+        is_known = not is_of_service(before.failure) and not is_of_service(after.failure)
+        if is_known and before.heard != after.heard:
             yield EnvFinding(
-                "repeatable-episode",
                 "fail",
                 "The same case, seed and replies gave two different conversations.",
                 "Episodes of a group then differ by luck: the difference of their scores is noise.",
@@ -71,17 +75,12 @@ def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
 
 def isolation(subject: Subject) -> Iterator[EnvFinding]:
     """An episode is the same alone and between others."""
-    if subject.kind == "score_episode" or len(subject.sample) < 2:
-        return
-    pairs = _pairs(subject, subject.sample[:3])
-    alone = [subject.play_one(*pair, again=True) for pair in pairs]
-    repeated = [subject.play_one(*pair, again=True) for pair in pairs]
-    together = subject.play_together(pairs)
-    for before, again, after in zip(alone, repeated, together, strict=True):
-        is_steady = _said(before) == _said(again) and before.score == again.score and not is_unknown(after)
-        if is_steady and (_said(before) != _said(after) or before.score != after.score):
+    pairs = _pairs(subject, 3)
+    ways = subject.play_alone(pairs), subject.play_alone(pairs), subject.play_together(pairs)
+    for before, again, after in zip(*ways, strict=True):
+        first, second, third = [(episode.heard, episode.score) for episode in (before, again, after)]
+        if first == second != third and not after.is_unknown:
             yield EnvFinding(
-                "isolation",
                 "fail",
                 f"An episode between others differs from the same one alone: score {before.score} and {after.score}.",
                 "What one episode does changes another: scores belong to the wrong replies.",
@@ -93,22 +92,20 @@ def isolation(subject: Subject) -> Iterator[EnvFinding]:
 
 def concurrency(subject: Subject) -> Iterator[EnvFinding]:
     """Many episodes at the same time give the same scores as one after another."""
-    is_slow = any(episode.seconds > 0.05 for episode in subject.play(_pairs(subject, subject.sample[:2])))
-    pairs = _pairs(subject, subject.sample)
-    serial = [subject.play_one(*pair, again=True) for pair in pairs]
+    is_slow = any(episode.seconds > 0.05 for episode in subject.play(_pairs(subject, 2)))
+    pairs = _pairs(subject)
+    serial = subject.play_alone(pairs)
     many = list(islice(cycle(zip(pairs, serial, strict=True)), FEW if is_slow else MANY))
     for episode, (pair, alone) in zip(subject.play_together(pair for pair, _ in many), many, strict=True):
-        if is_unknown(episode) or is_unknown(alone):
+        if episode.is_unknown or alone.is_unknown:
             continue
-        failed = episode.failure is not None and alone.failure is None
-        differs = abs((episode.score or 0.0) - (alone.score or 0.0)) > NOISE
-        if failed or differs:
-            again = [(subject.play_one(*one, again=True), before) for one, before in many]
-            if any(one.score != before.score and not is_unknown(one) for one, before in again):
+        failure = None if alone.failure else episode.failure
+        if failure or abs((episode.score or 0.0) - (alone.score or 0.0)) > NOISE:
+            again = zip(subject.play_alone(pairs), serial, strict=True)
+            if any(one.score != before.score and not one.is_unknown for one, before in again):
                 break  # it is noise, which repeatable-score reports
-            why = episode.failure.message if episode.failure else f"{episode.score} instead of {alone.score}"
+            why = failure.message if failure else f"{episode.score} instead of {alone.score}"
             yield EnvFinding(
-                "concurrency",
                 "fail",
                 f"With {len(many)} episodes at the same time: {why}.",
                 "A training step plays its episodes at the same time, in threads.",
@@ -118,15 +115,86 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
             subject.is_serial = True  # the other checks look for other things
             break
     for note in subject.notes[:1]:
-        yield EnvFinding("concurrency", "info", " ".join(note.split()), "", "")
+        yield EnvFinding("info", " ".join(note.split()))
 
 
-def _pairs(subject: Subject, cases: Sequence[Case]) -> list[tuple[Case, Policy]]:
-    """The reference on each case, or a meaningless policy where there is none."""
-    return [(case, subject.reference(case) or JUNK) for case in cases]
+def latency(subject: Subject) -> Iterator[EnvFinding]:
+    """The episodes of a step take little time beside generation."""
+    batch = plan_batch(subject.config, subject.config.num_processes or 1)
+    wanted = batch.completions_per_step // batch.processes
+    each = max(episode.seconds for episode in subject.play((case, JUNK) for case in subject.sample[:2]))
+    count = max(1, min(wanted, int(BUDGET / max(each, 1e-6))))
+    start = time.monotonic()
+    played = subject.play_together(islice(cycle(_pairs(subject)), count))
+    seconds = (time.monotonic() - start) * wanted / count
+    slowest = max(played, key=lambda episode: episode.seconds)
+    text = f"The environment adds {seconds:.2g} seconds to each step of {wanted} episodes"
+    if seconds > SLOW:
+        yield EnvFinding(
+            "warning",
+            f"{text}; the slowest took {slowest.seconds:.2g} seconds.",
+            "The GPU waits for it in every step.",
+            "Load data once in __init__; write calls that wait as `async def`; use --rl-env-isolation process for"
+            " code that computes.",
+            slowest.play.case.case_idx,
+        )
+    else:
+        yield EnvFinding("info", f"{text}.")
+    limit = subject.config.rl_env_timeout
+    if slowest.failure is None and slowest.seconds > NEAR * limit:
+        yield EnvFinding(
+            "warning",
+            f"An episode took {slowest.seconds:.3g} seconds of the environment's time; --rl-env-timeout is {limit:g}.",
+            "On a busy machine calls time out, and their episodes are missing data.",
+            "Make it faster, or raise --rl-env-timeout.",
+            slowest.play.case.case_idx,
+        )
 
 
-def _said(episode: PlayedEpisode) -> tuple[object, ...]:
-    """What the environment said in an episode."""
-    own = [message["content"] for message in episode.messages if message["role"] != "assistant"]
-    return (*(message["content"] for message in episode.conversation.reset.messages), *own)
+# -- tools
+
+EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+
+
+def tools(subject: Subject) -> Iterator[EnvFinding]:
+    """Tools are described, and answer calls that make no sense with a message."""
+    case = subject.sample[0]
+    opened = subject.play_one(case, JUNK).reset
+    functions = [function_part(schema) for schema in opened.tools]
+    silent = [str(function.get("name")) for function in functions if not function.get("description")]
+    if silent:
+        yield EnvFinding(
+            "warning",
+            f"{len(silent)} of {len(functions)} tools have no description: {', '.join(silent[:5])}.",
+            "The model sees only a name, and has to guess what the tool does.",
+            "Write a docstring for each tool.",
+        )
+    for function in functions if opened.runs_tools else ():
+        name = str(function.get("name"))
+        for arguments in ({}, _example(function)):
+            call = json.dumps({"name": name, "arguments": arguments})
+            episode = subject.play_one(case, Script((f"<tool_call>{call}</tool_call>",)), again=True)
+            if is_of_service(episode.failure):
+                subject.episodes.append(episode)  # the check `exceptions` reports it
+            elif episode.failure is not None and episode.failure.place == f"the tool {name}":
+                yield EnvFinding(
+                    "fail",
+                    f"The tool {name} {episode.failure.message} for the arguments {json.dumps(arguments)}.",
+                    "A policy that tries the tool loses the whole episode, and learns nothing from its mistake.",
+                    "Return a message that says what is wrong with the arguments.",
+                    case.case_idx,
+                )
+                break
+
+
+def _example(function: ToolJson) -> dict[str, object]:
+    """Arguments of the right types for a tool, without meaning."""
+    parameters = function.get("parameters") or {}
+    properties = parameters.get("properties") or {}
+    found: dict[str, object] = {}
+    for name in parameters.get("required", properties):
+        schema = properties.get(name, {})
+        kinds = schema.get("type") or [one.get("type") for one in schema.get("anyOf", [])] or "string"
+        kind = kinds if isinstance(kinds, str) else kinds[0]
+        found[name] = schema["enum"][0] if schema.get("enum") else EXAMPLES.get(kind, "x")
+    return found

@@ -1,108 +1,99 @@
-"""The parent's side of `aitrain env check`: starts the process that runs the user's code, and watches it."""
+"""The processes of `aitrain env check`: the parent starts `python -m aitrain.workbench.check.process FILE`, which runs
+the user's code, and watches it.
+
+Results come through the original standard output of the process, one JSON line each. What the environment prints goes
+to its standard error.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import json
-import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from aitrain.errors import Interrupted
+from aitrain.environment.dataset import dataset_note
+from aitrain.environment.judges import model_judge
+from aitrain.errors import Interrupted, to_aitrain_error
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.execution.user_code import stack_of_dump, users_line
+from aitrain.options.reading import resolve
+from aitrain.options.train import TrainConfig
 from aitrain.runs.watchdog import DUMP
-from aitrain.workbench.check.finding import NO_TIME, EnvFinding
-from aitrain.workbench.check.report import Message
+from aitrain.workbench.check.registry import CHECKS, EnvCheck, chosen, run_checks
+from aitrain.workbench.check.subject import EnvFinding, Subject
+from aitrain.workbench.opening import open_environment
 
 PATIENCE = 300.0
-"""Seconds that the environment may take to be constructed, beside the deadline of calls."""
+"""Seconds that the environment may take to be constructed, beside the deadline of calls; and a check with a model."""
 SECONDS = 180.0
 """What all checks together may take; what is not checked by then is left out."""
+CHECK_SECONDS = 45.0
+"""What one check may take."""
+CALL_SECONDS = 10.0
+"""Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
+BEAT, MARGIN = 1.0, 5.0
+"""Seconds between two signs of life; seconds beside the deadline of a call without one, or for the end of a check."""
 STACK_SECONDS = 1.0
+Message = dict[str, Any]
+Send = Callable[[Message], None]
 
 
-def messages_of(module: str, request: Mapping[str, object], patience: float = PATIENCE) -> Iterator[Message]:
-    """What the process `python -m MODULE` sends, see workbench/worker.py. If it dies or hangs in a check, this is a
-    finding, and the check and those after it run in a new one, with the environment's calls in processes."""
-    try:
-        yield from _Checks({**request, "seconds": SECONDS}).messages(module, patience)
-    except KeyboardInterrupt:
-        yield {"error": "Stopped.", "exit_code": Interrupted.exit_code}
+# -- the parent
 
 
-class _Checks:
-    """What one command checks, in one process after another."""
-
-    def __init__(self, request: Message) -> None:
-        self.request = request
-        self.left: dict[str, str] | None = None
-        """The checks without a result, in their order, with their descriptions; None until there is an environment."""
-        self.findings: list[Message] = []
-        """About the first of these, in which a process was lost."""
-        self.end = math.inf
-
-    def messages(self, module: str, patience: float) -> Iterator[Message]:
-        """What the processes send, as if it were one."""
-        while self.left is None or self.left:
-            lost: Message = {}
-            for message in _of_process(module, self.request, patience):
+def messages_of(module: str, request: Message, patience: float = PATIENCE) -> Iterator[Message]:
+    """What the process `python -m MODULE` sends. If it dies or hangs in a check, this is what the check found, and
+    those after it run in a new one, with the environment's calls in processes."""
+    left: dict[str, str] | None = None  # checks without a result, with their descriptions; None until there are cases
+    end = time.monotonic() + patience + SECONDS
+    while left is None or left:
+        lost: Message = {}
+        request = {**request, "seconds": SECONDS if left is None else end - time.monotonic()}
+        try:
+            for message in _of_process(module, request, patience if left is None else SECONDS):
                 if "lost" in message:
                     lost = message
-                else:
-                    yield from self._take(message)
-            if self.left is None:
-                yield from [{"error": f"{lost['lost']}\n{lost['said']}", "exit_code": 3}] if lost else []
-            if self.left is None or not lost:
-                return
-            yield from self._go_on(lost)
-            patience = max(0.0, self.end - time.monotonic())
-
-    def _take(self, message: Message) -> Iterator[Message]:
-        if "planned" in message:
-            if self.left is None:
-                self.left, self.end = message["planned"], time.monotonic() + SECONDS
-        elif "result" in message:
-            assert self.left is not None
-            del self.left[message["result"]["name"]]
-            message["result"]["findings"][:0] = self.findings
-            self.findings = []
-            yield message
-        elif "opened" not in message or self.left is None:
-            yield message
-
-    def _go_on(self, lost: Message) -> Iterator[Message]:
-        """Decide what the next process checks; yields the results of checks that are given up."""
-        assert self.left is not None
-        options, seconds = self.request["options"], self.end - time.monotonic()
-        given_up = dict.fromkeys(self.left, NO_TIME) if seconds < 0 else {}
-        if self.left:
-            name, is_isolated = next(iter(self.left)), options.get("rl_env_isolation") == "process"
-            if lost["is_late"]:
-                given_up[name] = lost["lost"]
-            else:
-                self.findings.append(_finding(name, lost["lost"], is_isolated))
-                if is_isolated or seconds < 0:
-                    given_up[name] = ""
-        for name, skipped in given_up.items():
-            found = {"name": name, "description": self.left[name], "findings": [], "skipped": skipped, "seconds": 0.0}
-            yield from self._take({"result": found})
-        options = options if lost["is_late"] else {**options, "rl_env_isolation": "process"}
-        self.request = {**self.request, "options": options, "only": list(self.left), "seconds": seconds}
-
-
-def _finding(check: str, lost: str, is_isolated: bool) -> Message:
-    why = "Nothing ends such a call in a thread: a training hangs or ends with it."
-    fix = "Bound what it does for a long or odd reply, or train with --rl-env-isolation process."
-    if not is_isolated:
-        lost += "\nThis check and those after it ran with --rl-env-isolation process."
-    return EnvFinding(check, "fail", lost, "" if is_isolated else why, fix).to_json()
+                elif "planned" in message:
+                    end, left = (end, left) if left else (time.monotonic() + SECONDS, message["planned"])
+                elif "opened" not in message or left is None:
+                    yield message
+                if "result" in message and left:
+                    del left[message["result"]["name"]]
+        except KeyboardInterrupt:
+            yield {"error": "Stopped.", "exit_code": Interrupted.exit_code}
+            return
+        if lost and left is None:
+            yield {"error": f"{lost['lost']}\n{lost['said']}", "exit_code": 3}
+        if not lost or not left:
+            return
+        name = next(iter(left))
+        result = {"name": name, "description": left.pop(name), "findings": [], "skipped": "", "seconds": 0.0}
+        if lost["is_late"]:
+            result["skipped"] = lost["lost"]
+        else:
+            finding = EnvFinding(
+                "fail",
+                f"{lost['lost']}\nThe checks after it ran with --rl-env-isolation process.",
+                "Nothing ends such a call in a thread: a training hangs or ends with it.",
+                "Bound what it does for a long or odd reply, or train with --rl-env-isolation process.",
+                check=name,
+            )
+            result["findings"] = [finding.to_json()]
+            request = {**request, "options": {**request["options"], "rl_env_isolation": "process"}}
+        yield {"result": result}
+        request = {**request, "only": list(left)}
 
 
 def _of_process(module: str, request: Message, patience: float) -> Iterator[Message]:
@@ -115,48 +106,108 @@ def _of_process(module: str, request: Message, patience: float) -> Iterator[Mess
         with log.open("wb") as output:
             tree = ProcessTree(command, env=environment, stdout=subprocess.PIPE, stderr=output)
         try:
-            yield from _watched(tree, log, patience)
+            doing, silence, end, waiting = "the environment is constructed", patience, time.monotonic() + patience, b""
+            is_check = False
+            while select.select([tree.stdout], [], [], max(0.0, min(silence, end - time.monotonic())))[0]:
+                read = os.read(tree.stdout.fileno(), 1 << 16)
+                if not read:
+                    code = tree.wait()
+                    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+                    yield _lost(f"The environment's process {how} while {doing}.", log)
+                    return
+                *whole, waiting = (waiting + read).split(b"\n")
+                for message in filter(None, map(json.loads, whole)):
+                    if "running" in message:
+                        doing, is_check = f"the check {message['running']} runs", True
+                        silence, limit = message["silence"], message["limit"]
+                        end = time.monotonic() + limit
+                    else:
+                        yield message
+                    if "episodes" in message or "error" in message:
+                        return
+            before = log.stat().st_size
+            tree.send(DUMP)
+            time.sleep(STACK_SECONDS)
+            dumped = log.read_text(encoding="utf-8", errors="replace")[before:]
+            where = users_line(stack_of_dump(dumped, ("", "")))
+            if is_check and time.monotonic() >= end:
+                yield {"lost": f"took longer than {limit:.0f} seconds {where}".strip(), "is_late": True}
+            else:
+                what = f"The environment's process hangs while {doing}: no sign of life for {silence:.0f} seconds."
+                yield _lost(f"{what}\n{where}".strip(), log)
         finally:
             tree.close()
             tree.stdout.close()
-
-
-def _watched(tree: ProcessTree, log: Path, patience: float) -> Iterator[Message]:
-    check, waiting, silence, limit = "", b"", patience, patience
-    end = time.monotonic() + limit
-    while select.select([tree.stdout], [], [], max(0.0, min(silence, end - time.monotonic())))[0]:
-        read = os.read(tree.stdout.fileno(), 1 << 16)
-        if not read:
-            code = tree.wait()
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            yield _lost(f"The environment's process {how} while {_doing(check)}.", log)
-            return
-        *whole, waiting = (waiting + read).split(b"\n")
-        for message in filter(None, map(json.loads, whole)):
-            if "running" in message:
-                check, silence, limit = message["running"], message["silence"], message["limit"]
-                end = time.monotonic() + limit
-            else:
-                yield message
-            if "episodes" in message or "error" in message:
-                return
-    is_late = bool(check) and time.monotonic() >= end
-    before = log.stat().st_size
-    tree.send(DUMP)
-    time.sleep(STACK_SECONDS)
-    where = users_line(stack_of_dump(log.read_text(encoding="utf-8", errors="replace")[before:], ("", "")))
-    if is_late:
-        yield {"lost": f"took longer than {limit:.0f} seconds {where}".strip(), "is_late": True}
-    else:
-        what = f"The environment's process hangs while {_doing(check)}: no sign of life for {silence:.0f} seconds."
-        yield _lost(f"{what}\n{where}".strip(), log)
-
-
-def _doing(check: str) -> str:
-    return f"the check {check} runs" if check else "the environment is constructed"
 
 
 def _lost(why: str, log: Path) -> Message:
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
     advice = "Code that crashes or hangs can be trained with --rl-env-isolation process."
     return {"lost": why, "is_late": False, "said": "\n".join([*said, advice])}
+
+
+# -- the process
+
+
+def check(request: Message, send: Send, tokenizer: object = None, more: Sequence[EnvCheck] = ()) -> None:
+    """Construct the environment and run the checks; `more` are those that need a tokenizer or a model.
+
+    Raises:
+        AitrainError: the environment cannot be constructed.
+    """
+    start = time.monotonic()
+    opened, config = open_environment(resolve(TrainConfig, None, request["options"]), tokenizer)
+    checks = chosen(request["only"], [*CHECKS, *more])
+    if "rl_env_timeout" not in request["options"]:
+        config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
+    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
+    name = type(opened.environment).__name__
+    quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
+    note = "\n".join(filter(None, (opened.note, dataset_note(opened.environment), *quiet)))
+    send({"opened": {"name": name, **counts, "note": note, "seconds": time.monotonic() - start}})
+    send({"planned": {one.name: one.description for one in checks}})
+    silence = config.rl_env_timeout + MARGIN
+    subject = Subject(opened, config, tokenizer, seconds=request["seconds"], check_seconds=CHECK_SECONDS)
+    with closing(subject):
+        for one in checks:
+            subject.begin_check()
+            limit = PATIENCE if one in more else max(0.0, subject.seconds_left) + silence
+            send({"running": one.name, "silence": silence, "limit": limit})
+            for result in run_checks(subject, [one]):
+                findings = [finding.to_json() for finding in result.findings]
+                send({"result": {**asdict(result), "findings": findings}})
+    send({"episodes": len(subject.episodes)})
+
+
+def main(run: Callable[[Message, Send], None] = check) -> None:
+    """Run the checks of the request in the file named in argv[1], and leave."""
+    channel, lock = os.fdopen(os.dup(1), "w", encoding="utf-8"), threading.Lock()
+    os.dup2(2, 1)
+    faulthandler.register(DUMP, file=2, all_threads=True)
+
+    def send(message: Message) -> None:
+        with lock:
+            channel.write(json.dumps(message) + "\n")
+            channel.flush()
+
+    def beat() -> None:
+        """Show that other threads run."""
+        while True:
+            send({})
+            time.sleep(BEAT)
+
+    threading.Thread(target=beat, name="beat", daemon=True).start()
+    try:
+        request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        if not request.get("ask_judges"):
+            model_judge.go_offline()
+        run(request, send)
+    except Exception as error:
+        ours = to_aitrain_error(error)
+        send({"error": str(ours).replace("Training failed: ", "The check failed: "), "exit_code": ours.exit_code})
+    sys.stdout.flush()
+    os._exit(0)  # threads of the environment do not keep the process
+
+
+if __name__ == "__main__":
+    main()

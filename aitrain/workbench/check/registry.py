@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from aitrain.environment.contract import scores_groups
 from aitrain.environment.judges import model_judge
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.user_code import describe_error
-from aitrain.workbench.check import (
-    calibration,
-    data_checks,
-    episodes,
-    exploits,
-    judges,
-    latency,
-    outcomes,
-    process_needs,
-    repetition,
-    side_effects,
-    tool_checks,
-)
-from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.subject import NotCheckedError, Subject
+from aitrain.workbench.check import effects, episodes, rows, scores, second
+from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.player import JUNK
 
-FAST_CASES = 4
-"""Cases that are played by the fast checks before a training."""
-
-
-Needs = Literal["rows", "scores", "scale", "reference", "reply", "last reply", "turns", "groups"]
-"""What a check needs: the rows only, scores, scores with a scale, a reference, one of a single reply, one whose last
-reply decides the score, several turns, `score_group`."""
+NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
+    "scores": (lambda subject: True, ""),
+    "scale": (lambda subject: any(map(subject.scale, subject.sample)), "uncalibrated: nothing earns a score"),
+    "reference": (lambda subject: subject.referenced, "there is no reference"),
+    "reply": (lambda subject: subject.answered, "there is no reference of one reply that earns anything"),
+    "last reply": (lambda subject: subject.decided, "there is no reference whose last reply decides the score"),
+    "groups": (lambda subject: scores_groups(subject.environment), "there is no score_group"),
+}
+"""What a check needs beside the rows, and why it does not run without it; all of these need scores."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +34,8 @@ class EnvCheck:
     description: str
     """What is well if there is no finding: `the reference earns full score`."""
     find: Callable[[Subject], Iterator[EnvFinding]]
-    needs: Needs = "scores"
+    needs: str = "scores"
+    """A key of NEEDS; or `rows` only, or several `turns`."""
     is_fast: bool = False
     """Whether it runs before every training."""
     of_process: bool = False
@@ -62,26 +51,12 @@ class EnvCheck:
             return "the scorer uses the model"
         if self.needs == "turns":
             return "one turn only" if subject.kind == "score_episode" else ""
-        if _only_judges_score(subject):
-            return "all scores are those of judges that were not asked (--ask-judges)"
-        if self.needs == "reference":
-            return "" if any(map(subject.reference, subject.sample)) else "there is no reference"
-        if self.needs == "reply":
-            return "" if subject.answered else "there is no reference of one reply that earns anything"
-        if self.needs == "last reply":
-            return "" if subject.decided else "there is no reference whose last reply decides the score"
-        if self.needs == "groups":
-            return "" if scores_groups(subject.environment) else "there is no score_group"
-        is_calibrated = self.needs != "scale" or any(subject.scale(case).full is not None for case in subject.sample)
-        return "" if is_calibrated else "uncalibrated: nothing earns a score"
-
-
-def _only_judges_score(subject: Subject) -> bool:
-    """Whether no answer has a score, as the judges that would give it are not asked."""
-    if not model_judge.not_asked:
-        return False
-    played = subject.play((case, subject.reference(case) or JUNK) for case in subject.sample)
-    return all(one.score is None and one.failure is None for one in played)
+        if model_judge.not_asked:
+            played = subject.play((case, subject.reference(case) or JUNK) for case in subject.sample)
+            if all(one.score is None and one.failure is None for one in played):
+                return "all scores are those of judges that were not asked (--ask-judges)"
+        is_there, reason = NEEDS[self.needs]
+        return "" if is_there(subject) else reason
 
 
 @dataclass(frozen=True)
@@ -90,59 +65,47 @@ class CheckResult:
 
     name: str
     description: str
-    findings: tuple[EnvFinding, ...] = field(default=())
-    skipped: str = ""
-    seconds: float = 0.0
+    findings: Sequence[EnvFinding]
+    skipped: str
+    seconds: float
 
 
 CHECKS: tuple[EnvCheck, ...] = (
-    EnvCheck("dataset", "prompts, roles and case_idx are usable", data_checks.dataset, "rows", is_fast=True),
+    EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, "rows", is_fast=True),
     # first of those that play: what an environment changes only once would not be seen later
-    EnvCheck("side-effects", "episodes leave their process as it was", side_effects.side_effects, of_process=True),
-    EnvCheck("duplicates", "prompts differ, held-out ones are apart", data_checks.duplicates, "rows", is_fast=True),
-    EnvCheck("leaked-answer", "no prompt names its answer", data_checks.leaked_answer, "rows", is_fast=True),
+    EnvCheck("side-effects", "episodes leave their process as it was", effects.side_effects, of_process=True),
+    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, "rows", is_fast=True),
+    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, "rows", is_fast=True),
     EnvCheck(
-        "repeatable-dataset",
-        "fresh processes build the same rows",
-        repetition.repeatable_dataset,
-        "rows",
-        of_process=True,
+        "repeatable-dataset", "fresh processes build the same rows", second.repeatable_dataset, "rows", of_process=True
     ),
-    EnvCheck("model-use", "the scorer does not generate", outcomes.model_use, "rows", is_fast=True),
+    EnvCheck("model-use", "the scorer does not generate", scores.model_use, "rows", is_fast=True),
     EnvCheck("concurrency", "episodes at the same time are scored alike", episodes.concurrency),
-    EnvCheck("two-ranks", "a second process scores alike", repetition.two_ranks, "reference", of_process=True),
-    EnvCheck("reference", "the reference earns the highest score", calibration.reference, is_fast=True),
-    EnvCheck("equivalent-forms", "the reference earns it in other forms", calibration.equivalent, "reply"),
-    EnvCheck(
-        "message-forms",
-        "completions are read as they come",
-        calibration.message_forms,
-        "reference",
-        is_fast=True,
-    ),
-    EnvCheck("floor", "replies without content earn nothing", exploits.floor, "scale", is_fast=True),
-    EnvCheck("other-answer", "another case's answer does not pass", exploits.other_answer, "reference", is_fast=True),
-    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", exploits.wrong_answer, "last reply"),
-    EnvCheck("shotgun", "a list of answers does not pass", exploits.shotgun, "last reply"),
-    EnvCheck("denied-answer", "a rejected answer does not pass", exploits.denied_answer, "last reply"),
-    EnvCheck("template", "the empty format earns little", exploits.template, "scale"),
-    EnvCheck("lazy-policy", "no fixed strategy is enough", exploits.lazy_policy, "scale"),
-    EnvCheck("injection", "a reply cannot command the judge", judges.injection, "scale"),
-    EnvCheck("tone", "confidence does not change a score", judges.tone, "reply"),
-    EnvCheck("repeatable-score", "the same reply gets the same score", outcomes.repeatable_score),
+    EnvCheck("two-ranks", "a second process scores alike", second.two_ranks, "reference", of_process=True),
+    EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
+    EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent, "reply"),
+    EnvCheck("message-forms", "completions are read as they come", scores.message_forms, "reference", is_fast=True),
+    EnvCheck("floor", "replies without content earn nothing", scores.floor, "scale", is_fast=True),
+    EnvCheck("other-answer", "another case's answer does not pass", scores.other_answer, "reference", is_fast=True),
+    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", scores.wrong_answer, "last reply"),
+    EnvCheck("shotgun", "a list of answers does not pass", scores.shotgun, "last reply"),
+    EnvCheck("denied-answer", "a rejected answer does not pass", scores.denied_answer, "last reply"),
+    EnvCheck("template", "the empty format earns little", scores.template, "scale"),
+    EnvCheck("lazy-policy", "no fixed strategy is enough", scores.lazy_policy, "scale"),
+    EnvCheck("injection", "a reply cannot command the judge", scores.injection, "scale"),
+    EnvCheck("tone", "confidence does not change a score", scores.tone, "reply"),
+    EnvCheck("repeatable-score", "the same reply gets the same score", scores.repeatable_score),
     EnvCheck("repeatable-episode", "the same replies give the same conversation", episodes.repeatable_episode, "turns"),
     EnvCheck("isolation", "episodes do not disturb each other", episodes.isolation, "turns"),
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end, "turns"),
-    EnvCheck("tools", "tools are described and take wrong calls", tool_checks.tools, "rows"),
-    EnvCheck("score-range", "all scores are numbers in the range", outcomes.score_range, is_fast=True),
-    EnvCheck("exceptions", "no reply makes the environment raise", outcomes.exceptions, is_fast=True),
-    EnvCheck("group-score", "score_group ranks the reference above nonsense", outcomes.group_score, "groups"),
-    EnvCheck("network", "episodes need no network", side_effects.network, of_process=True),
-    EnvCheck("signals", "episodes work outside of the main thread", side_effects.signals, of_process=True),
-    EnvCheck(
-        "pickling", "rows and attributes can be sent to processes", process_needs.pickling, "rows", of_process=True
-    ),
-    EnvCheck("latency", "steps wait little for the environment", latency.latency),
+    EnvCheck("tools", "tools are described and take wrong calls", episodes.tools, "rows"),
+    EnvCheck("score-range", "all scores are numbers in the range", scores.score_range, is_fast=True),
+    EnvCheck("exceptions", "no reply makes the environment raise", scores.exceptions, is_fast=True),
+    EnvCheck("group-score", "score_group ranks the reference above nonsense", scores.group_score, "groups"),
+    EnvCheck("network", "episodes need no network", effects.network, of_process=True),
+    EnvCheck("signals", "episodes work outside of the main thread", effects.signals, of_process=True),
+    EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, "rows", of_process=True),
+    EnvCheck("latency", "steps wait little for the environment", episodes.latency),
 )
 """All checks that need no model and no tokenizer."""
 
@@ -166,13 +129,14 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
     for check in checks:
         start, found, skipped = time.monotonic(), list[EnvFinding](), ""
         try:
-            subject.clock.begin_check()
+            subject.begin_check()
             skipped = check.reason_to_skip(subject)
-            if not skipped:
-                for finding in check.find(subject):
-                    found.append(finding)
+            for finding in () if skipped else check.find(subject):
+                found.append(replace(finding, check=check.name))
         except NotCheckedError as stopped:
             skipped = "" if found else str(stopped)
+        except ConfigError:  # a run would be refused
+            raise
         except Exception as error:  # one check that fails must not hide what the others find
             skipped = f"the check itself failed: {describe_error(error)}"
-        yield CheckResult(check.name, check.description, tuple(found), skipped, time.monotonic() - start)
+        yield CheckResult(check.name, check.description, found, skipped, time.monotonic() - start)

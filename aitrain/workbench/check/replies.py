@@ -160,16 +160,15 @@ def denials_in_format(reply: str) -> Iterator[str]:
         yield rewrapped(reply, f"{core} is wrong")
 
 
-def spaced_forms(reply: str) -> Iterator[str]:
-    """The reply with space around it, which should never matter."""
-    yield reply + "\n"
-    yield f"\n{reply}\n\n"
+SPACES = {"with a line end after it": "{}\n", "with empty lines around it": "\n{}\n\n"}
+"""Forms of a reply that should never matter."""
 
 
 def equivalent_forms(reply: str) -> dict[str, str]:
     """Replies that a person would accept as the same answer, by what differs."""
     core, number = core_of(reply), _number(core_of(reply))
     forms = {
+        **{name: form.format(reply) for name, form in SPACES.items()},
         "with a thought before it": f"<think>\nLet me see.\n</think>\n\n{reply}",
         "after a sentence": f"Let me think step by step. This is not hard.\n\n{reply}",
         "with a full stop": reply.rstrip() + ".",

@@ -4,35 +4,74 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.finding import NO_TIME, PASS, Scale
 from aitrain.workbench.check.replies import core_of, text_of
-from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.player import JUNK, JUNK_TEXT, Play, PlayedEpisode, Player, Policy, Script, reference_of
+from aitrain.workbench.opening import OpenedEnvironment, spread
+from aitrain.workbench.player import (
+    EMPTY,
+    JUNK,
+    JUNK_TEXT,
+    Play,
+    PlayedEpisode,
+    Player,
+    Policy,
+    Script,
+    reference_of,
+)
 
+Level = Literal["fail", "warning", "info"]
+"""A run on an environment with a `fail` learns something wrong or ends; `info` is a fact that is worth knowing."""
+PASS = 0.99
+"""Share of what the reference earns from which a reply passes."""
 SAMPLE = 16
 """Cases that are played."""
 SLOW_SAMPLE = 4
 """Cases that are played if one episode takes longer than SLOW_SECONDS."""
 SLOW_SECONDS = 0.5
-
-
 AT_ONCE, FEW = 64, 8
 """Episodes that are played at the same time; fewer if they are slow, down to FEW."""
 PATIENT = 2.5
 """Seconds that episodes at the same time may take together, if they share one processor."""
 HANGING = 16
 """Calls that hang in threads from which nothing more is checked: they slow down all others."""
-
+NO_TIME = "no time left"
+"""Why a check was skipped after the time of all checks."""
 NO_MODEL = "env check has no model"
+
+
+@dataclass(frozen=True)
+class EnvFinding:
+    """One finding about an environment."""
+
+    level: Level
+    what: str
+    """What was found, in one or two sentences."""
+    why: str = ""
+    """Why it hurts training."""
+    fix: str = ""
+    """How to mend it."""
+    case_idx: object = None
+    """The case that shows it; None if it is about the whole."""
+    check: str = ""
+    """Name of the check."""
+
+    @property
+    def of_case(self) -> str:
+        """The case, behind the name of the check; empty if there is none."""
+        return "" if self.case_idx is None else f" (case {self.case_idx})"
+
+    def to_json(self) -> dict[str, object]:
+        """The finding as a JSON object."""
+        is_plain = isinstance(self.case_idx, (str, int, float, bool, type(None)))
+        return {**asdict(self), "case_idx": self.case_idx if is_plain else str(self.case_idx)}
 
 
 class NotCheckedError(AitrainError):
@@ -53,39 +92,6 @@ class ModelGuard:
 
 
 @dataclass
-class CheckClock:
-    """The time that checks may take."""
-
-    budget: float = math.inf
-    """Seconds of all checks together."""
-    check_seconds: float = math.inf
-    """Seconds of one check."""
-    _start: float = field(default_factory=time.monotonic)
-    _check_end: float = math.inf
-
-    def begin_check(self) -> None:
-        """Begin the time of one check."""
-        self._check_end = time.monotonic() + self.check_seconds
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds that the running check may still take."""
-        return min(self._check_end, self._start + self.budget) - time.monotonic()
-
-    def check(self) -> None:
-        """Stop a check whose time is over.
-
-        Raises:
-            NotCheckedError: it is.
-        """
-        now = time.monotonic()
-        if now > self._start + self.budget:
-            raise NotCheckedError(NO_TIME)
-        if now > self._check_end:
-            raise NotCheckedError(f"took longer than {self.check_seconds:g} seconds")
-
-
-@dataclass
 class Subject:
     """An environment under check; checks play episodes with it and do not call it otherwise."""
 
@@ -94,7 +100,10 @@ class Subject:
     tokenizer: Any = None
     limit: int = SAMPLE
     """Maximum number of cases that are played."""
-    clock: CheckClock = field(default_factory=CheckClock)
+    seconds: float = math.inf
+    """What all checks together may take, from now on."""
+    check_seconds: float = math.inf
+    """What one check may take."""
     is_serial: bool = False
     """Whether episodes are played one after another, as they disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
@@ -102,29 +111,18 @@ class Subject:
     """The episodes that were played, in their order, without those played `again`."""
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
-    unseeded: Sequence[str] = ()
-    """Lines of the environment that make random generators without a seed, see unseeded_generators."""
+    traces: dict[str, Any] = field(default_factory=dict)
+    """What episodes do to their process, once a check has seen it."""
     reference_errors: dict[int, str] = field(default_factory=dict)
     """What `reference` raised, by the number of the case."""
     _references: dict[int, Script | None] = field(default_factory=dict)
-    _first_seconds: float | None = None
-    """Seconds of the first episode, which is played alone."""
     _cache: dict[tuple[int, Policy, int], PlayedEpisode] = field(default_factory=dict)
 
-    @property
-    def environment(self) -> Any:
-        """The constructed environment."""
-        return self.opened.environment
-
-    @property
-    def cases(self) -> Sequence[Case]:
-        """The training cases."""
-        return self.opened.cases
-
-    @cached_property
-    def kind(self) -> str:
-        """score_episode, episode, start or rollout."""
-        return env_kind(self.environment)
+    def __post_init__(self) -> None:
+        self.environment, self.cases = self.opened.environment, self.opened.cases
+        self.kind = env_kind(self.environment)
+        self._end = time.monotonic() + self.seconds
+        self.begin_check()
 
     @cached_property
     def player(self) -> Player:
@@ -134,13 +132,31 @@ class Subject:
         player.runner.offer(self.model, self.tokenizer)
         return player
 
+    def close(self) -> None:
+        """End the environment's threads and processes."""
+        if "player" in self.__dict__:
+            self.player.close()
+
+    # -- time
+
+    def begin_check(self) -> None:
+        """Begin the time of one check."""
+        self._check_end = time.monotonic() + self.check_seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that the running check may still take."""
+        return min(self._check_end, self._end) - time.monotonic()
+
     def check_time(self) -> None:
         """Stop a check whose time is over.
 
         Raises:
             NotCheckedError: it is, or too many calls hang.
         """
-        self.clock.check()
+        if self.seconds_left < 0:
+            is_late = self._check_end < self._end
+            raise NotCheckedError(f"took longer than {self.check_seconds:g} seconds" if is_late else NO_TIME)
         hanging = self.player.runner.pool.abandoned if "player" in self.__dict__ else 0
         if hanging >= HANGING:
             raise NotCheckedError(f"{hanging} calls of earlier checks hang")
@@ -155,9 +171,18 @@ class Subject:
     @cached_property
     def sample(self) -> list[Case]:
         """Cases that are played: spread evenly over the dataset; few of them if episodes are slow."""
-        chosen = self.chosen
-        first = self.play_one(chosen[0], self.reference(chosen[0]) or Script(("",)))
-        return spread(chosen, SLOW_SAMPLE) if first.seconds > SLOW_SECONDS else chosen
+        return spread(self.chosen, SLOW_SAMPLE) if self._first_seconds > SLOW_SECONDS else self.chosen
+
+    @cached_property
+    def _first_seconds(self) -> float:
+        """Seconds of the first episode, which is played alone."""
+        case = self.chosen[0]
+        self.check_time()
+        play = Play(case, self.reference(case) or EMPTY)
+        (episode,) = self.player.play([play])
+        self.episodes.append(episode)
+        self._cache[_key(play)] = episode
+        return episode.seconds
 
     def reference(self, case: Case) -> Script | None:
         """The reference's replies to a case; None if there is none, or it raised (see `reference_errors`)."""
@@ -169,6 +194,11 @@ class Subject:
                 self.reference_errors[case.number] = describe_error(error)
         return self._references[case.number]
 
+    @cached_property
+    def referenced(self) -> list[tuple[Case, Script]]:
+        """The cases of the sample that have a reference, with it."""
+        return [(case, script) for case in self.sample if (script := self.reference(case))]
+
     def core(self, case: Case) -> str | None:
         """The answer in the reference's last reply, without its format; None without a reference."""
         script = self.reference(case)
@@ -177,73 +207,55 @@ class Subject:
     @cached_property
     def answered(self) -> list[tuple[Case, str]]:
         """The cases of the sample whose reference is a single reply that earns something, with that reply."""
-        single = [
-            (case, script.replies[0])
-            for case in self.sample
-            if (script := self.reference(case)) is not None and len(script.replies) == 1
-        ]
-        return [(case, reply) for case, reply in single if self.scale(case).full is not None]
+        single = [(case, script.replies[0]) for case, script in self.referenced if len(script.replies) == 1]
+        return [(case, reply) for case, reply in single if self.scale(case)]
 
     @cached_property
     def decided(self) -> list[tuple[Case, Script]]:
         """The cases of the sample whose reference's last reply decides the score, with the reference: those of a single
         reply, and conversations that earn less with a meaningless last one. A tool call is no answer."""
-        single = [(case, Script((reply,))) for case, reply in self.answered]
         several = [
             (case, script)
-            for case in self.sample
-            if (script := self.reference(case)) and len(script.replies) > 1 and "<tool_call>" not in script.replies[-1]
+            for case, script in self.referenced
+            if len(script.replies) > 1 and "<tool_call>" not in script.replies[-1] and self.scale(case)
         ]
         without = self.play((case, script.ending_in(JUNK_TEXT)) for case, script in several)
-        pairs = zip(several, without, strict=True)
-        shares = [(pair, self.share(episode)) for pair, episode in pairs if self.scale(pair[0]).full is not None]
-        return single + [pair for pair, share in shares if (share or 0.0) < PASS]
+        decided = [pair for pair, one in zip(several, without, strict=True) if (self.share(one) or 0.0) < PASS]
+        return [(case, Script((reply,))) for case, reply in self.answered] + decided
 
     def asked(self, case: Case) -> str:
         """What the policy is asked first, as one text: the prompt, and what the environment says first."""
-        if self.kind == "score_episode":
-            return text_of(case.prompt or "")
-        return text_of(self.play_one(case, JUNK).conversation.prompt or "")
+        return text_of((case.prompt if self.kind == "score_episode" else self.play_one(case, JUNK).prompt) or "")
 
     @cached_property
     def sees_the_case(self) -> bool:
         """Whether the scoring method asks for anything of the case, so that its score can depend on it."""
         names = named_by(getattr(self.environment, self.kind))
-        own = {"completion", "text", "model", "tokenizer", "seed"}
-        return names is None or not set(names) <= own
+        return names is None or not set(names) <= {"completion", "text", "model", "tokenizer", "seed"}
 
     # -- playing
 
-    def play(self, pairs: Iterable[tuple[Case, Policy]], seed: int = 0, again: bool = False) -> list[PlayedEpisode]:
+    def play(self, pairs: Iterable[tuple[Case, Policy]], again: bool = False) -> list[PlayedEpisode]:
         """Play the policies on the cases, many at the same time; episodes that were played before are taken from
-        there, unless `again`.
+        there, unless `again`. Code that computes has one processor for all threads, and must not miss its deadline
+        because of the others.
 
         Raises:
             NotCheckedError: the time of the check is over.
         """
-        wanted = [Play(case, policy, seed) for case, policy in pairs]
-        new = list({_key(play): play for play in wanted if again or _key(play) not in self._cache}.values())
-        if again:
-            new = wanted
+        wanted = [Play(case, policy) for case, policy in pairs]
+        unknown = {_key(play): play for play in wanted if _key(play) not in self._cache}
+        new = wanted if again else list(unknown.values())
+        some = 1 if self.is_serial else int(min(AT_ONCE, max(FEW, PATIENT / max(self._first_seconds, 1e-6))))
         played: list[PlayedEpisode] = []
-        while len(played) < len(new):
+        for start in range(0, len(new), some):
             self.check_time()
-            some = self.player.play(new[len(played) : len(played) + self._at_once])
-            played += some
-            if self._first_seconds is None:
-                self._first_seconds = some[0].seconds
+            part = self.player.play(new[start : start + some])
+            played += part
             if not again:
-                self.episodes += some
-                self._cache.update({_key(episode.play): episode for episode in some})
+                self.episodes += part
+                self._cache.update({_key(episode.play): episode for episode in part})
         return played if again else [self._cache[_key(play)] for play in wanted]
-
-    @property
-    def _at_once(self) -> int:
-        """Number of episodes to play at the same time: code that computes has one processor for all threads, and must
-        not miss its deadline because of the others."""
-        if self.is_serial or self._first_seconds is None:
-            return 1
-        return int(min(AT_ONCE, max(FEW, PATIENT / max(self._first_seconds, 1e-6))))
 
     def play_together(self, pairs: Iterable[tuple[Case, Policy]]) -> list[PlayedEpisode]:
         """Play episodes all at the same time, as a step does, also those that were played before.
@@ -256,38 +268,34 @@ class Subject:
         self.check_time()
         return self.player.play([Play(case, policy) for case, policy in pairs])
 
-    def play_one(self, case: Case, policy: Policy, seed: int = 0, again: bool = False) -> PlayedEpisode:
+    def play_one(self, case: Case, policy: Policy, again: bool = False) -> PlayedEpisode:
         """Play one episode."""
-        return self.play([(case, policy)], seed, again)[0]
+        return self.play([(case, policy)], again)[0]
+
+    def play_alone(self, pairs: Iterable[tuple[Case, Policy]]) -> list[PlayedEpisode]:
+        """Play episodes one after another, also those that were played before."""
+        return [self.play_one(*pair, again=True) for pair in pairs]
 
     # -- scores
 
-    def scale(self, case: Case) -> Scale:
-        """What scores of this case are measured against: the reference's score, or without one the highest score of
-        the range. A score of 0 earns nothing, or the lowest score if the range has no 0."""
+    def scale(self, case: Case) -> tuple[float, float] | None:
+        """The scores of this case that earn nothing and all: 0, or the lowest of a range without it, and the
+        reference's, or without one the highest of the range. None if nothing earns."""
         low, high = self.config.score_bounds
         script = self.reference(case)
-        earned = self.play_one(case, script).score if script else None
-        full = earned if script else (high if math.isfinite(high) else None)
+        full = self.play_one(case, script).score if script else high
         zero = 0.0 if low <= 0.0 < (full or 0.0) else low
-        return Scale(
-            zero, full if full is not None and math.isfinite(zero) and full > zero else None, script is not None
-        )
+        return (zero, full) if full is not None and -math.inf < zero < full < math.inf else None
 
     def share(self, episode: PlayedEpisode) -> float | None:
-        """The score of an episode as a share of what the reference earns in its case."""
-        return self.scale(episode.play.case).share(episode.score)
+        """The score of an episode as a share of what the reference earns in its case; None if it is missing."""
+        scale = self.scale(episode.play.case)
+        return None if episode.score is None or scale is None else (episode.score - scale[0]) / (scale[1] - scale[0])
 
-    def close(self) -> None:
-        """End the environment's threads and processes."""
-        if "player" in self.__dict__:
-            self.player.close()
-
-
-def spread(cases: Sequence[Case], count: int) -> list[Case]:
-    """At most `count` cases, spread evenly over all."""
-    step = max(1.0, len(cases) / count)
-    return [cases[int(number * step)] for number in range(min(count, len(cases)))]
+    def shown(self, share: float) -> str:
+        """A share in words: `40% of what the reference earns`."""
+        by_reference = self.reference(self.sample[0]) is not None
+        return f"{share:.0%} of {'what the reference earns' if by_reference else 'the highest score'}"
 
 
 def _key(play: Play) -> tuple[int, Policy, int]:

@@ -19,9 +19,8 @@ import pytest
 from aitrain import TrainConfig, activity
 from aitrain.environment.dataset import build_cases
 from aitrain.workbench.check.before_training import FastCheck, check_quickly
-from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.registry import EnvCheck, chosen, run_checks
-from aitrain.workbench.check.subject import CheckClock, Subject
+from aitrain.workbench.check.subject import EnvFinding, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import Constant
 from tests.conftest import has_ended
@@ -130,7 +129,7 @@ class Leaving(Sums):
 def test_an_environment_that_cannot_be_checked_in_a_fork_is_not_judged(environment: Any, skipped: str) -> None:
     found = checked(environment())
     assert skipped in found.skipped
-    assert (found.findings, found.all_failed) == ((), "")
+    assert (found.findings, found.all_failed) == ([], "")
 
 
 def test_what_is_wrong_is_said_in_few_lines_and_a_scorer_that_always_fails_is_named() -> None:
@@ -162,7 +161,7 @@ def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) 
 
 def play_many(subject: Subject) -> Iterator[EnvFinding]:
     subject.play((case, Constant(str(number))) for case in subject.sample for number in range(1000))
-    yield EnvFinding("many", "info", "All were played.")
+    yield EnvFinding("info", "All were played.")
 
 
 def broken(_: object) -> Any:
@@ -173,8 +172,8 @@ def test_a_check_that_takes_too_long_or_fails_itself_is_stopped_and_the_next_one
     environment = Sums(seconds=0.01)
     opened = OpenedEnvironment(environment, build_cases(environment, None)[0])
     checks = [EnvCheck("many", "", play_many), EnvCheck("broken", "", broken, "rows"), *chosen(["dataset"])]
-    with closing(Subject(opened, TrainConfig(), clock=CheckClock(check_seconds=0.2))) as subject:
+    with closing(Subject(opened, TrainConfig(), check_seconds=0.2)) as subject:
         many, failed, last = run_checks(subject, checks)
-    assert (many.findings, many.skipped) == ((), "took longer than 0.2 seconds")
+    assert (many.findings, many.skipped) == ([], "took longer than 0.2 seconds")
     assert failed.skipped == "the check itself failed: RuntimeError: mine"
     assert last.skipped == ""

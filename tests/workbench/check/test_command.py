@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from aitrain.workbench.check.report import lines
+from tests.workbench.terminal import STYLES
+
 FAULTY = Path(__file__).parents[2] / "environments" / "faulty"
 COMMAND = [sys.executable, "-m", "aitrain", "env", "check"]
 HANGS = """
@@ -90,3 +93,12 @@ def test_a_command_that_is_stopped_ends_its_process_and_says_so(here: Path) -> N
     assert running.returncode == report["exit_code"] == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path("pid").read_text()), 0)
+
+
+def test_infos_are_shown_with_verbose_only() -> None:
+    finding = {"level": "info", "what": "Loose.", "why": "So.", "fix": "", "case_idx": 3, "check": "tone"}
+    result = {"name": "tone", "description": "well", "findings": [finding], "skipped": "", "seconds": 0.0}
+    for is_verbose, shown in ((False, "info     tone               with --verbose"), (True, "info tone (case 3)")):
+        found = [STYLES.sub("", line) for line in lines([{"result": result}], is_verbose)]
+        assert shown in found
+        assert ("  why So." in found) == is_verbose

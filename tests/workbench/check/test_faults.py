@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.registry import CHECKS, run_checks
-from aitrain.workbench.check.repetition import unseeded_generators
-from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.check.subject import EnvFinding, Subject
 from aitrain.workbench.opening import open_environment
 
 FOLDER = Path(__file__).parents[2] / "environments" / "faulty"
@@ -81,13 +79,12 @@ HEALTHY = [
 def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
     """All findings about an environment of the folder, or in another file; no check failed itself."""
     config = TrainConfig(rl_env=f"{FOLDER / name}", rl_env_timeout=1.0)
-    with unseeded_generators() as unseeded:
-        opened, config = open_environment(config)
-        with closing(Subject(opened, config, unseeded=unseeded)) as subject:
-            checks = [check for check in CHECKS if in_processes or check.name not in IN_PROCESSES]
-            for result in run_checks(subject, checks):
-                assert "itself failed" not in result.skipped, result
-                yield from result.findings
+    opened, config = open_environment(config)
+    with closing(Subject(opened, config)) as subject:
+        checks = [check for check in CHECKS if in_processes or check.name not in IN_PROCESSES]
+        for result in run_checks(subject, checks):
+            assert "itself failed" not in result.skipped, result
+            yield from result.findings
 
 
 @pytest.fixture(autouse=True)
