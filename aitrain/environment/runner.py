@@ -462,9 +462,13 @@ class EnvRunner:
         loop = asyncio.get_running_loop()
         self.policy.on_wait = partial(loop.call_soon_threadsafe, self.on_call_end)
         turn = PolicyCall(self.policy)
-        outcome = await self.pool.call(partial(turn.run, job), timeout)
-        if outcome.is_running:
-            turn.end()
+        is_running = True
+        try:
+            outcome = await self.pool.call(partial(turn.run, job), timeout)
+            is_running = outcome.is_running
+        finally:
+            if is_running:  # it was abandoned
+                turn.end()
         return outcome
 
     def close(self) -> None:
