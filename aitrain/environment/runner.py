@@ -472,8 +472,8 @@ class EnvRunner:
         return outcome
 
     def close(self) -> None:
-        """Close the environment, here and in its processes, each within the deadline of a call, and end the threads and
-        processes. A failure is shown and changes nothing else: the run is over."""
+        """Close the environment, here and in its processes, each within the deadline of a call, and end the processes.
+        A failure is shown and changes nothing else: the run is over."""
         leases = [] if self.processes is None else self.processes.lease_idle(_itself)
         if callable(getattr(self.environment, "close", None)):
             closers: list[Callable[[], object]] = [self.environment.close]
@@ -483,7 +483,6 @@ class EnvRunner:
                 self.notify(f"{type(self.environment).__name__}.close {failures[0].message}")
         for lease in leases:
             lease.release()
-        self.pool.close()
         if self.processes is not None:
             self.processes.close()
         if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):

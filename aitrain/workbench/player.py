@@ -214,8 +214,7 @@ class Player:
         self._loop.close()
 
     def stop(self) -> None:
-        """End the threads, and leave the environment open, which a forked process must not close."""
-        self.runner.pool.close()
+        """End the loop, and leave the environment open, which a forked process must not close."""
         self._loop.close()
 
     async def _play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:

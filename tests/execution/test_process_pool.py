@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from aitrain.execution.async_calls import running_loop
+from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import SERVER_GONE, ProcessPool, WorkerLease
-from tests.conftest import CallerPool
 from tests.execution.waiting import Clock, at_deadline, eventually
 
 
@@ -141,11 +141,10 @@ def asked(lease: WorkerLease, method: str, *arguments: Any) -> Any:
 
 def hung(clock: Clock, lease: WorkerLease, method: str, folder: Path) -> Failure:
     """The failure of a call that hangs in a task, as it is used."""
-    pool, file = CallerPool(1, 0.05), folder / f"{lease.pid} hangs"
+    pool, file = DeadlinePool(1, 0.05), folder / f"{lease.pid} hangs"
     outcome = at_deadline(clock, pool, lambda: lease.call(method, file), file.exists)
     assert pool.abandoned == 0, "no thread is abandoned for a process that hangs"
     assert not outcome.is_running
-    pool.close()
     assert outcome.failure is not None
     return outcome.failure
 
