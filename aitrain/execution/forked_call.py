@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,9 +49,7 @@ def call_forked(function: Callable[[Answer], object], seconds: float) -> object:
         OSError: no process can be forked.
     """
     reading, writing = os.pipe()
-    with warnings.catch_warnings():  # threads are not copied, and the function needs none of them
-        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-        pid = fork(partial(_run, function, writing, os.getpid()))
+    pid = fork(partial(_run, function, writing, os.getpid()))
     with suppress(OSError):  # the process does the same: one of the two is first
         os.setpgid(pid, pid)
     os.close(writing)
