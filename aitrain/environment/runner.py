@@ -33,7 +33,6 @@ from aitrain.environment.rollout_session import session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike, within
-from aitrain.environment.state_watch import StateSnapshot, UnknownStateError
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
@@ -45,17 +44,13 @@ from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 
 
-def remote_session(processes: ProcessPool, by_episode: bool, bounds: Bounds) -> RemoteSession:
-    """A session in its own process. `by_episode`: the process ends after an episode that changed its environment, so
-    that the next one begins with an environment as build_dataset left it."""
-    return RemoteSession(processes.lease(partial(_session_in_process, by_episode, bounds)))
-
-
 @dataclass(frozen=True)
 class RemoteSession:
-    """A session in another process."""
+    """A session in another process. `is_spent`: the process ends after it, so that the next episode begins with an
+    environment as build_dataset left it."""
 
     lease: WorkerLease
+    is_spent: bool
 
     def open(self, arguments: dict[str, Any]) -> ResetResult:
         reset: ResetResult = self.lease.call("open", arguments)
@@ -70,48 +65,30 @@ class RemoteSession:
         return result
 
     def close(self) -> None:
-        is_changed = False
         with suppress(CallFailed):
-            is_changed = bool(self.lease.call("close"))
-        self.lease.release(is_changed)
+            self.lease.call("close")
+        self.lease.release(self.is_spent)
 
 
-@dataclass
-class _SessionInProcess:
-    """A session in a worker process, which plays several episodes one after another."""
+@dataclass(frozen=True)
+class _LastSession:
+    """The last session in its process, which closes the environment as well."""
 
     session: SessionLike
     environment: Any
-    before: StateSnapshot | None
-    """The environment before the first episode; None if it cannot be compared."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
-    def close(self) -> bool:
-        """Close the session, and an environment that may have changed; returns whether it may."""
+    def close(self) -> None:
         self.session.close()
-        is_changed = self.before is None or (self.before.is_changed() and bool(self.before.changed_objects()))
-        if is_changed and callable(close := getattr(self.environment, "close", None)):
-            with suppress(Exception):
-                run_if_async(close())
-        return is_changed
+        if callable(close := getattr(self.environment, "close", None)):
+            run_if_async(close())
 
 
-def _session_in_process(by_episode: bool, bounds: Bounds, environment: Any) -> SessionLike | _SessionInProcess:
+def _session_in_process(is_spent: bool, bounds: Bounds, environment: Any) -> SessionLike | _LastSession:
     session = session_for(environment, bounds)
-    if not by_episode or getattr(environment, "concurrent", False) is True:
-        return session
-    if not _BEFORE:
-        try:
-            _BEFORE.append(StateSnapshot(environment))
-        except UnknownStateError:
-            _BEFORE.append(None)
-    return _SessionInProcess(session, environment, _BEFORE[0])
-
-
-_BEFORE: list[StateSnapshot | None] = []
-"""The environment of this process, as it was before the first episode."""
+    return _LastSession(session, environment) if is_spent else session
 
 
 # -- model and tokenizer in processes without a model
@@ -343,7 +320,8 @@ class EnvRunner:
         bounds = bounds or self.config.score_bounds
         if self.processes is None:
             return session_for(self.policy.object_for(), bounds, case)
-        return remote_session(self.processes, self.policy.by_episode, bounds)
+        is_spent = self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
+        return RemoteSession(self.processes.lease(partial(_session_in_process, is_spent, bounds)), is_spent)
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
