@@ -488,16 +488,6 @@ class MixedRunner:
 
     parts: dict[str, EnvRunner]
     config: TrainConfig
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    notify: Notify = lambda _: None
-    on_call_end: Callable[[], None] = lambda: None
-    on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
-
-    def __post_init__(self) -> None:
-        for name, part in self.parts.items():
-            part.around, part.on_call_end = (lambda: self.around()), (lambda: self.on_call_end())
-            part.notify = partial(lambda name, text: self.notify(f"{name}: {text}"), name)
-            part.on_messages = lambda session, messages: self.on_messages(session, messages)
 
     @property
     def label(self) -> str:
@@ -507,16 +497,6 @@ class MixedRunner:
     def part_of(self, case: Case) -> EnvRunner:
         """The runner of a case."""
         return self.parts[case.env]
-
-    @property
-    def running_calls(self) -> int:
-        """Number of running calls of all environments."""
-        return sum(part.running_calls for part in self.parts.values())
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether episodes of any environment have calls before their score."""
-        return any(part.has_sessions for part in self.parts.values())
 
     @property
     def scores_groups(self) -> bool:
@@ -532,11 +512,6 @@ class MixedRunner:
     def may_play_alone(self) -> bool:
         """Whether there may be episodes that cannot run beside others."""
         return any(part.may_play_alone for part in self.parts.values())
-
-    def offer(self, model: Any, tokenizer: Any) -> None:
-        """Set the arguments `model` and `tokenizer` of every `score_episode`."""
-        for part in self.parts.values():
-            part.offer(model, tokenizer)
 
     async def open(
         self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None

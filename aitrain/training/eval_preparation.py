@@ -146,7 +146,8 @@ def _behind_address(context: RunContext, config: EvalConfig, reference: ModelRef
     reference = replace(reference, name=name)
     shown = ShownCases.of(context, chat, processes=1)
     cases, overlap = _cases(context, config, reference, shown, prompt_limits(runner, chat, None, shown.tools))
-    runner.offer(NotBehindAPI("model"), chat.tokenizer)
+    for part in runner.parts.values():
+        part.offer(NotBehindAPI("model"), chat.tokenizer)
     rollouts = PolicyRollouts(
         Rollout(runner, engine, chat, limits_of(runner, None), EndOfTurn([FILLER]), clock=engine.clock),
         Accelerator(cpu=True),
