@@ -116,6 +116,13 @@ def _unscored(now: Values, _: Values) -> str:
     )
 
 
+def _unused_tools(now: Values, _: Values) -> str:
+    return (
+        f"{now['tools/unused']:.0%} of the episodes that have tools call none: read some in rollouts/. Say in the prompt"
+        " when to call them, or use a model that was trained with tools (--model)."
+    )
+
+
 def _low_entropy(now: Values, _: Values) -> str:
     return (
         f"The policy's entropy has collapsed to {now['entropy']:.3f}: its completions are nearly identical, with"
@@ -169,6 +176,12 @@ def level_rules(traits: RunTraits) -> tuple[LevelRule, ...]:
             "cut_off", "completions/clipped_ratio", lambda now, _: now["completions/clipped_ratio"] > 0.5, _cut_off
         ),
         LevelRule("unscored", "unscored", lambda now, _: now["unscored"] > 0.25, _unscored),
+        LevelRule(
+            "unused_tools",
+            "tools/unused",
+            lambda now, _: now["tools/unused"] > 0.98 and not traits.is_solved(now),
+            _unused_tools,
+        ),
         LevelRule(
             "entropy",
             "entropy",
