@@ -118,8 +118,8 @@ def _unscored(now: Values, _: Values) -> str:
 
 def _unused_tools(now: Values, _: Values) -> str:
     return (
-        f"{now['tools/unused']:.0%} of the episodes that have tools call none: read some in rollouts/. Say in the prompt"
-        " when to call them, or use a model that was trained with tools (--model)."
+        f"{now['tools/unused']:.0%} of the episodes that have tools call none: read some in rollouts/. Say in the"
+        " prompt when to call them, or use a model that was trained with tools (--model)."
     )
 
 
