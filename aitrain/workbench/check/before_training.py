@@ -102,7 +102,7 @@ def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answe
     def stop(address: str) -> None:
         answer({"skipped": f"it connects to {address} (aitrain env check checks it, with real connections)"})
 
-    cut = cut_connections(answer.pipe)
+    cut = cut_connections(answer.connection.fileno())
     watch_connections(stop)
     subject = Subject(opened, config, limit=FAST_CASES, clock=CheckClock(seconds - 2 * MARGIN))
     checks, results = [check for check in CHECKS if check.is_fast], list[CheckResult]()

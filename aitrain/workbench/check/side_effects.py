@@ -48,7 +48,7 @@ def in_a_fork(subject: Subject, look: Look) -> Seen:
     config = subject.config.model_copy(update={"rl_env_isolation": "thread"})
 
     def run(answer: Answer) -> Seen:
-        cut = cut_connections(answer.pipe)
+        cut = cut_connections(answer.connection.fileno())
 
         def play() -> None:
             player = Player(subject.environment, config)
