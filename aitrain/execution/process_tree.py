@@ -20,8 +20,6 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import IO
 
-MARK = "AITRAIN_TREE"
-"""Environment variable that identifies the processes of a tree without its supervisor."""
 POLL = 0.5
 PATIENCE_WITH_ORPHANS = 3.0
 """Seconds for processes that are left after the program has ended."""
@@ -46,7 +44,6 @@ class ProcessTree:
     ) -> None:
         """Start it, with these open files. `patience`: the seconds that it gets to end by itself if aitrain is killed,
         or asks it to end. Without `stdout`, its output goes to `stderr`."""
-        self._mark, self._patience = os.urandom(8).hex(), patience
         self._code: int | None = None
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
@@ -56,7 +53,7 @@ class ProcessTree:
                 stdin=theirs.fileno(),
                 stdout=stderr if stdout is None else stdout,
                 stderr=stderr,
-                env={**env, MARK: self._mark},
+                env=env,
                 cwd=cwd,
                 pass_fds=pass_fds,
                 start_new_session=True,
@@ -86,11 +83,9 @@ class ProcessTree:
         Raises:
             subprocess.TimeoutExpired: they have not ended within these seconds.
         """
-        is_killed = self._supervisor.wait(seconds) < 0
+        self._supervisor.wait(seconds)
         code = self.wait_for_program()
         self._socket.close()
-        if is_killed or sys.platform != "linux":  # where a supervisor does not become the parent of orphans
-            _end_marked(self._mark, min(self._patience, LAST_PATIENCE) if is_killed else 0.0)
         return code
 
     def send(self, number: int) -> None:
@@ -114,25 +109,6 @@ class ProcessTree:
         except subprocess.TimeoutExpired:  # it was halted
             self._supervisor.kill()
             return self.wait()
-
-
-def _end_marked(mark: str, patience: float) -> None:
-    """Give the processes of a tree that its supervisor could not end these seconds, and kill those left."""
-    import psutil  # here, because the supervisor runs without it
-
-    def is_marked(process: psutil.Process) -> bool:
-        with suppress(psutil.Error):  # it has ended, or is another user's
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-        return False
-
-    start = time.monotonic()
-    while left := [process for process in psutil.process_iter() if is_marked(process)]:
-        if (waited := time.monotonic() - start) > patience + LAST_PATIENCE:
-            return
-        for process in left if waited >= patience else ():
-            with suppress(psutil.Error):
-                process.kill()
-        time.sleep(0.05)
 
 
 # -- in the supervisor
