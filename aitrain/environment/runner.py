@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import pickle
@@ -25,6 +26,7 @@ from aitrain.environment.contract import (
     arguments_for,
     copy_arguments,
     env_kind,
+    named_by,
     parse_score,
     scores_groups,
     shown,
@@ -106,40 +108,25 @@ class NoModel:
 
 @dataclass(frozen=True)
 class StoredTokenizer:
-    """The `tokenizer` argument in worker processes; unpickled from a file on first use."""
+    """A tokenizer in a temporary file: pickled, it is the path, and unpickled in another process the tokenizer."""
 
     file: Path
 
     @classmethod
-    def of(cls, tokenizer: Any) -> StoredTokenizer | None:
-        """Pickle a tokenizer, if there is one, into a temporary file."""
-        if tokenizer is None:
-            return None
+    def of(cls, tokenizer: Any) -> StoredTokenizer:
+        """Pickle a tokenizer into the file."""
         handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
         with os.fdopen(handle, "wb") as file:
             pickle.dump(tokenizer, file)
         return cls(Path(name))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(_stored(self.file), name)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """The tokenizer's own call."""
-        return _stored(self.file)(*arguments, **keywords)
-
-    def __len__(self) -> int:
-        return len(_stored(self.file))
+    def __reduce__(self) -> tuple[Callable[[Path], Any], tuple[Path]]:
+        return _stored, (self.file,)
 
 
-_STORED: dict[Path, Any] = {}
-
-
+@functools.cache
 def _stored(file: Path) -> Any:
-    if file not in _STORED:
-        _STORED[file] = pickle.loads(file.read_bytes())
-    return _STORED[file]
+    return pickle.loads(file.read_bytes())
 
 
 THREADS = 64
@@ -284,8 +271,9 @@ class EnvRunner:
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self.kind == "score_episode":
-            absent = model if isinstance(model, NoModel) else NoModel()
-            self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer)}
+            is_named = "tokenizer" in (named_by(self.environment.score_episode) or ["tokenizer"])
+            stored = StoredTokenizer.of(tokenizer) if is_named and tokenizer is not None else None
+            self.given = {"model": model if isinstance(model, NoModel) else NoModel(), "tokenizer": stored}
 
     # -- an episode, from its beginning to its end
 
