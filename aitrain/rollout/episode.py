@@ -203,12 +203,12 @@ class Rollout:
             refuse_tools_for_strings(reset.tools)
         elif reset.runs_tools:
             self.chat.check_tools()
-        rendered = self.chat.render_prompt(episode.prompt, reset.tools)
-        episode.rendered_prompt = rendered.text if episode.is_chat else ""
-        trajectory.prompt_ids = rendered.ids
-        if self.limits.of(episode.case.env).room(len(rendered.ids), 0) < 1:
-            trajectory.stop, trajectory.prompt_ids = "no_room", rendered.ids[:1]
-            episode.too_long, episode.is_dropped = len(rendered.ids), True
+        text, ids = self.chat.render_prompt(episode.prompt, reset.tools)
+        episode.rendered_prompt = text if episode.is_chat else ""
+        trajectory.prompt_ids = ids
+        if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
+            trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
+            episode.too_long, episode.is_dropped = len(ids), True
 
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
@@ -252,9 +252,9 @@ class Rollout:
         reset, trajectory = episode.session.reset, episode.trajectory
         start = trajectory.turns[-1].start
         before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
-        answer = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
-        episode.messages.append(answer.message)
-        return replace(answer.turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
+        message, turn = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
+        episode.messages.append(message)
+        return replace(turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
 
     async def _answer(self, session: EnvSession, chat: UntrainedChat, sample: Sample) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
@@ -264,7 +264,7 @@ class Rollout:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
         seed = None if session.sampling is None else SampleSeed(session.sampling.next_call())
         completion = await sample(ids, room, seed)
-        turn = self.chat.read(completion.ids, ids, chat.tools, self.end.eos_ids).turn
+        _, turn = self.chat.read(completion.ids, ids, chat.tools, self.end.eos_ids)
         return replace(turn, usage=TokenUsage(len(ids), len(completion.ids), completion.finish_reason == "length"))
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:

@@ -16,7 +16,7 @@ from aitrain.environment.dataset import canonical_text
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.environment.tool_call_parser import ToolCall, read_calls
 from aitrain.errors import EnvironmentFailed
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, RenderedPrompt, Schemas
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""
@@ -60,10 +60,10 @@ class MessageFormat(ChatFormat):
         """Text that is equal for prompts that look equal to the model."""
         return canonical_text({"prompt": prompt, "tools": list(tools)})
 
-    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> RenderedPrompt:
+    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """One id, for the whole prompt, and no text, as the server renders it; a string is a message of the user."""
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return RenderedPrompt("", [self._add(ChatPart(tuple(asked), tuple(tools)))])
+        return "", [self._add(ChatPart(tuple(asked), tuple(tools)))]
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """One id, for all messages that follow a completion."""
@@ -80,7 +80,7 @@ class MessageFormat(ChatFormat):
             content, found = read_calls(content)
             calls = tuple(found)
         parts = {"tool_calls": [call.as_message_part() for call in calls]} if calls else {}
-        return ParsedTurn({"role": "assistant", "content": content, **parts}, AssistantTurn(content, calls))
+        return {"role": "assistant", "content": content, **parts}, AssistantTurn(content, calls)
 
     def check_tools(self) -> None:
         """No-op: the API refuses tools that its model cannot use."""

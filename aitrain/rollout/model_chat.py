@@ -117,7 +117,7 @@ class ModelChat:
         except BaseException:
             self.messages = before
             raise
-        self.messages.append(self.chat.read(completion.ids, ids, (), self.end.eos_ids).message)
+        self.messages.append(self.chat.read(completion.ids, ids, (), self.end.eos_ids)[0])
         self.cut_off = ""
         if completion.finish_reason == "length":
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
