@@ -6,6 +6,7 @@ template, so that no earlier token changes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -175,14 +176,18 @@ class ChatFormat:
         if message is None:
             text = str(self.tokenizer.decode(self._without_end(ids, eos_ids)))
             message = {"role": "assistant", "content": text}
-        content, calls = message["content"], list[ToolCall]()
+        return self._parsed(message, tools)
+
+    def _parsed(self, message: Message, tools: Schemas) -> ParsedTurn:
+        """A message with its tool calls, which may be in its text."""
+        content, calls = str(message["content"]), list[ToolCall]()
         if message.get("tool_calls"):
             calls = [_as_call(call) for call in message["tool_calls"]]
         elif tools:
-            content, calls = read_calls(str(content))
-            parts = {"content": content, "tool_calls": [call.as_message_part() for call in calls]}
-            message = {**message, **(parts if calls else {})}
-        return message, AssistantTurn(str(content), tuple(calls))
+            content, calls = read_calls(content)
+        if calls:
+            message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
+        return message, AssistantTurn(content, tuple(calls))
 
     def _without_end(self, ids: list[int], eos_ids: Sequence[int]) -> list[int]:
         """The completion without the token that ended it and the padding after that token; other padding tokens were
@@ -233,11 +238,19 @@ def _assistant_message(thought: str = "") -> Message:
 
 
 def _as_call(parsed: dict[str, Any]) -> ToolCall:
-    function = parsed.get("function", parsed)
-    arguments = function.get("arguments")
-    if isinstance(arguments, dict):
-        return ToolCall(str(function["name"]), arguments)
-    return ToolCall(str(function["name"]), None, "the arguments are not an object")
+    """A call in a message; the arguments of an API are JSON text."""
+    function = parsed.get("function") or parsed
+    name, arguments = str(function.get("name") or ""), function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            return ToolCall(name, None, f"the arguments are not JSON: {error}")
+    return (
+        ToolCall(name, arguments)
+        if isinstance(arguments, dict)
+        else ToolCall(name, None, "the arguments are not an object")
+    )
 
 
 def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatFormat:
