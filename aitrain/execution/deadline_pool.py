@@ -1,4 +1,4 @@
-"""A thread for each call into the user's code, and a deadline.
+"""Threads for calls into the user's code, each call with a deadline.
 
 Python cannot end a thread. A thread whose call hangs is abandoned: the call fails with its stack, and the thread is
 counted, and ends when its call ends.
@@ -11,8 +11,8 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from aitrain import activity
 from aitrain.execution.async_calls import run_if_async
@@ -27,11 +27,10 @@ GRACE = 5.0
 POLL = 1.0
 """Seconds between looks at a clock that is stopped."""
 CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
-NO_THREAD = Failure("raised", "no thread can be started: the system's limit is reached")
 
 
 class DeadlinePool:
-    """Makes at most `max_calls` calls at the same time on each event loop; each has `timeout` seconds."""
+    """Makes at most `max_calls` calls at the same time; each has `timeout` seconds from its start."""
 
     def __init__(self, max_calls: int, timeout: float) -> None:
         self.max_calls, self.timeout = max_calls, timeout
@@ -40,17 +39,20 @@ class DeadlinePool:
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # protects `abandoned`, and which of its end and its deadline a call has first
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # protects what follows, and which of its end and its deadline a call has first
+        self._waiting: dict[Task, Callable[[], None]] = {}
+        self._threads = 0  # without those that were abandoned
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, called in a thread; an awaitable that it returns is awaited on the shared loop. A call
         whose awaiting task is cancelled is abandoned. `timeout` takes the place of the pool's."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Outcome[T]] = loop.create_future()
+        task = Task(self.timeout if timeout is None else timeout)
 
         def run() -> None:
             current_task.set(task)
+            task.begin()
             try:
                 outcome = Outcome(run_if_async(job()), task.ran())
             except BaseException as error:
@@ -62,30 +64,27 @@ class DeadlinePool:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
 
-        async with self._slots.setdefault(loop, asyncio.Semaphore(self.max_calls)):
-            task = Task(self.timeout if timeout is None else timeout)
-            thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                return Outcome(failure=NO_THREAD)
-            try:
-                return await self._outcome(task, thread, ended)
-            except BaseException:
-                self._abandon(task, CANCELLED)
-                if (wait := task.wait) is not None:
-                    wait.cancel(CANCELLED)
-                raise
+        with self._lock:
+            self._waiting[task] = run
+        loop.call_soon(self._start_threads)  # after all calls of this iteration, which a few threads may make
+        try:
+            return await self._outcome(task, ended)
+        except BaseException:
+            self._abandon(task, CANCELLED)
+            if (wait := task.wait) is not None:
+                wait.cancel(CANCELLED)
+            raise
 
-    async def _outcome(self, task: Task, thread: threading.Thread, ended: asyncio.Future[Outcome[T]]) -> Outcome[T]:
+    async def _outcome(self, task: Task, ended: asyncio.Future[Outcome[T]]) -> Outcome[T]:
         """Wait for the end of a call. At its deadline, cancel what it waits for; abandon a call that waits for nothing,
         or does not fail in time."""
         late: Failure | None = None
         while not (await asyncio.wait([ended], timeout=min(task.left(), POLL)))[0]:
+            self._start_threads()  # if none could be started before
             if task.left() > 0:
                 continue
             wait = task.wait if late is None else None
-            stack = stack_of_thread(thread) if wait is None else await asyncio.to_thread(wait.stack)
+            stack = stack_of_thread(task.thread) if wait is None else await asyncio.to_thread(wait.stack)
             if late is None:
                 lines = [f"timed out: no answer within {task.timeout:g} s", users_line(stack)]
                 late = Failure("timed_out", "\n".join(line for line in lines if line), "".join(stack.format()))
@@ -100,10 +99,41 @@ class DeadlinePool:
     def _abandon(self, task: Task, failure: Failure) -> bool:
         """Drop the result of a call; returns whether it still runs."""
         with self._lock:
-            if not task.is_done:
-                task.abandoned = failure
-                self.abandoned += 1
-            return not task.is_done
+            if self._waiting.pop(task, None) or task.is_done:
+                return False
+            task.abandoned = failure
+            self.abandoned += 1
+            self._threads -= 1
+        self._start_threads()
+        return True
+
+    def _start_threads(self) -> None:
+        """Start the threads that the waiting calls need."""
+        while True:
+            with self._lock:
+                if not self._waiting or self._threads >= self.max_calls:
+                    return
+                self._threads += 1
+            try:
+                threading.Thread(target=self._work, name=f"environment-{next(self._numbers)}", daemon=True).start()
+            except RuntimeError:  # the system's limit is reached: fewer threads do
+                with self._lock:
+                    self._threads -= 1
+                return
+
+    def _work(self) -> None:
+        """Make calls until none waits, or the one that was made was abandoned."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                task = next(iter(self._waiting))
+                run = self._waiting.pop(task)
+            copy_context().run(run)
+            if task.abandoned is not None:
+                return
+            del task, run
 
     def call_all(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
         """The outcomes of calls, for which the calling thread waits."""

@@ -37,7 +37,7 @@ class Wait:
 
 
 class Task:
-    """One call that runs: its clock and what it waits for."""
+    """One call: its clock and what it waits for."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -48,7 +48,13 @@ class Task:
         self.abandoned: Failure | None = None
         """Its failure, if it was abandoned, so that its result is dropped."""
         self._lock = threading.Lock()
-        self._ran, self._since, self._pauses = 0.0, time.perf_counter(), 0
+        self.thread: threading.Thread | None = None
+        self._ran, self._since, self._pauses = 0.0, 0.0, 1  # until it begins
+
+    def begin(self) -> None:
+        """Start the clock in the calling thread, which makes the call."""
+        self.thread = threading.current_thread()
+        self.pause(-1)
 
     def pause(self, by: int) -> None:
         """Stop the clock with 1, and undo it with -1; pauses nest, also those of several threads."""
