@@ -102,11 +102,6 @@ def _is_users_class(kind: type) -> bool:
     return any(is_users_file(function.__code__.co_filename) for function in functions)  # made by exec
 
 
-def _users_classes(environment: object) -> list[type]:
-    """The class of the environment and its bases, without those of libraries."""
-    return [kind for kind in type(environment).__mro__ if _is_users_class(kind)]
-
-
 def _is_not_watched(item: object) -> bool:
     """Whether an object is a client, a logger or another one that may change."""
     name = f"{type(item).__module__}.{type(item).__qualname__}"
@@ -242,7 +237,7 @@ class StateSnapshot:
 
     def __init__(self, environment: Any, called: Called | None = None) -> None:
         _replace_openers()  # before the first comparison
-        kinds = _users_classes(environment)
+        kinds = [kind for kind in type(environment).__mro__ if _is_users_class(kind)]
         modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
         self.environment = environment
         self.walk = Walk([environment, *kinds, *modules], called=called)
@@ -331,25 +326,23 @@ class StateSnapshot:
         """What differs now in the state that all code of the process shares."""
         return [name for name, value in _process_state().items() if value != self._facts.get(name)]
 
-    def stored_on(self, frame: FrameType, line: int) -> tuple[str, object] | None:
-        """What a line of a function assigns to or deletes, if other calls see it, also if the value is the same as
-        before: its name, and the object. A client is none."""
+    def stored_on(self, frame: FrameType, line: int) -> list[tuple[str, object]]:
+        """The names and the objects that a line of a function assigns to or deletes from, if other calls see them;
+        without clients."""
+        found = list[tuple[str, object]]()
         for node in _stores(frame.f_code.co_filename).get(line, ()):
-            name = getattr(node, "attr", None)
             if not isinstance(node, ast.Name):
-                target = _object_of(node.value, frame)
-            elif node.id in frame.f_code.co_names:
-                name, target = node.id, frame.f_globals
-            else:  # a local variable
-                continue
+                name, target = getattr(node, "attr", ""), _object_of(node.value, frame)
+            else:
+                name, target = node.id, frame.f_globals if node.id in frame.f_code.co_names else None
             if target is None or target not in self.walk:
                 continue
-            if name is None:
-                return f"an item of a {type(target).__name__}", target
             values = target if isinstance(target, dict) else getattr(target, "__dict__", {})
-            if not _is_not_watched(values.get(name)):
-                return f"{'' if isinstance(target, dict) else self._prefix(target)}{name}", target
-        return None
+            if not name:
+                found.append((f"an item of a {type(target).__name__}", target))
+            elif not _is_not_watched(values.get(name)):
+                found.append((f"{'' if isinstance(target, dict) else self._prefix(target)}{name}", target))
+        return found
 
     def restore(self, items: Iterable[object]) -> None:
         """Give containers and attributes of these objects the content that they had."""
@@ -515,7 +508,8 @@ class StateWatch:
         self.clear()
         self._called: dict[CodeType, dict[str, Any]] = {}
         self._unseen: dict[CodeType, set[int]] = {}  # lines that no watched call has reached
-        self._files = set[str]()
+        self.files = set[str]()
+        """The files that watched calls wrote; one that two of them wrote is a change."""
 
     def clear(self) -> None:
         """Forget the changes, and not which lines were reached."""
@@ -559,28 +553,17 @@ class StateWatch:
         objects = self.before.changed_objects()
         names = [self.before.describe(item) for item in objects]
         names += self.before.changed_process_state() if is_alone else []
-        self._add(names, objects, place)
+        self.add(names, objects, place)
         if is_alone:  # the next change is another one
             self.look_before()
         return bool(names)
 
-    def _add(self, names: list[str], objects: list[object], place: str) -> None:
+    def add(self, names: list[str], objects: list[object], place: str) -> None:
+        """Note changes that a line made."""
         if names:
             self.first = self.first or self.before
             self.changes += [f"{name} ({place})" if place else name for name in names]
             self.changed += objects
-
-    def note_store(self, frame: FrameType, line: int, place: str) -> None:
-        """Note an assignment of an equal value to what other calls see: it may be another value in them."""
-        stored = None if self.before is None else self.before.stored_on(frame, line)
-        if stored is not None:
-            self._add([stored[0]], [stored[1]], place)
-
-    def note_files(self, written: set[str], place: str) -> None:
-        """Note the files that this watched call wrote, and an earlier one too."""
-        names = [f"the file {Path(name).name}" for name in sorted(written & self._files)]
-        self._add(names, [], place)
-        self._files |= written
 
     def unseen_lines(self, code: CodeType) -> set[int]:
         """Lines of a function that no watched call has reached."""
@@ -644,16 +627,14 @@ class CallTracer:
         self.is_over, written, _written = True, _written or set(), None
         if not is_abandoned:
             self.look(self._place, at_end=True)
-            self.watch.note_files(written, self._place)
+            again = sorted(written & self.watch.files)
+            self.watch.add([f"the file {Path(name).name}" for name in again], [], self._place)
+            self.watch.files |= written
 
     def __call__(self, frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         """Trace a frame of the user's code."""
         code, watch = frame.f_code, self.watch
-        self._events += not self.is_alone
-        if self.is_over or self._events > MAX_EVENTS:
-            set_trace(None)
-            return None
-        if not watch.is_users(frame):
+        if self._is_spent() or not watch.is_users(frame):
             return None
         unseen = watch.unseen_lines(code)
         if self.is_alone and watch.begins(frame):
@@ -666,11 +647,8 @@ class CallTracer:
 
         def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
             nonlocal line, is_new
-            self._events += not self.is_alone
-            if self.is_over:
+            if self._is_spent():
                 return None
-            if self._events > MAX_EVENTS:
-                set_trace(None)
             looks = self._looks[code, line] = self._looks.get((code, line), 0) + 1
             if line and event != "exception" and (looks <= LOOKS if self.is_alone else is_new):
                 self._place = f"{Path(code.co_filename).name}, line {line}"
@@ -682,19 +660,31 @@ class CallTracer:
 
         return trace
 
+    def _is_spent(self) -> bool:
+        """Count an event; whether it is the last one that is traced."""
+        self._events += not self.is_alone
+        is_spent = self.is_over or self._events > MAX_EVENTS
+        if is_spent:
+            set_trace(None)
+        return is_spent
+
     def look(self, place: str, frame: FrameType | None = None, line: int = 0, at_end: bool = False) -> None:
         """Compare with what was before, after a line of a function or at the end of the call."""
         watch, start = self.watch, time.perf_counter()
         if watch.before is None or (watch.is_changed and not (self.is_alone and watch.by_episode)):
             return  # the verdict is known
+        if self._seconds > MAX_SECONDS and not at_end:
+            return
         try:
             is_noted = watch.before.is_changed(self.is_alone and not at_end) and watch.note(place, self.is_alone)
-            if frame is not None and not is_noted:
-                watch.note_store(frame, line, place)
+            if frame is not None and watch.before is not None and not is_noted:
+                # also of an equal value, as it may be another value in other calls
+                stored = watch.before.stored_on(frame, line)
+                watch.add([name for name, _ in stored], [target for _, target in stored], place)
         except Exception as error:  # it must not get into the user's code
             watch.unknown = watch.unknown or str(error) or type(error).__name__
         self._seconds += time.perf_counter() - start
-        if self._seconds > MAX_SECONDS and not at_end:
+        if self._seconds > MAX_SECONDS and self.is_alone and not at_end:
             watch.unknown = watch.unknown or f"comparing what it refers to takes more than {MAX_SECONDS:g} s"
 
 
