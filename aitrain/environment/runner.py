@@ -553,26 +553,19 @@ Runner: TypeAlias = EnvRunner | MixedRunner
 # -- groups
 
 
-@dataclass(frozen=True)
-class GroupScorer:
-    """Scores groups by `score_group`, in the process of the environment."""
-
-    bounds: Bounds
-    environment: Any
-
-    def score(self, group: Group) -> list[ScoreResult]:
-        """The result of each member: the score of `score_group`, with the metrics of both; an episode that failed keeps
-        its failure."""
-        method = self.environment.score_group
-        with within("score_group"):
-            returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
-            returned = returned.tolist() if hasattr(returned, "tolist") else returned
-            if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
-                count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
-                what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
-                raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
-        results = [parse_score(value, self.bounds) for value in returned]
-        return [_merged(member.result, one) for member, one in zip(group.members, results, strict=True)]
+def score_group(bounds: Bounds, environment: Any, group: Group) -> list[ScoreResult]:
+    """The result of each member of a group: the score of `score_group`, with the metrics of both; an episode that
+    failed keeps its failure."""
+    method = environment.score_group
+    with within("score_group"):
+        returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
+        returned = returned.tolist() if hasattr(returned, "tolist") else returned
+        if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
+            what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
+            raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
+    results = [parse_score(value, bounds) for value in returned]
+    return [_merged(member.result, one) for member, one in zip(group.members, results, strict=True)]
 
 
 def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
@@ -587,13 +580,13 @@ def group_job(runner: EnvRunner, group: Group, bounds: Bounds) -> Callable[[], l
     if runner.is_served:
         return partial(runner.environment.score, group, bounds)
     if runner.processes is None:
-        return partial(GroupScorer(bounds, runner.environment).score, group)
+        return partial(score_group, bounds, runner.environment, group)
     processes = runner.processes
 
     def score_in_process() -> list[ScoreResult]:
-        lease = processes.lease(partial(GroupScorer, bounds))
+        lease = processes.lease(partial(partial, score_group, bounds))
         try:
-            results: list[ScoreResult] = lease.call("score", group)
+            results: list[ScoreResult] = lease.call("__call__", group)
             return results
         finally:
             lease.release()
