@@ -32,10 +32,10 @@ from aitrain.jobs.terminal_job import exit_now, run_job
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
 from aitrain.rollout.engine import Decoding
-from aitrain.rollout.episode import Episode
+from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import Limits
-from aitrain.rollout.model_chat import NOT_PART, AnswerText, CaseSeeds, ChatStoppedError, ModelChat, ShownEngine
+from aitrain.rollout.model_chat import NOT_PART, AnswerText, ChatStoppedError, ModelChat, ShownEngine
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.runs.model_reference import ModelReference, before_training, read_model
 from aitrain.training.chat_templates import chat_format
@@ -192,9 +192,9 @@ class ChatSession:
             AitrainError: a model cannot play the environment.
             ChatStoppedError: the person has interrupted.
         """
-        seeds = CaseSeeds(self.seed, self._next_seed(), self.decoding)
+        seed = self._next_seed()
         with self._taken_back_if_stopped():
-            return {one.chat.name: self._played(one, case, seeds, listener) for one in self.loaded}
+            return {one.chat.name: self._played(one, case, seed, listener) for one in self.loaded}
 
     def close(self) -> None:
         """Close the environment, and end its threads."""
@@ -202,7 +202,7 @@ class ChatSession:
             self._runner.close()
         self._loop.close()
 
-    def _played(self, one: LoadedChat, case: Case, seeds: CaseSeeds, listener: Listener) -> Episode:
+    def _played(self, one: LoadedChat, case: Case, seed: int, listener: Listener) -> Episode:
         assert self._opened is not None  # there is a case
         environment, chat, config = self._opened.environment, one.chat, self.config
         is_chat = case.is_chat or env_kind(environment) == "rollout"
@@ -215,7 +215,8 @@ class ChatSession:
         self._runner.offer(one.policy.model, one.policy.tokenizer)
         self._runner.on_messages = lambda _, messages: listener.said(chat.name, messages)
         with self._heard(one, listener), chat.scope():
-            return self._loop.run(chat.play(self._runner, shown, limits, case, seeds))
+            rollout = Rollout(self._runner, chat.engine, shown, limits, chat.end)
+            return self._loop.run(chat.play(rollout, case, self.seed, seed, self.decoding))
 
     def _next_seed(self) -> int:
         self._asked += 1

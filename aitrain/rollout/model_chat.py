@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from aitrain.environment.contract import Case, Prompt
-from aitrain.environment.runner import EnvRunner
 from aitrain.environment.seeds import SampleSeed
 from aitrain.environment.session import Message
 from aitrain.errors import AitrainError, ConfigError
@@ -112,8 +111,9 @@ class ModelChat:
                 if not any(message["role"] == "assistant" for message in before):
                     what, advice = ("question", f"The model's context has {self.limits.context}.")
                 raise ConfigError(f"The {what} has {len(ids)} tokens, which leaves no room for an answer.\n{advice}")
-            async with _alone(self.engine) as engine:
-                completion = await engine.generate(GenerationRequest(ids, room, SampleSeed(seed), decoding))
+            async with self.engine.batch(1) as leave:
+                completion = await self.engine.generate(GenerationRequest(ids, room, SampleSeed(seed), decoding))
+                leave()
         except BaseException:
             self.messages = before
             raise
@@ -124,33 +124,13 @@ class ModelChat:
             self.cut_off = f"cut off after {len(completion.ids)} tokens: {advice}"
         return self.engine.answer.text
 
-    async def play(self, runner: EnvRunner, chat: ChatFormat, limits: Limits, case: Case, seeds: CaseSeeds) -> Episode:
-        """Play a case as in training; the conversation is then that of the episode.
+    async def play(self, rollout: Rollout, case: Case, env_seed: int, seed: int, decoding: Decoding) -> Episode:
+        """Play a case as in training, on the engine; the conversation is then that of the episode.
 
         Raises:
             ChatStoppedError: an answer was interrupted.
         """
-        rollout = Rollout(runner, self.engine, chat, limits, self.end)
-        (episode,) = await rollout.play([case], [seeds.environment], [seeds.sampling], seeds.decoding)
+        (episode,) = await rollout.play([case], [env_seed], [seed], decoding)
         if episode.messages:
             self.messages = list(episode.conversation)
         return episode
-
-
-@dataclass(frozen=True)
-class CaseSeeds:
-    """The seeds of one case, and how its answers are sampled."""
-
-    environment: int
-    sampling: int
-    decoding: Decoding
-
-
-@asynccontextmanager
-async def _alone(engine: Engine) -> AsyncIterator[Engine]:
-    """Context of an engine that generates for one conversation."""
-    async with engine.batch(1) as leave:
-        try:
-            yield engine
-        finally:
-            leave()
