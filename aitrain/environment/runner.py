@@ -505,12 +505,13 @@ class MixedRunner:
         self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None
     ) -> list[EnvSession]:
         """Open a session for each case; one that cannot be opened has a failure."""
-        rows = list(zip(cases, seeds, sampling or [None] * len(cases), strict=True))
-
-        async def opened(part: EnvRunner, places: list[int]) -> list[EnvSession]:
-            return await part.open(*map(list, zip(*(rows[place] for place in places), strict=True)))
-
-        return await self._each(cases, opened)
+        drawn = sampling or [None] * len(cases)
+        return await self._each(
+            cases,
+            lambda part, places: part.open(
+                [cases[n] for n in places], [seeds[n] for n in places], [drawn[n] for n in places]
+            ),
+        )
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
