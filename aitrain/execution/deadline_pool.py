@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,8 +25,8 @@ T = TypeVar("T")
 
 GRACE = 5.0
 """Seconds that a call has to fail after its wait was cancelled; then its thread is abandoned."""
-POLL = 1.0
-"""Seconds between looks at a clock that is stopped."""
+POLL = 2.0
+"""Seconds between looks at a call that has not begun, or whose clock is stopped."""
 CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
 
 
@@ -79,7 +80,8 @@ class DeadlinePool:
         """Wait for the end of a call. At its deadline, cancel what it waits for; abandon a call that waits for nothing,
         or does not fail in time."""
         late: Failure | None = None
-        while not (await asyncio.wait([ended], timeout=min(task.left(), POLL)))[0]:
+        poll = min(POLL, task.timeout)
+        while not (await asyncio.wait([ended], timeout=poll if task.left() == math.inf else task.left()))[0]:
             self._start_threads()  # if none could be started before
             if task.left() > 0:
                 continue

@@ -32,7 +32,7 @@ from typing import Any
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import on_cancel, paused
-from aitrain.execution.user_code import stack_of_dump
+from aitrain.execution.user_code import describe_error, stack_of_dump
 from aitrain.machine import allow_open_files
 
 DUMP_SIGNAL = signal.SIGUSR1
@@ -134,7 +134,7 @@ def _answered(made: list[object], environment: object, request: bytes) -> bytes:
         if not made:
             made.append(run_if_async(make(environment)))
         value = run_if_async(getattr(made[0], method)(*arguments))
-        return _pickled((value, None), [value], "returned")
+        return _pickled((value, None), "returned")
     except BaseException as error:
         return pickle.dumps((None, as_failure(error)))
 
@@ -142,26 +142,21 @@ def _answered(made: list[object], environment: object, request: bytes) -> bytes:
 # -- on both sides
 
 
-def _pickled(message: Request | Answer, parts: Sequence[object], did: str) -> bytes:
+def _pickled(message: Request | Answer, did: str) -> bytes:
     """The message, pickled.
 
     Raises:
-        CallFailed: one of its parts cannot be pickled; `did` begins the message: "returned", "was given".
+        CallFailed: it cannot be pickled; `did` begins the message: "returned", "was given".
     """
     try:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        kind = next((type(part).__name__ for part in parts if not _can_be_pickled(part)), "function")
-        why = f"{did} a {kind}, which cannot be passed between processes"
-        raise CallFailed(Failure("wrong_type", why, traceback.format_exc())) from error
+        raise CallFailed(_not_passed(did, error)) from error
 
 
-def _can_be_pickled(value: object) -> bool:
-    try:
-        pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        return False
-    return True
+def _not_passed(did: str, error: Exception) -> Failure:
+    why = f"{did} what cannot be passed between processes: {describe_error(error)}"
+    return Failure("wrong_type", why, "".join(traceback.format_exception(error)))
 
 
 def fork(body: Callable[[], object]) -> int:
@@ -373,7 +368,7 @@ class WorkerLease:
         """
         if self._is_released:
             raise RuntimeError("this lease was released")
-        request = _pickled((self._make, method, arguments), arguments, "was given")
+        request = _pickled((self._make, method, arguments), "was given")
         with self._lock:
             if self._failure is not None:
                 raise CallFailed(self._failure)
@@ -391,8 +386,7 @@ class WorkerLease:
         try:
             value, failure = pickle.loads(answer)
         except Exception as error:
-            why = f"returned what cannot be passed between processes: {error!r}"[:300]
-            value, failure = None, Failure("wrong_type", why)
+            value, failure = None, _not_passed("returned", error)
         if failure is not None:
             raise CallFailed(failure)
         self._make = None

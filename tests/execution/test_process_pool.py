@@ -247,8 +247,8 @@ def test_what_cannot_be_passed_between_processes_is_told(processes: ProcessPool)
     returned, given = asked(lease, "echo", None), asked(lease, "echo", threading.Lock())
 
     assert (returned.kind, given.kind) == ("wrong_type", "wrong_type")
-    assert returned.message == "returned a function, which cannot be passed between processes"
-    assert given.message == "was given a lock, which cannot be passed between processes"
+    assert re.match(r"returned what cannot be passed between processes: .*lambda", returned.message)
+    assert re.match(r"was given what cannot be passed between processes: .*lock", given.message)
     assert asked(lease, "ask", 1) == [1]
 
 
