@@ -80,10 +80,11 @@ class DeadlinePool:
         """Wait for the end of a call. At its deadline, cancel what it waits for; abandon a call that waits for nothing,
         or does not fail in time."""
         late: Failure | None = None
-        poll = min(POLL, task.timeout)
-        while not (await asyncio.wait([ended], timeout=poll if task.left() == math.inf else task.left()))[0]:
+        while not ended.done():
+            left = task.left()
+            await asyncio.wait([ended], timeout=min(POLL, task.timeout) if left == math.inf else left)
             self._start_threads()  # if none could be started before
-            if task.left() > 0:
+            if task.left() > 0 or ended.done():
                 continue
             wait = task.wait if late is None else None
             stack = stack_of_thread(task.thread) if wait is None else await asyncio.to_thread(wait.stack)
