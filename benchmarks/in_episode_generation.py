@@ -99,8 +99,8 @@ def batcher_alone(environment: Any, model: Any, tokenizer: Any) -> Iterator[Call
 
     batcher = ProxyBatcher(model, tokenizer)
     jobs = [partial(environment.score_episode, batcher.policy, tokenizer, *each) for each in EPISODES]
-    with closing(DeadlinePool(len(EPISODES), timeout=600)) as pool:
-        yield lambda: [outcome.value for outcome in run_with(pool, batcher, jobs)]
+    pool = DeadlinePool(len(EPISODES), timeout=600)
+    yield lambda: [outcome.value for outcome in run_with(pool, batcher, jobs)]
 
 
 @contextmanager

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from aitrain.execution.deadline_pool import DeadlinePool
-from aitrain.execution.task import Outcome
 from tests.finished_runs import FinishedRuns, shared_folder
 from tests.preloaded import no_sync, serving
 
@@ -139,29 +135,3 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRuns:
     """Runs that all tests share: `finished("plain")` is the result of one. Their folders are read-only."""
     return FinishedRuns(shared_folder(tmp_path_factory), small_model)
-
-
-class CallerPool(DeadlinePool):
-    """A pool for tests that are not async."""
-
-    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
-        """The outcome of each job, in their order."""
-
-        async def all_of() -> list[Outcome[Any]]:
-            return await asyncio.gather(*map(self.call, jobs))
-
-        return asyncio.run(all_of())
-
-
-@pytest.fixture
-def make_pool() -> Iterator[Callable[..., CallerPool]]:
-    """`make_pool(threads, timeout)`: closed at the end; the deadline is one that nothing should come near."""
-    made: list[CallerPool] = []
-
-    def make(threads: int = 4, timeout: float = 30.0) -> CallerPool:
-        made.append(CallerPool(threads, timeout))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()

@@ -57,13 +57,15 @@ def offer_model(
     """Give a runner's environment the model, whose calls are batched; returns the context in which it may score.
     `refusal` says why the model itself cannot be called."""
     batcher = ProxyBatcher(model, tokenizer, engine, refusal)
-    runner.around, runner.on_call_end = torch.no_grad, batcher.on_call_end
-    runner.offer(batcher.policy, tokenizer)
+    parts = list(runner.parts.values())
+    for part in parts:
+        part.around, part.on_call_end = torch.no_grad, batcher.on_call_end
+        part.offer(batcher.policy, tokenizer)
 
     @asynccontextmanager
     async def scoring() -> AsyncIterator[None]:
         with nullcontext() if refusal else evaluation_mode(model):  # one that may train meanwhile keeps its mode
-            async with batcher.serving_calls(lambda: runner.running_calls):
+            async with batcher.serving_calls(lambda: sum(part.running_calls for part in parts)):
                 yield
 
     return scoring

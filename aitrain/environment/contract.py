@@ -18,9 +18,6 @@ from aitrain.execution.failure import Failure
 
 _IMMUTABLE = frozenset({str, int, float, bool, complex, bytes, type(None), type(Ellipsis), range, slice})
 
-Memo = dict[int, object]
-"""Copies by the id of their original, so that shared and cyclic references are kept."""
-
 
 def copy_arguments(arguments: Mapping[str, object], shared: Collection[str] = ()) -> dict[str, object]:
     """Deep copies of the values, except those named in `shared`.
@@ -28,53 +25,32 @@ def copy_arguments(arguments: Mapping[str, object], shared: Collection[str] = ()
     Callables (functions, bound methods, models) and objects that cannot be copied (locks, clients, open files) are
     shared. Containers of immutable values are copied shallowly, which is fast for long lists.
     """
-    memo: Memo = {}
-    return {
-        name: value if name in shared else _deep_copy(value, memo, _object_copy) for name, value in arguments.items()
-    }
+    memo = dict[int, Any]()
+    return {name: value if name in shared else _copied(value, memo) for name, value in arguments.items()}
 
 
 def copy_rows(rows: list[object]) -> list[object]:
     """Rows with copies of their lists, dicts and sets; other objects are shared, as they may be large."""
-    memo: Memo = {}
-    return [_deep_copy(row, memo, _shared) for row in rows]
+    memo = dict[int, Any]()
+    return [_copied(row, memo, shares_objects=True) for row in rows]
 
 
-def _deep_copy(value: object, memo: Memo, copy_object: Callable[[object, Memo], object]) -> object:
-    try:
-        return _copied(value, memo, copy_object)
-    except RecursionError:  # nested deeper than the recursion limit
-        return value
-
-
-def _copied(value: object, memo: Memo, copy_object: Callable[[object, Memo], object]) -> object:
+def _copied(value: Any, memo: dict[int, Any], shares_objects: bool = False) -> Any:
+    """A copy; `memo` has those that were made, by the id of their original, so that what is one object stays one."""
     kind = type(value)
-    if kind in _IMMUTABLE:
+    if kind in _IMMUTABLE or id(value) in memo:
+        return memo.get(id(value), value)
+    if kind in (list, dict, set, frozenset):
+        copied = memo[id(value)] = value.copy()
+        if kind is list and not set(map(type, value)) <= _IMMUTABLE:
+            copied[:] = [_copied(item, memo, shares_objects) for item in value]
+        if kind is dict and not set(map(type, value.values())) <= _IMMUTABLE:
+            copied.update((key, _copied(item, memo, shares_objects)) for key, item in value.items())
+        return copied
+    if kind is tuple:
+        return tuple(_copied(item, memo, shares_objects) for item in value)
+    if callable(value) or shares_objects:
         return value
-    if id(value) in memo:
-        return memo[id(value)]
-    if kind is list and isinstance(value, list):
-        items = memo[id(value)] = value.copy()
-        if not _are_immutable(value):
-            items[:] = [_copied(item, memo, copy_object) for item in value]
-        return items
-    if kind is dict and isinstance(value, dict):
-        fields = memo[id(value)] = value.copy()
-        if not _are_immutable(value.values()):
-            fields.update((key, _copied(item, memo, copy_object)) for key, item in value.items())
-        return fields
-    if kind is tuple and isinstance(value, tuple):
-        return value if _are_immutable(value) else tuple(_copied(item, memo, copy_object) for item in value)
-    if kind in (set, frozenset) and isinstance(value, (set, frozenset)):
-        return memo.setdefault(id(value), value.copy())  # members are hashable, so they are not changed in place
-    return value if callable(value) else copy_object(value, memo)
-
-
-def _are_immutable(values: Collection[object]) -> bool:
-    return set(map(type, values)) <= _IMMUTABLE
-
-
-def _object_copy(value: object, memo: Memo) -> object:
     attempt = dict(memo)  # a failed copy must not leave entries in the memo
     try:
         copied = copy.deepcopy(value, attempt)
@@ -82,10 +58,6 @@ def _object_copy(value: object, memo: Memo) -> object:
         copied = value
     memo[id(value)] = copied
     return copied
-
-
-def _shared(value: object, _: Memo) -> object:
-    return value
 
 
 Prompt = str | list[dict[str, Any]]
@@ -405,58 +377,43 @@ ROUNDING = 1e-9
 """What a score may be outside of its range and counts as the bound: weighted parts may add up to 1.0000000000000002."""
 
 
-def parse_score(returned: object, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
+def parse_score(returned: Any, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
     """The score of what an environment returned: a number, a Score, a dict with `score`, or None."""
-    value, metrics = _unpacked(returned)
+    value, metrics = returned, dict[str, Any]()
+    if isinstance(returned, Score):
+        value, metrics = returned.score, returned.metrics
+    elif isinstance(returned, Mapping) and "score" in returned:
+        metrics = {str(key): metric for key, metric in returned.items() if key != "score"}
+        nested = metrics.pop("metrics", None)
+        value, metrics = returned["score"], {**metrics, **nested} if isinstance(nested, Mapping) else metrics
+    numbers = {str(name): _number(metric) for name, metric in metrics.items()}
+    finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
     if value is None:
-        return ScoreResult(None, metrics)
+        return ScoreResult(None, finite)
     low, high = bounds
     expected = "not a finite number" if math.isinf(low) else f"not a number from {low:g} to {high:g}"
     number = _number(value)
     if number is None:
         needs_score = isinstance(returned, Mapping) and "score" not in returned
         why = 'and a dict needs a "score"' if needs_score else expected
-        return _unscored("wrong_type", f"returned {shown(returned)}, {why}")
-    if not math.isfinite(number):
-        return _unscored("not_finite", f"returned {number}, {expected}")
-    in_range = min(max(number, low), high)
-    if not math.isclose(number, in_range, rel_tol=ROUNDING, abs_tol=ROUNDING):
+        failure = Failure("wrong_type", f"returned {shown(returned)}, {why}")
+    elif not math.isfinite(number):
+        failure = Failure("not_finite", f"returned {number}, {expected}")
+    elif math.isclose(number, in_range := min(max(number, low), high), rel_tol=ROUNDING, abs_tol=ROUNDING):
+        return ScoreResult(in_range, finite)
+    else:
         why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
-        return _unscored("out_of_range", f"returned {number:g}, {why}")
-    return ScoreResult(in_range, metrics)
-
-
-def _unpacked(returned: Any) -> tuple[Any, dict[str, float]]:
-    if isinstance(returned, Score):
-        return returned.score, _numbers(returned.metrics)
-    if isinstance(returned, Mapping) and "score" in returned:
-        rest = {str(key): value for key, value in returned.items() if key != "score"}
-        nested = rest.pop("metrics", None)
-        return returned["score"], _numbers({**rest, **nested} if isinstance(nested, Mapping) else rest)
-    return returned, {}
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {str(name): _number(value) for name, value in metrics.items()}
-    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+        failure = Failure("out_of_range", f"returned {number:g}, {why}")
+    return ScoreResult(None, failure=failure)
 
 
 def _number(value: Any) -> float | None:
     """A float, int, bool, numpy or torch scalar as a float; None for anything else, strings included."""
-    if isinstance(value, (int, float)):
-        return _as_float(value)
-    if hasattr(value, "item") and getattr(value, "size", 1) != 0:
-        try:
-            item = value.item()
-        except (ValueError, RuntimeError, TypeError):
-            return None  # an array of several numbers
-        return _as_float(item) if isinstance(item, (int, float)) else None
-    return None
-
-
-def _as_float(value: int | float) -> float:
     try:
-        return float(value)
+        item = value.item() if hasattr(value, "item") else value
+        return float(item) if isinstance(item, (int, float)) else None
+    except (ValueError, RuntimeError, TypeError):  # an array of several numbers, or of none
+        return None
     except OverflowError:
         return math.inf
 
@@ -465,7 +422,3 @@ def shown(value: object) -> str:
     """The value and its type, short enough for a message."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
-def _unscored(kind: str, message: str) -> ScoreResult:
-    return ScoreResult(None, failure=Failure(kind, message))

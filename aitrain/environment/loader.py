@@ -79,14 +79,16 @@ def find_env(config: TrainConfig) -> EnvSource:
     if adapter is not None and not _is_own_module(place, class_name):
         return _adapter_source(adapter, class_name)
     wanted = class_name or config.rl_env_class
+    file = Path(os.path.expanduser(place))
     if place.endswith(".py"):
-        file = Path(os.path.expanduser(place))
-        if os.path.isdir(file):
-            raise ConfigError(f"rl_env: {place} is a folder, not a file")
         if not os.path.isfile(file):  # False for a name that is too long as well
             raise ConfigError(f"rl_env: {no_file(place)}")
         return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), wanted, is_module=False)
-    _refuse_path(place)
+    if os.path.isfile(file) or "/" in place or place.startswith((".", "~")) or place.endswith(".ipynb"):
+        raise ConfigError(
+            f"rl_env: {place} is not a Python file\nName one: --rl-env path/to/file.py:Class. In a notebook, call"
+            " aitrain.train(config, environment=...)."
+        )
     return _find_module("rl_env", place, wanted)
 
 
@@ -154,26 +156,6 @@ def bundled_modules() -> list[str]:
     return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
 
 
-def _refuse_path(place: str) -> None:
-    """Refuse a path that is not a Python file."""
-    path = Path(os.path.expanduser(place))
-    if os.path.isdir(path) and ("/" in place or place.startswith(".")):
-        raise ConfigError(f"rl_env: {place} is a folder\n{_folder_advice(path, '--rl-env {file}:Class')}")
-    if path.suffix == ".ipynb":
-        raise ConfigError(
-            f"rl_env: {place} is a notebook\nIn it, call aitrain.train(config, environment=...); or put the class into"
-            " a .py file."
-        )
-    if os.path.isfile(path) or "/" in place or place.startswith((".", "~")):
-        raise ConfigError(f"rl_env: {place} does not end in .py\nName a Python file: --rl-env path/to/file.py:Class")
-
-
-def _folder_advice(folder: Path, example: str) -> str:
-    """Advice on what to give instead of a folder."""
-    file = next((file for file in sorted(folder.glob("*.py")) if file.stem.isidentifier()), None)
-    return f"Name a file in it: {example.format(file=file, name=file.stem)}" if file else "It holds no Python file."
-
-
 def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
         raise ConfigError(
@@ -190,9 +172,7 @@ def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
                 f"Rename {top}, or name the file: --rl-env {module.replace('.', '/')}.py"
             )
         if chain[-1].origin is None:
-            folder = Path(next(iter(chain[-1].submodule_search_locations or [module])))
-            advice = _folder_advice(folder, module + ".{name}")
-            raise ConfigError(f"{option}: {module} is a folder, not a module\n{advice}")
+            raise ConfigError(f"{option}: {module} is a folder, not a module\nName a module in it: {module}.NAME")
         readable = (chain[-1].origin or "").endswith(".py")
         return EnvSource(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
     if module in bundled_modules():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from traceback import StackSummary
@@ -42,10 +43,11 @@ from aitrain.environment.session import (
     within,
 )
 from aitrain.errors import EpisodeTruncated
-from aitrain.execution.async_calls import replace_if_blocked, run_if_async, running_loop
+from aitrain.execution.async_calls import run_async
+from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure, as_failure
-from aitrain.execution.task import current_task, on_cancel
-from aitrain.execution.user_code import stack_of_awaitable, stack_of_thread
+from aitrain.execution.task import Task, current_task, on_cancel
+from aitrain.execution.user_code import stack_of_thread
 
 MAX_AFTER_LIMIT = 20
 """Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""
@@ -63,64 +65,53 @@ _SAMPLING_NOTE = (
 
 
 class BackgroundRun:
-    """A call of `rollout`. It runs for as long as its session: as a coroutine on the shared event loop, or in a thread
-    of its own. `on_end` is called, in any thread, when it has returned or raised."""
+    """A call of `rollout`, in a thread for as long as its session; `async def` runs on the shared event loop. `on_end`
+    is called in that thread when it has returned or raised."""
 
-    def __init__(self, call: Callable[[], Any], is_async: bool, on_end: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], Any], on_end: Callable[[], None]) -> None:
         self.value: object = None
         """What it returned."""
         self.error: BaseException | None = None
         """What it raised."""
         self.ended = threading.Event()
-        self._on_end = on_end
-        self._task: asyncio.Task[None] | None = None
-        self._coroutine = call() if is_async else None
-        if is_async:
-            self._loop = running_loop()
-            asyncio.run_coroutine_threadsafe(self._run_coroutine(), self._loop)
-        else:
-            self._thread = threading.Thread(target=self._run, args=(call,), name="environment-rollout", daemon=True)
-            self._thread.start()
+        self._task = Task(math.inf)
+        self._on_loop: asyncio.Task[Any] | None = None
+        self._thread = threading.Thread(target=self._run, args=(call, on_end), name="environment-rollout", daemon=True)
+        self._thread.start()
 
-    async def _run_coroutine(self) -> None:
-        self._task = asyncio.current_task()
-        current_task.set(None)  # the call that started it ends before it does
+    def _run(self, call: Callable[[], Any], on_end: Callable[[], None]) -> None:
+        current_task.set(self._task)
         try:
-            assert self._coroutine is not None
-            self.value = await self._coroutine
+            value = call()
+            self.value = run_async(self._noted(value)) if inspect.isawaitable(value) else value
         except BaseException as error:
             self.error = error
         finally:
             self.ended.set()
-            self._on_end()
+            on_end()
 
-    def _run(self, call: Callable[[], Any]) -> None:
-        try:
-            self.value = run_if_async(call())
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.ended.set()
-            self._on_end()
+    async def _noted(self, awaitable: Awaitable[Any]) -> Any:
+        self._on_loop = asyncio.current_task()
+        return await awaitable
 
     def cancel(self) -> None:
-        """Cancel a coroutine; if it blocks the event loop, later coroutines get a new one. Python cannot end a thread:
-        what it waits for has to wake it."""
-        if self._coroutine is not None:
-            self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
-            threading.Thread(target=replace_if_blocked, args=(self._loop,), daemon=True).start()
+        """Cancel a coroutine. Python cannot end a thread: what it waits for has to wake it."""
+        self._task.abandoned = CANCELLED
+        if (wait := self._task.wait) is not None:
+            wait.cancel(CANCELLED)
 
     def stack(self) -> StackSummary:
         """Its present stack, outermost frame first."""
-        return stack_of_thread(self._thread) if self._coroutine is None else stack_of_awaitable(self._coroutine)
+        wait = self._task.wait
+        return stack_of_thread(self._thread) if wait is None else wait.stack()
 
     def blocks_loop(self, seconds: float) -> bool:
         """Whether it is a coroutine that keeps the shared event loop busy for so long."""
-        if self._coroutine is None:
+        if self._on_loop is None:
             return False
-        gets_on = threading.Event()
-        self._loop.call_soon_threadsafe(gets_on.set)
-        return not gets_on.wait(seconds) and asyncio.current_task(self._loop) is self._task
+        gets_on, loop = threading.Event(), self._on_loop.get_loop()
+        loop.call_soon_threadsafe(gets_on.set)
+        return not gets_on.wait(seconds) and asyncio.current_task(loop) is self._on_loop
 
 
 class RolloutSession:
@@ -151,7 +142,7 @@ class RolloutSession:
         with within("rollout"):
             named = arguments_for(method, {**arguments, "endpoint": self._endpoint})
             call = partial(method, **copy_arguments(named, shared=("endpoint",)))
-            self._run = BackgroundRun(call, is_async, self._requests.end)
+            self._run = BackgroundRun(call, self._requests.end)
         self._requests.blocks_loop = self._run.blocks_loop
         return self._begun(self._next())
 

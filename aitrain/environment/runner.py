@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import pickle
@@ -25,6 +26,7 @@ from aitrain.environment.contract import (
     arguments_for,
     copy_arguments,
     env_kind,
+    named_by,
     parse_score,
     scores_groups,
     shown,
@@ -33,7 +35,6 @@ from aitrain.environment.rollout_session import session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Message, ResetResult, SessionLike, within
-from aitrain.environment.state_watch import StateSnapshot, UnknownStateError
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
@@ -45,17 +46,13 @@ from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 
 
-def remote_session(processes: ProcessPool, by_episode: bool, bounds: Bounds) -> RemoteSession:
-    """A session in its own process. `by_episode`: the process ends after an episode that changed its environment, so
-    that the next one begins with an environment as build_dataset left it."""
-    return RemoteSession(processes.lease(partial(_session_in_process, by_episode, bounds)))
-
-
 @dataclass(frozen=True)
 class RemoteSession:
-    """A session in another process."""
+    """A session in another process. `is_spent`: the process ends after it, so that the next episode begins with an
+    environment as build_dataset left it."""
 
     lease: WorkerLease
+    is_spent: bool
 
     def open(self, arguments: dict[str, Any]) -> ResetResult:
         reset: ResetResult = self.lease.call("open", arguments)
@@ -70,48 +67,30 @@ class RemoteSession:
         return result
 
     def close(self) -> None:
-        is_changed = False
         with suppress(CallFailed):
-            is_changed = bool(self.lease.call("close"))
-        self.lease.release(is_changed)
+            self.lease.call("close")
+        self.lease.release(self.is_spent)
 
 
-@dataclass
-class _SessionInProcess:
-    """A session in a worker process, which plays several episodes one after another."""
+@dataclass(frozen=True)
+class _LastSession:
+    """The last session in its process, which closes the environment as well."""
 
     session: SessionLike
     environment: Any
-    before: StateSnapshot | None
-    """The environment before the first episode; None if it cannot be compared."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
-    def close(self) -> bool:
-        """Close the session, and an environment that may have changed; returns whether it may."""
+    def close(self) -> None:
         self.session.close()
-        is_changed = self.before is None or (self.before.is_changed() and bool(self.before.changed_objects()))
-        if is_changed and callable(close := getattr(self.environment, "close", None)):
-            with suppress(Exception):
-                run_if_async(close())
-        return is_changed
+        if callable(close := getattr(self.environment, "close", None)):
+            run_if_async(close())
 
 
-def _session_in_process(by_episode: bool, bounds: Bounds, environment: Any) -> SessionLike | _SessionInProcess:
+def _session_in_process(is_spent: bool, bounds: Bounds, environment: Any) -> SessionLike | _LastSession:
     session = session_for(environment, bounds)
-    if not by_episode or getattr(environment, "concurrent", False) is True:
-        return session
-    if not _BEFORE:
-        try:
-            _BEFORE.append(StateSnapshot(environment))
-        except UnknownStateError:
-            _BEFORE.append(None)
-    return _SessionInProcess(session, environment, _BEFORE[0])
-
-
-_BEFORE: list[StateSnapshot | None] = []
-"""The environment of this process, as it was before the first episode."""
+    return _LastSession(session, environment) if is_spent else session
 
 
 # -- model and tokenizer in processes without a model
@@ -129,40 +108,25 @@ class NoModel:
 
 @dataclass(frozen=True)
 class StoredTokenizer:
-    """The `tokenizer` argument in worker processes; unpickled from a file on first use."""
+    """A tokenizer in a temporary file: pickled, it is the path, and unpickled in another process the tokenizer."""
 
     file: Path
 
     @classmethod
-    def of(cls, tokenizer: Any) -> StoredTokenizer | None:
-        """Pickle a tokenizer, if there is one, into a temporary file."""
-        if tokenizer is None:
-            return None
+    def of(cls, tokenizer: Any) -> StoredTokenizer:
+        """Pickle a tokenizer into the file."""
         handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
         with os.fdopen(handle, "wb") as file:
             pickle.dump(tokenizer, file)
         return cls(Path(name))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(_stored(self.file), name)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """The tokenizer's own call."""
-        return _stored(self.file)(*arguments, **keywords)
-
-    def __len__(self) -> int:
-        return len(_stored(self.file))
+    def __reduce__(self) -> tuple[Callable[[Path], Any], tuple[Path]]:
+        return _stored, (self.file,)
 
 
-_STORED: dict[Path, Any] = {}
-
-
+@functools.cache
 def _stored(file: Path) -> Any:
-    if file not in _STORED:
-        _STORED[file] = pickle.loads(file.read_bytes())
-    return _STORED[file]
+    return pickle.loads(file.read_bytes())
 
 
 THREADS = 64
@@ -290,7 +254,7 @@ class EnvRunner:
     @property
     def running_calls(self) -> int:
         """Number of running calls, without those that wait for a thread, or for others to end."""
-        return min(self._calls, self.pool.max_threads) - self.policy.waiting_calls
+        return min(self._calls, self.pool.max_calls) - self.policy.waiting_calls
 
     @property
     def may_play_alone(self) -> bool:
@@ -307,8 +271,9 @@ class EnvRunner:
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self.kind == "score_episode":
-            absent = model if isinstance(model, NoModel) else NoModel()
-            self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer)}
+            is_named = "tokenizer" in (named_by(self.environment.score_episode) or ["tokenizer"])
+            stored = StoredTokenizer.of(tokenizer) if is_named and tokenizer is not None else None
+            self.given = {"model": model if isinstance(model, NoModel) else NoModel(), "tokenizer": stored}
 
     # -- an episode, from its beginning to its end
 
@@ -343,7 +308,8 @@ class EnvRunner:
         bounds = bounds or self.config.score_bounds
         if self.processes is None:
             return session_for(self.policy.object_for(), bounds, case)
-        return remote_session(self.processes, self.policy.by_episode, bounds)
+        is_spent = self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
+        return RemoteSession(self.processes.lease(partial(_session_in_process, is_spent, bounds)), is_spent)
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -411,7 +377,7 @@ class EnvRunner:
                 async with in_order:
                     is_serial = self.policy.is_serial
                     if self.policy.keeps_order:  # its one thread makes the calls in the order in which they are given
-                        self.pool.max_threads, is_serial = 1, False
+                        self.pool.max_calls, is_serial = 1, False
                     if is_serial:
                         value = await self._call(one, job, place)
                         self.policy.refresh()
@@ -464,14 +430,18 @@ class EnvRunner:
         loop = asyncio.get_running_loop()
         self.policy.on_wait = partial(loop.call_soon_threadsafe, self.on_call_end)
         turn = PolicyCall(self.policy)
-        outcome = await self.pool.call(partial(turn.run, job), timeout)
-        if outcome.is_running:
-            turn.end()
+        is_running = True
+        try:
+            outcome = await self.pool.call(partial(turn.run, job), timeout)
+            is_running = outcome.is_running
+        finally:
+            if is_running:  # it was abandoned
+                turn.end()
         return outcome
 
     def close(self) -> None:
-        """Close the environment, here and in its processes, each within the deadline of a call, and end the threads and
-        processes. A failure is shown and changes nothing else: the run is over."""
+        """Close the environment, here and in its processes, each within the deadline of a call, and end the processes.
+        A failure is shown and changes nothing else: the run is over."""
         leases = [] if self.processes is None else self.processes.lease_idle(_itself)
         if callable(getattr(self.environment, "close", None)):
             closers: list[Callable[[], object]] = [self.environment.close]
@@ -481,7 +451,6 @@ class EnvRunner:
                 self.notify(f"{type(self.environment).__name__}.close {failures[0].message}")
         for lease in leases:
             lease.release()
-        self.pool.close()
         if self.processes is not None:
             self.processes.close()
         if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):
@@ -509,16 +478,6 @@ class MixedRunner:
 
     parts: dict[str, EnvRunner]
     config: TrainConfig
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    notify: Notify = lambda _: None
-    on_call_end: Callable[[], None] = lambda: None
-    on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
-
-    def __post_init__(self) -> None:
-        for name, part in self.parts.items():
-            part.around, part.on_call_end = (lambda: self.around()), (lambda: self.on_call_end())
-            part.notify = partial(lambda name, text: self.notify(f"{name}: {text}"), name)
-            part.on_messages = lambda session, messages: self.on_messages(session, messages)
 
     @property
     def label(self) -> str:
@@ -528,16 +487,6 @@ class MixedRunner:
     def part_of(self, case: Case) -> EnvRunner:
         """The runner of a case."""
         return self.parts[case.env]
-
-    @property
-    def running_calls(self) -> int:
-        """Number of running calls of all environments."""
-        return sum(part.running_calls for part in self.parts.values())
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether episodes of any environment have calls before their score."""
-        return any(part.has_sessions for part in self.parts.values())
 
     @property
     def scores_groups(self) -> bool:
@@ -554,21 +503,17 @@ class MixedRunner:
         """Whether there may be episodes that cannot run beside others."""
         return any(part.may_play_alone for part in self.parts.values())
 
-    def offer(self, model: Any, tokenizer: Any) -> None:
-        """Set the arguments `model` and `tokenizer` of every `score_episode`."""
-        for part in self.parts.values():
-            part.offer(model, tokenizer)
-
     async def open(
         self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None
     ) -> list[EnvSession]:
         """Open a session for each case; one that cannot be opened has a failure."""
-        rows = list(zip(cases, seeds, sampling or [None] * len(cases), strict=True))
-
-        async def opened(part: EnvRunner, places: list[int]) -> list[EnvSession]:
-            return await part.open(*map(list, zip(*(rows[place] for place in places), strict=True)))
-
-        return await self._each(cases, opened)
+        drawn = sampling or [None] * len(cases)
+        return await self._each(
+            cases,
+            lambda part, places: part.open(
+                [cases[n] for n in places], [seeds[n] for n in places], [drawn[n] for n in places]
+            ),
+        )
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -611,26 +556,19 @@ Runner: TypeAlias = EnvRunner | MixedRunner
 # -- groups
 
 
-@dataclass(frozen=True)
-class GroupScorer:
-    """Scores groups by `score_group`, in the process of the environment."""
-
-    bounds: Bounds
-    environment: Any
-
-    def score(self, group: Group) -> list[ScoreResult]:
-        """The result of each member: the score of `score_group`, with the metrics of both; an episode that failed keeps
-        its failure."""
-        method = self.environment.score_group
-        with within("score_group"):
-            returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
-            returned = returned.tolist() if hasattr(returned, "tolist") else returned
-            if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
-                count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
-                what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
-                raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
-        results = [parse_score(value, self.bounds) for value in returned]
-        return [_merged(member.result, one) for member, one in zip(group.members, results, strict=True)]
+def score_group(bounds: Bounds, environment: Any, group: Group) -> list[ScoreResult]:
+    """The result of each member of a group: the score of `score_group`, with the metrics of both; an episode that
+    failed keeps its failure."""
+    method = environment.score_group
+    with within("score_group"):
+        returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
+        returned = returned.tolist() if hasattr(returned, "tolist") else returned
+        if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
+            what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
+            raise CallFailed(Failure("wrong_type", f"returned {count}: {what}"))
+    results = [parse_score(value, bounds) for value in returned]
+    return [_merged(member.result, one) for member, one in zip(group.members, results, strict=True)]
 
 
 def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
@@ -645,13 +583,13 @@ def group_job(runner: EnvRunner, group: Group, bounds: Bounds) -> Callable[[], l
     if runner.is_served:
         return partial(runner.environment.score, group, bounds)
     if runner.processes is None:
-        return partial(GroupScorer(bounds, runner.environment).score, group)
+        return partial(score_group, bounds, runner.environment, group)
     processes = runner.processes
 
     def score_in_process() -> list[ScoreResult]:
-        lease = processes.lease(partial(GroupScorer, bounds))
+        lease = processes.lease(partial(partial, score_group, bounds))
         try:
-            results: list[ScoreResult] = lease.call("score", group)
+            results: list[ScoreResult] = lease.call("__call__", group)
             return results
         finally:
             lease.release()

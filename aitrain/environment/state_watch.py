@@ -6,16 +6,18 @@ does not mean unchanged.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import copy
 import copyreg
 import datetime
 import decimal
-import dis
 import fractions
 import functools
 import gc
+import inspect
 import io
+import linecache
 import operator
 import os
 import random
@@ -27,25 +29,44 @@ import types
 import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from aitrain.errors import AitrainError
 from aitrain.execution.user_code import is_users_file
 
 MAX_REFERENCES = 3_000_000
 """Maximum references in a snapshot; comparing two snapshots of this size takes about 0.3 s."""
-LEAVES = {
+MAX_SECONDS = 5.0
+"""Seconds of comparisons in one watched call."""
+MAX_EVENTS = 20_000
+"""Traced events of a call that runs beside others, about 6 ms; what it does later shows in the comparison only."""
+LOOKS = 3
+"""Comparisons after one line, in a call that runs alone."""
+LARGE_ARRAY = 1 << 20
+"""Bytes of an array above which it is compared at the end of a call only."""
+
+_LEAVES = {
     str, bytes, int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice, re.Pattern,
     re.Match, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal,
     fractions.Fraction, uuid.UUID, Path, PosixPath, WindowsPath, CodeType, FrameType, types.TracebackType,
 }  # fmt: skip
 """Types of values that never change and refer to nothing that does."""
+
+_CONTAINERS: frozenset[type] = frozenset((
+    list, dict, set, frozenset, tuple, deque, OrderedDict, defaultdict, types.MappingProxyType, types.CellType,
+    types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.SimpleNamespace, property, staticmethod,
+    classmethod, functools.partial, BaseException, super, type({}.keys()), type({}.values()), type({}.items()),
+    types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, object, FunctionType,
+))  # fmt: skip
+"""C types whose whole state is what they refer to."""
+_COPIED = (list, dict, set, deque, bytearray)
 
 _NOT_WATCHED = (
     "httpx.", "httpcore.", "requests.", "urllib3.", "aiohttp.", "openai.", "anthropic.", "logging.", "_thread.",
@@ -57,13 +78,15 @@ _NOT_WATCHED = (
 tokenizers, tables. Objects of classes that users derive from them are watched."""
 
 _LRU_CACHE = type(functools.lru_cache(len))
+_FRAMES = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
+_HEAP_TYPE = 1 << 9
 
 
 class UnknownStateError(AitrainError):
     """State that cannot be compared; the message says which."""
 
 
-def is_users_module(module: object) -> bool:
+def _is_users_module(module: object) -> bool:
     """Whether a module is the user's; modules without a file, such as notebooks, are, unless Python contains them."""
     file = getattr(module, "__file__", None)
     if file is None:
@@ -71,19 +94,27 @@ def is_users_module(module: object) -> bool:
     return is_users_file(file)
 
 
-def is_not_watched(item: object) -> bool:
+def _is_users_class(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    if module is not None and module is not builtins:
+        return _is_users_module(module)
+    functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+    return any(is_users_file(function.__code__.co_filename) for function in functions)  # made by exec
+
+
+def _is_not_watched(item: object) -> bool:
     """Whether an object is a client, a logger or another one that may change."""
     name = f"{type(item).__module__}.{type(item).__qualname__}"
     return name.startswith(_NOT_WATCHED) and not name.startswith("aitrain.envs.")
 
 
-def is_users_class(kind: type) -> bool:
-    """Whether a class is the user's."""
-    module = sys.modules.get(kind.__module__)
-    if module is not None and module is not builtins:
-        return is_users_module(module)
-    functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
-    return any(is_users_file(function.__code__.co_filename) for function in functions)  # made by exec
+def _is_array(item: object) -> bool:
+    """Whether an object is an array of numpy."""
+    return type(item).__module__ == "numpy" and hasattr(item, "tobytes") and hasattr(item, "dtype")
+
+
+Called = Mapping[CodeType, dict[str, Any]]
+"""Functions that were called, with their global variables."""
 
 
 class Walk:
@@ -98,29 +129,27 @@ class Walk:
         roots: Iterable[object],
         without: Iterable[object] = (),
         through_code: bool = True,
-        names: Iterable[str] = (),
-        namespaces: Iterable[dict[str, Any]] = (),
+        called: Called | None = None,
     ) -> None:
-        """`through_code`: also classes, and the global variables that functions name, or that are among `names`."""
+        """`through_code`: also classes, and the global variables that functions name."""
         self.seen: dict[int, object] = {}
         self.tracked: list[object] = []
-        self.namespaces: dict[int, dict[str, Any]] = {}
-        """Global variables of the users' modules, which are walked by name."""
         self.owners: dict[int, object] = {}
         """Objects and modules by the id of their `__dict__`."""
-        self.functions: dict[CodeType, FunctionType] = {}
         self.has_caches = False
         """Whether there are caches or weak references, from which other objects may come later."""
-        self._names = set(names)
+        self._namespaces = list[dict[str, Any]]()  # global variables of the user's modules, which are walked by name
+        self._names = set[str]()
         self._is_through_code = through_code
         left = {id(item) for item in (vars(builtins), vars(sys), sys.stdout, sys.stderr, sys.stdin, *without)}
-        for namespace in namespaces:
-            self.add_namespace(namespace, sys.modules.get(str(namespace.get("__name__")), builtins))
+        for code, namespace in (called or {}).items():
+            self._names |= _names_in(code)
+            self._add_namespace(namespace)
         todo, count = list(roots), 0
         self._roots = {id(root) for root in todo}
         while todo or (todo := self._named_globals()):
             item = todo.pop()
-            if type(item) in LEAVES or id(item) in self.seen or id(item) in left:
+            if type(item) in _LEAVES or id(item) in self.seen or id(item) in left:
                 continue
             self.seen[id(item)] = item
             parts = self._parts(item)
@@ -129,41 +158,44 @@ class Walk:
             if count > MAX_REFERENCES:
                 raise UnknownStateError(f"it refers to more than {MAX_REFERENCES:,} objects")
 
-    def add_namespace(self, namespace: dict[str, Any], module: object) -> None:
+    def __contains__(self, item: object) -> bool:
+        return id(item) in self.seen
+
+    def _add_namespace(self, namespace: dict[str, Any]) -> None:
         """Compare these global variables, and walk those that functions name."""
-        if id(namespace) not in self.namespaces:
-            self.namespaces[id(namespace)] = self.seen[id(namespace)] = namespace
-            self.owners[id(namespace)] = module
+        if self._is_through_code and id(namespace) not in self.owners:
+            self.owners[id(namespace)] = sys.modules.get(str(namespace.get("__name__")), builtins)
+            self.seen[id(namespace)] = namespace
+            self._namespaces.append(namespace)
             self.tracked.append(namespace)
 
     def _named_globals(self) -> list[object]:
         """Global variables that are named, and were not walked yet."""
-        if not self._is_through_code:
-            return []
-        values = [space[name] for space in self.namespaces.values() for name in self._names if name in space]
-        return [value for value in values if type(value) not in LEAVES and id(value) not in self.seen]
-
-    def __contains__(self, item: object) -> bool:
-        return id(item) in self.seen
+        values = [space[name] for space in self._namespaces for name in self._names if name in space]
+        return [value for value in values if type(value) not in _LEAVES and value not in self]
 
     def _parts(self, item: Any) -> list[Any]:
         """What an object refers to; notes the object if it can be compared."""
         kind = type(item)
         if issubclass(kind, ModuleType):
-            if self._is_through_code and is_users_module(item):
-                self.add_namespace(vars(item), item)
+            if _is_users_module(item):
+                self._add_namespace(vars(item))
             return []
-        if isinstance(item, type):
-            if not (self._is_through_code and is_users_class(item)):
-                return []
-        elif kind is FunctionType:
-            return self._parts_of_function(item)
-        elif kind is _LRU_CACHE or issubclass(kind, weakref.ReferenceType):
+        if kind is FunctionType:
+            if is_users_file(item.__code__.co_filename):
+                self._names |= _names_in(item.__code__)
+                self._add_namespace(item.__globals__)
+            named = (item.__kwdefaults__ or {}).values()
+            return [*(item.__closure__ or ()), *(item.__defaults__ or ()), *named, vars(item)]
+        if kind is _LRU_CACHE or issubclass(kind, weakref.ReferenceType):
             self.has_caches = True
             return _cached_values(item) if kind is _LRU_CACHE else [weakref.ReferenceType.__call__(item)]
+        if isinstance(item, type):
+            if not (self._is_through_code and _is_users_class(item)):
+                return []
         elif issubclass(kind, threading.Thread) and item.is_alive():
             raise UnknownStateError(f"the thread {item.name}, which the environment started, may change anything")
-        elif is_not_watched(item) and id(item) not in self._roots:
+        elif _is_not_watched(item) and id(item) not in self._roots:
             return []
         with suppress(AttributeError, TypeError):
             namespace = object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
@@ -176,24 +208,15 @@ class Walk:
             parts = gc.get_referents(item)
         if not self._is_through_code:
             parts = [part for part in parts if not isinstance(part, type)]
-        if is_array(item) and item.dtype.hasobject:
+        if _is_array(item) and item.dtype.hasobject:
             parts += item.ravel().tolist()
-        return parts
-
-    def _parts_of_function(self, function: FunctionType) -> list[Any]:
-        self.functions[function.__code__] = function
-        parts: list[Any] = [*(function.__closure__ or ()), *(function.__defaults__ or ()), vars(function)]
-        parts += (function.__kwdefaults__ or {}).values()
-        if self._is_through_code and is_users_file(function.__code__.co_filename):
-            self._names |= names_in(function.__code__)
-            self.add_namespace(function.__globals__, sys.modules.get(function.__module__ or "", builtins))
         return parts
 
 
 @functools.lru_cache(maxsize=4096)
-def names_in(code: CodeType) -> frozenset[str]:
+def _names_in(code: CodeType) -> frozenset[str]:
     """Names of globals and attributes that a function uses, with those of the functions inside of it."""
-    inner = [names_in(each) for each in code.co_consts if isinstance(each, CodeType)]
+    inner = [_names_in(each) for each in code.co_consts if isinstance(each, CodeType)]
     return frozenset(code.co_names).union(*inner)
 
 
@@ -205,186 +228,139 @@ def _cached_values(cache: Any) -> list[Any]:
     return [part for part in parts if not isinstance(part, type) and not any(part is each for each in inside)]
 
 
-def is_array(item: object) -> bool:
-    """Whether an object is an array of numpy."""
-    return type(item).__module__ == "numpy" and hasattr(item, "tobytes") and hasattr(item, "dtype")
-
-
-def class_attribute(owner: object, name: str) -> object:
-    """An attribute of an object's class or its bases; None if there is none."""
-    return next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
-
-
-LARGE_ARRAY = 1 << 20
-"""Bytes of an array above which it is compared at the end of a call only."""
-
-_CONTAINERS: frozenset[type] = frozenset((
-    list, dict, set, frozenset, tuple, deque, OrderedDict, defaultdict, types.MappingProxyType, types.CellType,
-    types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.SimpleNamespace, property, staticmethod,
-    classmethod, functools.partial, BaseException, super, type({}.keys()), type({}.values()), type({}.items()),
-    types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
-    types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, object,
-))  # fmt: skip
-"""C types whose whole state is what they refer to."""
-TORCH_SEED = "the seed of torch"
-COPIED = (list, dict, set, deque, bytearray)
-
-_FRAMES = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-_HEAP_TYPE = 1 << 9
-
-
-class _OpaqueError(UnknownStateError):
-    """An object of a C type that does not say what it holds."""
-
-    def __init__(self, item: object) -> None:
-        super().__init__(f"an object of {type(item).__module__}.{type(item).__qualname__} does not show its state")
-        self.item = item
-
-
-@dataclass(frozen=True)
-class StateChange:
-    """What a call changed, and the user's line that had run last."""
-
-    target: str
-    """`self.case`, `Board.cells`, `COUNT`, `the working directory`."""
-    place: str = ""
-    """`env.py, line 12`."""
-
-
 class StateSnapshot:
-    """What the mutable objects of an environment refer to or hold at one time.
+    """What the mutable objects of an environment refer to or hold at one time; `called` were called by it.
 
     Raises:
         UnknownStateError: see Walk.
     """
 
-    def __init__(
-        self, environment: Any, codes: Iterable[CodeType] = (), namespaces: Iterable[dict[str, Any]] = ()
-    ) -> None:
-        """`codes` were called, in modules with these `namespaces`."""
+    def __init__(self, environment: Any, called: Called | None = None) -> None:
         _replace_openers()  # before the first comparison
-        self.environment = environment
-        kinds = [kind for kind in type(environment).__mro__ if is_users_class(kind)]
+        kinds = [kind for kind in type(environment).__mro__ if _is_users_class(kind)]
         modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
-        code_names = frozenset[str]().union(*map(names_in, codes))
-        self.walk = Walk([environment, *kinds, *modules], names=code_names, namespaces=namespaces)
-        self._tracked = [vars(builtins), vars(sys), *self.walk.tracked]
-        self._dicts: list[dict[Any, Any]] = [item for item in self._tracked if isinstance(item, dict)]
-        self._copies: list[tuple[Any, Any]] = [
-            (item, _shallow_copy(item)) for item in self._tracked if isinstance(item, COPIED)
+        self.environment = environment
+        self.walk = Walk([environment, *kinds, *modules], called=called)
+        self._named_roots: list[tuple[Mapping[str, Any], str]] = [
+            (getattr(environment, "__dict__", {}), "self."),
+            *((vars(kind), f"{kind.__name__}.") for kind in kinds),
+            *((vars(module), "") for module in modules),
         ]
-        self._referents = [(item, gc.get_referents(item)) for item in self._tracked]
+        tracked = self.walk.tracked
+        self._dicts: list[dict[Any, Any]] = [item for item in tracked if isinstance(item, dict)]
+        self._copies = {id(item): (item, _shallow_copy(item)) for item in tracked if isinstance(item, _COPIED)}
+        self._referents = [(item, gc.get_referents(item)) for item in tracked]
         self._flat = self._references()
-        values = [item for item in self._tracked if not isinstance(item, type) and _has_value(item)]
-        try:
-            self._large = [(item, _value(item)) for item in values if _is_large(item)]
-            self._values = [(item, _value(item)) for item in values if not _is_large(item)]
-        except _OpaqueError as error:
-            name = self._by_holder(error.item).target
-            raise UnknownStateError(f"{name} does not show its state") from None
+        self._values: list[tuple[Any, object]] = []
+        for item in tracked:
+            if not isinstance(item, type) and _c_type(type(item)) not in _CONTAINERS:  # type: ignore[arg-type]
+                try:
+                    self._values.append((item, _value(item)))
+                except UnknownStateError:
+                    raise UnknownStateError(f"{self._name_of(item)} does not show its state") from None
         self._facts = _process_state()
 
     def _references(self) -> list[object]:
-        return gc.get_referents(*self._tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
+        return gc.get_referents(*self.walk.tracked) + list(chain.from_iterable(map(dict.keys, self._dicts)))
 
-    def is_changed(self, at_end: bool = True) -> bool:
-        """Whether anything differs now; before the end of a call, large arrays are left out."""
+    def is_changed(self, is_mid_call: bool = False) -> bool:
+        """Whether anything differs now; in the middle of a call that runs alone, large arrays are left out, and the
+        state of the process is compared too."""
         try:
             now = self._references()
         except RuntimeError:  # a call that was abandoned adds to a dict
             return True
         if len(now) != len(self._flat) or not all(map(operator.is_, now, self._flat)):
             return True
-        if any(_value(item) != value for item, value in self._values):
+        if any(_value(item) != value for item, value in self._values if not (is_mid_call and _is_large(item))):
             return True
-        return any(_value(item) != value for item, value in self._large) if at_end else _process_state() != self._facts
+        return is_mid_call and _process_state() != self._facts
 
     def changed_objects(self) -> list[object]:
         """The objects that differ now, except in ways that have no effect on scores."""
-        dicts = [item for item, before in self._copies if isinstance(item, dict) and self._changed_keys(item, before)]
-        others = [item for item, before in self._referents if not isinstance(item, dict) and _differs(item, before)]
-        return dicts + others + [item for item, value in (*self._values, *self._large) if _value(item) != value]
+        changed = [item for item, value in self._values if _value(item) != value]
+        for item, before in self._referents:
+            if isinstance(item, dict):
+                changed += [item] if self._changed_keys(item) else []
+            elif len(now := gc.get_referents(item)) != len(before) or not all(map(operator.is_, now, before)):
+                changed.append(item)
+        return changed
 
-    def _changed_keys(self, item: dict[Any, Any], before: dict[Any, Any]) -> list[Any]:
+    def _changed_keys(self, item: dict[Any, Any]) -> list[Any]:
         """Keys whose values differ, without those of cached properties and of clients that are made when needed."""
         owner, missing = self.walk.owners.get(id(item)), object()
+        _, before = self._copies.get(id(item), (None, {}))
         found = []
-        for key in (*before, *(key for key in item if key not in before)):
+        for key in dict.fromkeys([*before, *item]):
             old, new = before.get(key, missing), item.get(key, missing)
-            is_made = old is missing or old is None
             if old is new or (isinstance(owner, ModuleType) and key == "__warningregistry__"):
                 continue
-            if isinstance(key, str) and is_made and isinstance(class_attribute(owner, key), functools.cached_property):
-                continue
-            if is_made and is_not_watched(new):
+            of_class = inspect.getattr_static(type(owner), key, None) if isinstance(key, str) else None
+            if old in (missing, None) and (_is_not_watched(new) or isinstance(of_class, functools.cached_property)):
                 continue
             found.append(key)
         return found
 
-    def describe(self, item: Any) -> StateChange:
-        """The change of an object, by the name that the user's code has for it."""
-        if isinstance(item, dict):
-            before: dict[Any, Any] = next((copied for held, copied in self._copies if held is item), {})
-            keys, owner = self._changed_keys(item, before), self.walk.owners.get(id(item))
-            if item is vars(builtins) or item is vars(sys):
-                return StateChange(f"{'builtins' if item is vars(builtins) else 'sys'}.{keys[0]}")
-            if owner is not None and keys:
-                prefix = "self." if owner is self.environment else f"{type(owner).__name__}."
-                return StateChange(f"{'' if isinstance(owner, ModuleType) else prefix}{keys[0]}")
-        return StateChange(f"{item.__name__}, a class") if isinstance(item, type) else self._by_holder(item)
+    def describe(self, item: Any) -> str:
+        """A changed object, by the name that the user's code has for it: `self.case`, `Board.cells`, `COUNT`."""
+        owner = self.walk.owners.get(id(item))
+        if isinstance(item, dict) and owner is not None and (keys := self._changed_keys(item)):
+            return f"{self._prefix(owner)}{keys[0]}"
+        return f"{item.__name__}, a class" if isinstance(item, type) else self._name_of(item)
 
-    def _by_holder(self, item: object) -> StateChange:
-        """The name of an attribute, a class attribute or a global variable from which an object is reached."""
-        shown = type(item).__name__
-        for roots, prefix in _named_roots(self.environment):
-            for name, value in list(roots.items()):
-                if value is item:
-                    return StateChange(f"{prefix}{name}")
-        for roots, prefix in _named_roots(self.environment):
+    def _prefix(self, owner: object) -> str:
+        """What the name of an attribute of an object begins with."""
+        if isinstance(owner, ModuleType):
+            return ""
+        return "self." if owner is self.environment else f"{type(owner).__name__}."
+
+    def _name_of(self, item: object) -> str:
+        """The attribute, the class attribute or the global variable from which an object is reached."""
+        for roots, prefix in self._named_roots:
             for name, value in list(roots.items()):
                 if item in Walk([value], without=[self.environment], through_code=False):
-                    return StateChange(f"{prefix}{name} ({shown})")
-        return StateChange(f"an object of type {shown}")
+                    return f"{prefix}{name}" + ("" if value is item else f" ({type(item).__name__})")
+        return f"an object of type {type(item).__name__}"
 
-    def changed_process_state(self) -> list[StateChange]:
+    def changed_process_state(self) -> list[str]:
         """What differs now in the state that all code of the process shares."""
-        return [StateChange(name) for name, value in _process_state().items() if value != self._facts.get(name)]
+        return [name for name, value in _process_state().items() if value != self._facts.get(name)]
+
+    def stored_on(self, frame: FrameType, line: int) -> list[tuple[str, object]]:
+        """The names and the objects that a line of a function assigns to or deletes from, if other calls see them;
+        without clients."""
+        found = list[tuple[str, object]]()
+        for node in _stores(frame.f_code.co_filename).get(line, ()):
+            if not isinstance(node, ast.Name):
+                name, target = getattr(node, "attr", ""), _object_of(node.value, frame)
+            else:
+                name, target = node.id, frame.f_globals if node.id in frame.f_code.co_names else None
+            if target is None or target not in self.walk:
+                continue
+            values = target if isinstance(target, dict) else getattr(target, "__dict__", {})
+            if not name:
+                found.append((f"an item of a {type(target).__name__}", target))
+            elif not _is_not_watched(values.get(name)):
+                found.append((f"{'' if isinstance(target, dict) else self._prefix(target)}{name}", target))
+        return found
 
     def restore(self, items: Iterable[object]) -> None:
         """Give containers and attributes of these objects the content that they had."""
-        wanted = {id(item) for item in items}
-        for item, before in self._copies:
-            if id(item) in wanted:
-                item.clear()
-                (item.update if isinstance(item, (dict, set)) else item.extend)(before)
-
-
-def _named_roots(environment: Any) -> list[tuple[dict[str, Any], str]]:
-    """Namespaces with what their names begin with in the user's code."""
-    kinds = [kind for kind in type(environment).__mro__ if is_users_class(kind)]
-    classes = [(dict(vars(kind)), f"{kind.__name__}.") for kind in kinds]
-    modules = [(vars(sys.modules[kind.__module__]), "") for kind in kinds if kind.__module__ in sys.modules]
-    return [(getattr(environment, "__dict__", {}), "self."), *classes, *modules]
+        for item in items:
+            _, before = self._copies.get(id(item), (None, None))
+            if before is not None:
+                known: Any = item
+                known.clear()
+                (known.update if isinstance(item, (dict, set)) else known.extend)(before)
 
 
 def _shallow_copy(item: Any) -> Any:
     """A copy by the C type's own method, which calls no code of the user."""
-    return next(kind for kind in COPIED if isinstance(item, kind)).copy(item)
-
-
-def _differs(item: object, before: list[object]) -> bool:
-    now = gc.get_referents(item)
-    return len(now) != len(before) or not all(map(operator.is_, now, before))
-
-
-def _has_value(item: object) -> bool:
-    """Whether an object holds more than references."""
-    kind = type(item)
-    return kind in _FRAMES or (kind is not FunctionType and _c_type(kind) not in _CONTAINERS)  # type: ignore[arg-type]
+    return next(kind for kind in _COPIED if isinstance(item, kind)).copy(item)
 
 
 def _is_large(item: Any) -> bool:
-    return is_array(item) and item.nbytes > LARGE_ARRAY
+    return _is_array(item) and item.nbytes > LARGE_ARRAY
 
 
 def _value(item: Any) -> object:
@@ -395,11 +371,9 @@ def _value(item: Any) -> object:
     """
     kind = type(item)
     if kind in _FRAMES:
-        frame = next(
-            (getattr(item, name, None) for name in ("gi_frame", "cr_frame", "ag_frame") if hasattr(item, name)), None
-        )
+        frame = getattr(item, _FRAMES[kind])
         return frame and frame.f_lasti
-    if is_array(item):
+    if _is_array(item):
         return item.shape, item.dtype.str, item.tobytes()
     if isinstance(item, (bytearray, memoryview)):
         return bytes(item)
@@ -414,7 +388,7 @@ def _value(item: Any) -> object:
     except Exception:
         first, second = None, item
     if first != second:
-        raise _OpaqueError(item)
+        raise UnknownStateError(f"an object of {kind.__module__}.{kind.__qualname__} does not show its state")
     return first
 
 
@@ -424,65 +398,9 @@ def _plain(part: Any, depth: int = 0) -> object:
         return tuple(_plain(each, depth + 1) for each in part)
     if depth < 6 and isinstance(part, dict):
         return tuple((_plain(key, depth + 1), _plain(value, depth + 1)) for key, value in part.items())
-    if is_array(part):
+    if _is_array(part):
         return part.tobytes()
-    return part if type(part) in LEAVES else id(part)
-
-
-def _process_state() -> dict[str, object]:
-    """State that all code of the process shares, by its name in sentences."""
-    state: dict[str, object] = {"os.environ": dict(os.environ), "sys.stdout": (id(sys.stdout), id(sys.stderr))}
-    with suppress(FileNotFoundError):  # the folder was deleted
-        state["the working directory"] = os.getcwd()
-    generators = {"the seed of random": random.getstate()[1]}
-    if numpy := sys.modules.get("numpy"):
-        _, key, position, *_ = numpy.random.get_state()
-        generators["the seed of numpy.random"] = (key.tobytes(), position)
-    # a generator that was seeded has used none of its numbers; one that only draws never has that state and other keys
-    state |= {name: value[:-1] for name, value in generators.items() if value[-1] == 624}
-    if (torch := sys.modules.get("torch")) and hasattr(torch, "initial_seed"):
-        state[TORCH_SEED] = torch.initial_seed()
-    return state
-
-
-class WrittenFiles:
-    """The files that are opened to write, until `stop`."""
-
-    active: ClassVar[list[WrittenFiles]] = []
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        WrittenFiles.active.append(self)
-
-    def stop(self) -> None:
-        """Note no more."""
-        WrittenFiles.active = [each for each in WrittenFiles.active if each is not self]
-
-
-@functools.cache
-def _replace_openers() -> None:
-    """Let `open` and `os.open` note what is written, from now on: an audit hook disturbs tracing, and functions that
-    are put back in another order than they were replaced remain."""
-    for module, name in ((builtins, "open"), (io, "open"), (os, "open")):
-        setattr(module, name, _noting(getattr(module, name)))
-
-
-def _noting(opener: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(opener)
-    def noting(*given: Any, **named: Any) -> Any:
-        if WrittenFiles.active:
-            path = given[0] if given else named.get("file", named.get("path"))
-            mode = given[1] if len(given) > 1 else named.get("flags", named.get("mode", "r"))
-            if isinstance(mode, int):  # of os.open
-                writes = mode & (os.O_WRONLY | os.O_RDWR) != 0 and not mode & os.O_APPEND
-            else:
-                writes = "a" not in mode and not set("wx+").isdisjoint(mode)
-            if writes and isinstance(path, (str, bytes, os.PathLike)) and not os.fsdecode(path).startswith("/dev/"):
-                for each in WrittenFiles.active:
-                    each.names.add(os.path.abspath(os.fsdecode(path)))
-        return opener(*given, **named)
-
-    return noting
+    return part if type(part) in _LEAVES else id(part)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -500,24 +418,109 @@ def _c_type(kind: type) -> type:
     return object
 
 
-@dataclass(eq=False)
+def _process_state() -> dict[str, object]:
+    """State that all code of the process shares, by its name in sentences."""
+    state: dict[str, object] = {"os.environ": dict(os.environ), "sys.stdout": (id(sys.stdout), id(sys.stderr))}
+    with suppress(FileNotFoundError):  # the folder was deleted
+        state["the working directory"] = os.getcwd()
+    generators = {"the seed of random": random.getstate()[1]}
+    if numpy := sys.modules.get("numpy"):
+        _, key, position, *_ = numpy.random.get_state()
+        generators["the seed of numpy.random"] = (key.tobytes(), position)
+    # a generator that was seeded has used none of its numbers; one that only draws never has that state and other keys
+    return state | {name: value[:-1] for name, value in generators.items() if value[-1] == 624}
+
+
+# -- assignments
+
+
+@functools.lru_cache(maxsize=256)
+def _stores(file: str) -> dict[int, list[ast.Name | ast.Attribute | ast.Subscript]]:
+    """The global variables, attributes and items that each line of a file assigns to or deletes."""
+    found = defaultdict[int, list[ast.Name | ast.Attribute | ast.Subscript]](list)
+    tree = ast.Module([], [])
+    with suppress(SyntaxError):  # of a notebook
+        tree = ast.parse("".join(linecache.getlines(file)))
+    nodes = list(ast.walk(tree))
+    names = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    for node in nodes:
+        is_written = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        if is_written and (isinstance(node, (ast.Attribute, ast.Subscript)) or getattr(node, "id", None) in names):
+            found[node.lineno].append(node)  # type: ignore[attr-defined, arg-type]
+    return found
+
+
+def _object_of(node: ast.expr, frame: FrameType) -> Any:
+    """The object that an expression leads to, without running code of the user: an item stands for what holds it; None
+    if it cannot be found."""
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Subscript):
+        return _object_of(node.value, frame)
+    if not isinstance(node, ast.Attribute):
+        return None
+    owner = _object_of(node.value, frame)
+    if node.attr == "__dict__":
+        return getattr(owner, "__dict__", None)
+    found = inspect.getattr_static(owner, node.attr, None)
+    return None if hasattr(type(found), "__get__") else found
+
+
+# -- files
+
+_written: set[str] | None = None  # the files that the call that runs alone has opened to write
+
+
+@functools.cache
+def _replace_openers() -> None:
+    """Let `open` and `os.open` note what is written, from now on: an audit hook disturbs tracing, and functions that
+    are put back in another order than they were replaced remain."""
+    for module, name in ((builtins, "open"), (io, "open"), (os, "open")):
+        setattr(module, name, _noting(getattr(module, name)))
+
+
+def _noting(opener: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(opener)
+    def noting(*given: Any, **named: Any) -> Any:
+        if _written is not None:
+            path = given[0] if given else named.get("file", named.get("path"))
+            mode = given[1] if len(given) > 1 else named.get("flags", named.get("mode", "r"))
+            if isinstance(mode, int):  # of os.open
+                writes = mode & (os.O_WRONLY | os.O_RDWR) != 0 and not mode & os.O_APPEND
+            else:
+                writes = "a" not in mode and not set("wx+").isdisjoint(mode)
+            if writes and isinstance(path, (str, bytes, os.PathLike)) and not os.fsdecode(path).startswith("/dev/"):
+                _written.add(os.path.abspath(os.fsdecode(path)))
+        return opener(*given, **named)
+
+    return noting
+
+
+# -- the watch
+
+
 class StateWatch:
-    """What the watched calls of one environment changed."""
+    """What the watched calls of one environment changed. `by_episode`: all changes are wanted; otherwise the first one
+    ends the watch."""
 
-    environment: Any
-    by_episode: bool = False
-    """Whether all changes are wanted; otherwise the first one ends the watch."""
-    changes: list[StateChange] = field(default_factory=list)
-    changed: list[Any] = field(default_factory=list)
-    """The objects of the changes, as far as they are objects."""
-    unknown: str = ""
-    """Why it cannot be known what calls change; empty if it can."""
-    first: StateSnapshot | None = None
-    """What was before the first change."""
+    def __init__(self, environment: Any, by_episode: bool = False) -> None:
+        self.environment, self.by_episode = environment, by_episode
+        self.clear()
+        self._called: dict[CodeType, dict[str, Any]] = {}
+        self._unseen: dict[CodeType, set[int]] = {}  # lines that no watched call has reached
+        self.files = set[str]()
+        """The files that watched calls wrote; one that two of them wrote is a change."""
 
-    _unseen: dict[CodeType, set[int]] = field(default_factory=dict)  # lines that no watched call has reached
-    _namespaces: dict[int, dict[str, Any]] = field(default_factory=dict)
-    _files: set[str] = field(default_factory=set)
+    def clear(self) -> None:
+        """Forget the changes, and not which lines were reached."""
+        self.before: StateSnapshot | None = None
+        """What was before the call that runs alone, or the calls that run at the same time."""
+        self.changes, self.changed = list[str](), list[Any]()
+        """Names of what was changed, and the objects, as far as it is objects."""
+        self.unknown = ""
+        """Why it cannot be known what calls change; empty if it can."""
+        self.first: StateSnapshot | None = None
+        """What was before the first change."""
 
     @property
     def is_changed(self) -> bool:
@@ -530,22 +533,37 @@ class StateWatch:
         name = type(self.environment).__name__
         if not self.changes:
             return f"What calls of {name} change cannot be known: {self.unknown}"
-        place = f" ({self.changes[0].place})" if self.changes[0].place else ""
-        return f"A call of {name} changes {self.changes[0].target}{place}"
+        return f"A call of {name} changes {self.changes[0]}"
 
-    def clear(self) -> None:
-        """Forget the changes, and not which lines were reached."""
-        self.changes, self.changed, self.unknown, self.first = [], [], "", None
-
-    def snapshot(self) -> StateSnapshot | None:
-        """A new snapshot; None if it cannot be made, which is noted."""
+    def look_before(self) -> bool:
+        """Note what is now; returns whether it can be compared."""
+        self.before = None
         try:
-            return StateSnapshot(self.environment, list(self._unseen), list(self._namespaces.values()))
+            self.before = StateSnapshot(self.environment, self._called)
         except UnknownStateError as error:
             self.unknown = self.unknown or str(error)
         except Exception as error:  # of a class of the user's, such as a property __dict__
             self.unknown = self.unknown or f"{type(error).__name__}: {error}"
-        return None
+        return self.before is not None
+
+    def note(self, place: str = "", is_alone: bool = False) -> bool:
+        """Note what differs from what was before, in a call that runs alone also in the state of the process, which
+        libraries may change for others; returns whether anything does that matters."""
+        assert self.before is not None
+        objects = self.before.changed_objects()
+        names = [self.before.describe(item) for item in objects]
+        names += self.before.changed_process_state() if is_alone else []
+        self.add(names, objects, place)
+        if is_alone:  # the next change is another one
+            self.look_before()
+        return bool(names)
+
+    def add(self, names: list[str], objects: list[object], place: str) -> None:
+        """Note changes that a line made."""
+        if names:
+            self.first = self.first or self.before
+            self.changes += [f"{name} ({place})" if place else name for name in names]
+            self.changed += objects
 
     def unseen_lines(self, code: CodeType) -> set[int]:
         """Lines of a function that no watched call has reached."""
@@ -553,12 +571,17 @@ class StateWatch:
             self._unseen[code] = {line for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
         return self._unseen[code]
 
+    def begins(self, frame: FrameType) -> bool:
+        """Note a function that is called; returns whether it may refer to what is not compared yet."""
+        self._called.setdefault(frame.f_code, frame.f_globals)
+        return self.before is not None and frame.f_globals not in self.before.walk
+
     def is_users(self, frame: FrameType) -> bool:
         """Whether a function is the user's, or is in the file of a class of the environment."""
         file = frame.f_code.co_filename
         if file.startswith("<"):  # made by `exec`, as dataclasses make methods
             module = sys.modules.get(str(frame.f_globals.get("__name__")))
-            return module is None or module is builtins or is_users_module(module)
+            return module is None or module is builtins or _is_users_module(module)
         return is_users_file(file) or file in self._files_of_classes
 
     @functools.cached_property
@@ -566,43 +589,6 @@ class StateWatch:
         modules = [sys.modules.get(kind.__module__) for kind in type(self.environment).__mro__]
         files = {str(getattr(module, "__file__", "")) for module in modules}
         return {file for file in files if "site-packages" in file}
-
-    def note(self, snapshot: StateSnapshot, place: str = "", is_alone: bool = True, seeds_torch: bool = True) -> bool:
-        """Note what differs from a snapshot; returns whether anything does that matters."""
-        objects = snapshot.changed_objects()
-        changes = [replace(snapshot.describe(item), place=place) for item in objects]
-        if is_alone:  # beside others, libraries may change the state of the process
-            shared = snapshot.changed_process_state()
-            changes += [replace(each, place=place) for each in shared if seeds_torch or each.target != TORCH_SEED]
-        if changes:
-            self.first = self.first or snapshot
-            self.changes += changes
-            self.changed += objects
-        return bool(changes)
-
-    def note_files(self, written: set[str], place: str) -> None:
-        """Note the files that this watched call wrote, and an earlier one too."""
-        self.changes += [StateChange(f"the file {Path(name).name}", place) for name in sorted(written & self._files)]
-        self._files |= written
-
-    def reached(self, namespace: dict[str, Any]) -> bool:
-        """Note the module of code that is called; returns whether it is new."""
-        is_new = id(namespace) not in self._namespaces
-        self._namespaces[id(namespace)] = namespace
-        return is_new
-
-
-MAX_SECONDS = 5.0
-"""Seconds of comparisons in one watched call."""
-MAX_EVENTS = 20_000
-"""Traced events of a call that runs beside others, about 6 ms; what it does later shows in the comparison only."""
-_WRITES = frozenset(
-    code
-    for name, code in dis.opmap.items()
-    if name.startswith(("STORE_", "DELETE_", "CALL", "BINARY_OP", "FOR_ITER", "SEND", "YIELD_VALUE"))
-    and not name.endswith("_FAST")
-)
-"""Instructions that may change an object; a change is seen before the next of them, which might undo it."""
 
 
 _TRACE_LOCK = threading.Lock()
@@ -617,196 +603,89 @@ def set_trace(tracer: CallTracer | None) -> None:
 
 
 class CallTracer:
-    """Traces one call: as long as it runs beside others, for lines that no watched call has reached; once it runs
-    alone, for what it changes. `wait_until_alone` is called before such a line."""
+    """Traces one call, and compares after each line of the user's code; while others run, after the lines that no call
+    has reached before."""
 
-    def __init__(self, watch: StateWatch, wait_until_alone: Callable[[], None]) -> None:
-        self.watch, self._wait_until_alone = watch, wait_until_alone
-        self.is_alone = self.is_over = False
-        self.on_loop: CallTracer = self
-        """The tracer of `async def` methods of this call, which run on the loop that all calls share."""
-        self.written: WrittenFiles | None = None
-        self._snapshot: StateSnapshot | None = None
-        self._looks: dict[tuple[CodeType, int, str], int] = {}
-        self._stored: tuple[StateChange, Any] | None = None  # an assignment that the next instruction will have made
+    def __init__(self, watch: StateWatch, is_alone: bool) -> None:
+        self.watch, self.is_alone, self.is_over = watch, is_alone, False
+        self._looks: dict[tuple[CodeType, int], int] = {}
         self._events, self._seconds, self._place = 0, 0.0, ""
-        self._seeds_torch = False  # whether a function that was called names torch's generator
-
-    def begin_alone(self) -> None:
-        """Compare from now on; no other call may run."""
-        self.written = WrittenFiles()
-        self._snapshot, self.is_alone = self.watch.snapshot(), True
+        if is_alone:
+            global _written
+            _written = set()
+            watch.look_before()
 
     def begin_on_loop(self) -> None:
-        """Trace the calling thread, which is that of the loop."""
-        set_trace(self.on_loop)
+        """Trace the calling thread, which is that of the `async def` methods of all calls."""
+        set_trace(self)
 
-    def end(self) -> None:
-        """Compare at the end of the call."""
-        self.is_over = True
-        if self.written is not None:
-            self.look(at_end=True)
-            self.written.stop()
-            self.watch.note_files(self.written.names, self._place)
-
-    def abandon(self) -> None:
-        """Stop watching the call before it ends."""
-        self.is_over = True
-        if self.written is not None:
-            self.written.stop()
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        """Trace a frame of the user's code."""
-        if self.is_over:
-            set_trace(None)
-            return None
-        code = frame.f_code
-        if not self.is_alone:
-            self._events += 1
-            if self._events > MAX_EVENTS:
-                set_trace(None)
-            return self._trace if self.watch.is_users(frame) and self.watch.unseen_lines(code) else None
-        self._seeds_torch |= "default_generator" in code.co_names  # as torch.manual_seed does
-        if not self.watch.is_users(frame):
-            return None
-        if (
-            self.watch.reached(frame.f_globals)
-            and self._snapshot
-            and id(frame.f_globals) not in self._snapshot.walk.seen
-        ):
-            self.look()
-            self._snapshot = self.watch.snapshot()
-        frame.f_trace_opcodes = True
-        return self._trace
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        code = frame.f_code
-        if self.is_over:
-            return None
-        if event == "line":
-            self._see_line(frame)
-        elif self.is_alone and event in ("opcode", "return"):
-            steps, places = _steps(code)
-            step = steps[places.get(frame.f_lasti, 0)]
-            if self._stored is not None:
-                self._look_after_store()
-            key = (code, frame.f_lasti, event)
-            if (event == "return" or step.opcode in _WRITES) and self._looks.get(key, 0) < 3:
-                self._looks[key] = self._looks.get(key, 0) + 1
-                self.look()
-                if event == "opcode" and self._snapshot and not self.is_over:
-                    self._note_store(frame, step)
-            self._place = self._place_of(frame)
-        elif not self.is_alone:
-            self._events += 1
-            if self._events > MAX_EVENTS:
-                set_trace(None)
-        return self._trace
-
-    def _see_line(self, frame: FrameType) -> None:
-        unseen = self.watch.unseen_lines(frame.f_code)
-        if not self.is_alone:
-            self._events += 1
-            if frame.f_lineno in unseen:
-                self._wait_until_alone()
-                self.begin_alone()
-                stack: FrameType | None = frame
-                while stack is not None:  # its callers are traced by instructions too, when they continue
-                    stack.f_trace_opcodes = stack.f_trace is not None
-                    stack = stack.f_back
-        unseen.discard(frame.f_lineno)
-
-    def look(self, at_end: bool = False) -> None:
-        """Compare with the snapshot."""
-        if self._snapshot is None or (self.is_over and not at_end):
+    def end(self, is_abandoned: bool = False) -> None:
+        """Compare at the end of the call, unless it was abandoned and still runs."""
+        global _written
+        if not self.is_alone or self.is_over:
             return
-        start = time.perf_counter()
-        try:
-            if self._snapshot.is_changed(at_end):
-                # an engine's thread may seed torch while this call runs
-                is_noted = self.watch.note(self._snapshot, self._place, seeds_torch=self._seeds_torch)
-                if is_noted and not self.watch.by_episode:
-                    self.is_over = True  # the verdict is known
-                elif not at_end:
-                    self._snapshot = self.watch.snapshot()
-        except Exception as error:  # it must not get into the user's code
-            self.watch.unknown = self.watch.unknown or str(error) or type(error).__name__
-        self._seconds += time.perf_counter() - start
+        self.is_over, written, _written = True, _written or set(), None
+        if not is_abandoned:
+            self.look(self._place, at_end=True)
+            again = sorted(written & self.watch.files)
+            self.watch.add([f"the file {Path(name).name}" for name in again], [], self._place)
+            self.watch.files |= written
+
+    def __call__(self, frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
+        """Trace a frame of the user's code."""
+        code, watch = frame.f_code, self.watch
+        if self._is_spent() or not watch.is_users(frame):
+            return None
+        unseen = watch.unseen_lines(code)
+        if self.is_alone and watch.begins(frame):
+            self.look(self._place)
+            watch.look_before()
+        elif not (self.is_alone or unseen):
+            return None
+        line = 0 if frame.f_lineno == code.co_firstlineno else frame.f_lineno  # of a generator that goes on
+        is_new = False
+
+        def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+            nonlocal line, is_new
+            if self._is_spent():
+                return None
+            looks = self._looks[code, line] = self._looks.get((code, line), 0) + 1
+            if line and event != "exception" and (looks <= LOOKS if self.is_alone else is_new):
+                self._place = f"{Path(code.co_filename).name}, line {line}"
+                self.look(self._place, frame, line)
+            if event == "line":
+                line, is_new = frame.f_lineno, frame.f_lineno in unseen
+                unseen.discard(line)
+            return trace
+
+        return trace
+
+    def _is_spent(self) -> bool:
+        """Count an event; whether it is the last one that is traced."""
+        self._events += not self.is_alone
+        is_spent = self.is_over or self._events > MAX_EVENTS
+        if is_spent:
+            set_trace(None)
+        return is_spent
+
+    def look(self, place: str, frame: FrameType | None = None, line: int = 0, at_end: bool = False) -> None:
+        """Compare with what was before, after a line of a function or at the end of the call."""
+        watch, start = self.watch, time.perf_counter()
+        if watch.before is None or (watch.is_changed and not (self.is_alone and watch.by_episode)):
+            return  # the verdict is known
         if self._seconds > MAX_SECONDS and not at_end:
-            self.watch.unknown = self.watch.unknown or f"comparing what it refers to takes more than {MAX_SECONDS:g} s"
-            self.is_over = True
-
-    def _look_after_store(self) -> None:
-        """Note the assignment that was held, if nothing differs: it was of an equal value, and may be of another."""
-        assert self._stored is not None
-        (change, target), self._stored = self._stored, None
-        if self._snapshot is not None and not self.is_over and not self._snapshot.is_changed(at_end=False):
-            self.watch.first = self.watch.first or self._snapshot
-            self.watch.changes.append(change)
-            self.watch.changed.append(target)
-            self.is_over = not self.watch.by_episode
-
-    @staticmethod
-    def _place_of(frame: FrameType) -> str:
-        return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
-
-    def _note_store(self, frame: FrameType, step: dis.Instruction) -> None:
-        """Hold an assignment to an object that other calls see: the value may be the same as before."""
-        assert self._snapshot is not None
-        code, walk, name = frame.f_code, self._snapshot.walk, str(step.argval)
-        steps, places = _steps(code)
-        target: Any = None
-        if step.opname.endswith("_GLOBAL"):
-            target = frame.f_globals
-        elif step.opname.endswith("_DEREF") and (function := walk.functions.get(code)) is not None:
-            if name in code.co_freevars and function.__closure__:
-                target = function.__closure__[code.co_freevars.index(name)]
-        elif step.opname.endswith("_ATTR"):
-            target, _ = _loaded(frame, steps, places[frame.f_lasti] - 1)
-            if is_not_watched(getattr(target, "__dict__", {}).get(name)):
-                return  # `self.client = self.client or Client()`
-            name = f"{'self' if target is self.watch.environment else type(target).__name__}.{name}"
-        elif step.opname.endswith("_SUBSCR"):
-            _, before = _loaded(frame, steps, places[frame.f_lasti] - 1)  # the key
-            target, _ = _loaded(frame, steps, before)
-            name = f"an item of a {type(target).__name__}"
-        if target is not None and target in walk:
-            self._stored = (StateChange(name, self._place_of(frame)), target)
-
-
-def _loaded(frame: FrameType, steps: list[dis.Instruction], end: int) -> tuple[Any, int]:
-    """The object that the instructions up to `end` load, None if it cannot be found without running code of the user;
-    and where the instructions before them end."""
-    kind, name = (steps[end].opname, steps[end].argval) if end >= 0 else ("", "")
-    if kind.startswith(("LOAD_FAST", "LOAD_DEREF", "STORE_FAST_LOAD_FAST")):
-        return frame.f_locals.get(name[-1] if isinstance(name, tuple) else name), end - 1
-    if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
-        return frame.f_globals.get(name), end - 1
-    if kind == "LOAD_CONST":
-        return name, end - 1
-    if kind == "LOAD_ATTR":
-        owner, before = _loaded(frame, steps, end - 1)
-        if name == "__dict__":
-            return getattr(owner, "__dict__", None), before
-        of_class = None if isinstance(owner, (type, ModuleType)) else class_attribute(owner, name)
-        if isinstance(of_class, types.MemberDescriptorType):
-            return getattr(owner, name, None), before
-        found = getattr(owner, "__dict__", {}).get(name, of_class)
-        return None if hasattr(type(found), "__get__") else found, before
-    if kind == "BINARY_SUBSCR":
-        key, before = _loaded(frame, steps, end - 1)
-        owner, before = _loaded(frame, steps, before)
-        if type(owner) in (list, tuple, dict) and type(key) in (str, int, bool):
-            with suppress(LookupError, TypeError):
-                return owner[key], before
-    return None, end - 1
-
-
-@functools.lru_cache(maxsize=4096)
-def _steps(code: CodeType) -> tuple[list[dis.Instruction], dict[int, int]]:
-    """The instructions of a function, and the index of each by its offset."""
-    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-    return steps, {step.offset: index for index, step in enumerate(steps)}
+            return
+        try:
+            is_noted = watch.before.is_changed(self.is_alone and not at_end) and watch.note(place, self.is_alone)
+            if frame is not None and watch.before is not None and not is_noted:
+                # also of an equal value, as it may be another value in other calls
+                stored = watch.before.stored_on(frame, line)
+                watch.add([name for name, _ in stored], [target for _, target in stored], place)
+        except Exception as error:  # it must not get into the user's code
+            watch.unknown = watch.unknown or str(error) or type(error).__name__
+        self._seconds += time.perf_counter() - start
+        if self._seconds > MAX_SECONDS and self.is_alone and not at_end:
+            watch.unknown = watch.unknown or f"comparing what it refers to takes more than {MAX_SECONDS:g} s"
 
 
 @dataclass(frozen=True)

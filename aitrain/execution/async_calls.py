@@ -7,11 +7,9 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aitrain.execution.task import on_cancel
 from aitrain.execution.user_code import stack_of_awaitable
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
-Turn = Callable[[], Coroutine[Any, Any, None]]
-step_turn: ContextVar[Turn | None] = ContextVar("step_turn", default=None)
-"""Waits, on the loop, until the calling call may take its next step; None: at once."""
 
 
 def run_if_async(value: T | Awaitable[T]) -> T:
@@ -36,11 +31,9 @@ def run_async(awaitable: Awaitable[T]) -> T:
     import asyncio  # here, because the command line never needs it
     import concurrent.futures
 
-    turn = step_turn.get()
-
     async def wait() -> T | asyncio.CancelledError:
         try:
-            return await (awaitable if turn is None else _Steps(awaitable, turn))
+            return await awaitable
         except asyncio.CancelledError as error:  # the user's own, unless this task was cancelled
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -74,32 +67,6 @@ def run_async(awaitable: Awaitable[T]) -> T:
     if isinstance(result, asyncio.CancelledError):
         raise result
     return result
-
-
-@dataclass(frozen=True)
-class _Steps(Generic[T]):
-    """An awaitable whose steps, each up to its next `await`, wait for their turn."""
-
-    awaitable: Awaitable[T]
-    turn: Turn
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        steps = self.awaitable.__await__()
-        step: Callable[[], object] = partial(steps.send, None)
-        while True:
-            try:
-                yield from self.turn().__await__()
-            except BaseException as error:  # the task is cancelled while it waits
-                step = partial(steps.throw, error)
-            try:
-                awaited = step()
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            try:
-                step = partial(steps.send, (yield awaited))
-            except BaseException as error:
-                step = partial(steps.throw, error)
 
 
 def replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:

@@ -10,8 +10,6 @@ import asyncio
 import itertools
 import math
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -27,186 +25,127 @@ T = TypeVar("T")
 
 GRACE = 5.0
 """Seconds that a call has to fail after its wait was cancelled; then its thread is abandoned."""
+POLL = 2.0
+"""Seconds between looks at a call that has not begun, or whose clock is stopped."""
 CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
-NO_THREAD = Failure("raised", "no thread can be started: the system's limit is reached, and all threads of calls hang")
 
 
 class DeadlinePool:
-    """Runs calls in at most `threads` threads; each call has `timeout` seconds from its start. A thread ends when no
-    call waits for it."""
+    """Makes at most `max_calls` calls at the same time; each has `timeout` seconds from its start."""
 
-    def __init__(self, threads: int, timeout: float) -> None:
-        self.max_threads, self.timeout = threads, timeout
+    def __init__(self, max_calls: int, timeout: float) -> None:
+        self.max_calls, self.timeout = max_calls, timeout
         self.abandoned = 0
         """Threads of abandoned calls that are still running."""
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
         self._numbers = itertools.count(1)
-        self._changed = threading.Condition(threading.RLock())  # protects the attributes below and the tasks' clocks
-        self._waiting: deque[Task[Any]] = deque()
-        self._running: dict[Task[Any], threading.Thread] = {}
+        self._lock = threading.Lock()  # protects what follows, and which of its end and its deadline a call has first
+        self._waiting: dict[Task, Callable[[], None]] = {}
         self._threads = 0  # without those that were abandoned
-        self._watcher: threading.Thread | None = None
-        self._wakes_at = math.inf
-
-    def submit(self, job: Callable[[], T], on_done: Callable[[Task[T]], None]) -> Task[T]:
-        """Call `job` in a thread as soon as one is free; an awaitable that it returns is awaited on the shared loop.
-        `on_done`, which must not block, is called once, in any thread, when the call has ended or was abandoned."""
-        task = self._enqueued(job, on_done, self.timeout)
-        self._start_threads()
-        return task
-
-    def _enqueued(self, job: Callable[[], T], on_done: Callable[[Task[T]], None], timeout: float) -> Task[T]:
-        task = Task(job, on_done, timeout, self._changed, self._set_deadline)
-        with self._changed:
-            self._waiting.append(task)
-        return task
 
     async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
-        """The outcome of `job`, awaited on the running event loop; a call whose awaiting task is cancelled is
-        abandoned. `timeout` takes the place of the pool's."""
+        """The outcome of `job`, called in a thread; an awaitable that it returns is awaited on the shared loop. A call
+        whose awaiting task is cancelled is abandoned. `timeout` takes the place of the pool's."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Outcome[T]] = loop.create_future()
+        ended: asyncio.Future[Outcome[T]] = loop.create_future()
+        task = Task(self.timeout if timeout is None else timeout)
 
-        def deliver(task: Task[T]) -> None:
+        def run() -> None:
+            current_task.set(task)
+            task.begin()
+            try:
+                outcome = Outcome(run_if_async(job()), task.ran())
+            except BaseException as error:
+                outcome = Outcome(None, task.ran(), as_failure(error))
+            with self._lock:
+                task.is_done = True
+                self.abandoned -= task.abandoned is not None
+            activity.own.tick()
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(task.outcome))
+                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
 
-        task = self._enqueued(job, deliver, self.timeout if timeout is None else timeout)
+        with self._lock:
+            self._waiting[task] = run
         loop.call_soon(self._start_threads)  # after all calls of this iteration, which a few threads may make
         try:
-            return await future
+            return await self._outcome(task, ended)
         except BaseException:
-            self.cancel(task)
+            self._abandon(task, CANCELLED)
+            if (wait := task.wait) is not None:
+                wait.cancel(CANCELLED)
             raise
 
-    def call_all(self, jobs: Sequence[Callable[[], T]]) -> list[Outcome[T]]:
-        """The outcomes of calls, for which the calling thread waits."""
-        ended = threading.Semaphore(0)
-        tasks = [self.submit(job, lambda _: ended.release()) for job in jobs]
-        for _ in tasks:
-            ended.acquire()
-        return [task.outcome for task in tasks]
+    async def _outcome(self, task: Task, ended: asyncio.Future[Outcome[T]]) -> Outcome[T]:
+        """Wait for the end of a call. At its deadline, cancel what it waits for; abandon a call that waits for nothing,
+        or does not fail in time."""
+        late: Failure | None = None
+        while not ended.done():
+            left = task.left()
+            await asyncio.wait([ended], timeout=min(POLL, task.timeout) if left == math.inf else left)
+            self._start_threads()  # if none could be started before
+            if task.left() > 0 or ended.done():
+                continue
+            wait = task.wait if late is None else None
+            stack = stack_of_thread(task.thread) if wait is None else await asyncio.to_thread(wait.stack)
+            if late is None:
+                lines = [f"timed out: no answer within {task.timeout:g} s", users_line(stack)]
+                late = Failure("timed_out", "\n".join(line for line in lines if line), "".join(stack.format()))
+            if wait is not None:
+                task.grace = GRACE
+                await asyncio.to_thread(wait.cancel, late)
+            elif self._abandon(task, late):
+                self.last_hang = users_line(stack)
+                return Outcome(None, task.ran(), late, is_running=True)
+        return ended.result() if late is None else Outcome(None, ended.result().seconds, late)
 
-    def cancel(self, task: Task[Any], failure: Failure = CANCELLED) -> None:
-        """Abandon a call, unless it has ended."""
-        with self._changed:
-            if task.is_done:
-                return
-            thread = self._running.pop(task, None)
-            task.finish(Outcome(None, task.ran(), failure, is_running=thread is not None), is_abandoned=True)
-            if thread is not None:
-                self.abandoned += 1
-                self._threads -= 1
-                self._start_threads()
-        activity.own.tick()
-        if (wait := task.wait) is not None:
-            wait.cancel(failure)
-        task.on_done(task)
-
-    def close(self) -> None:
-        """End the threads; calls that have not started are cancelled, a thread in a call ends after it."""
-        with self._changed:
-            waiting, self._waiting = self._waiting, deque()
-            self._watcher = None
-            self._changed.notify_all()
-        for task in waiting:
-            self.cancel(task)
-
-    # -- threads
+    def _abandon(self, task: Task, failure: Failure) -> bool:
+        """Drop the result of a call; returns whether it still runs."""
+        with self._lock:
+            if self._waiting.pop(task, None) or task.is_done:
+                return False
+            task.abandoned = failure
+            self.abandoned += 1
+            self._threads -= 1
+        self._start_threads()
+        return True
 
     def _start_threads(self) -> None:
-        """Start the threads that the calls need; if there is none, and none can be started, the calls fail."""
+        """Start the threads that the waiting calls need."""
         while True:
-            with self._changed:
-                if self._watcher is None and self.timeout < math.inf:
-                    self._watcher = threading.Thread(target=self._watch, name="environment-deadlines", daemon=True)
-                    with suppress(RuntimeError):
-                        self._watcher.start()
-                if self._threads >= min(self.max_threads, len(self._waiting) + len(self._running)):
+            with self._lock:
+                if not self._waiting or self._threads >= self.max_calls:
                     return
                 self._threads += 1
-            name = f"environment-{next(self._numbers)}"
             try:
-                threading.Thread(target=self._work, name=name, daemon=True).start()
+                threading.Thread(target=self._work, name=f"environment-{next(self._numbers)}", daemon=True).start()
             except RuntimeError:  # the system's limit is reached: fewer threads do
-                with self._changed:
+                with self._lock:
                     self._threads -= 1
-                    while self._waiting and not self._threads:
-                        self.cancel(self._waiting.popleft(), NO_THREAD)
                 return
 
     def _work(self) -> None:
+        """Make calls until none waits, or the one that was made was abandoned."""
         while True:
-            with self._changed:
-                task = next((one for one in iter(self._next_waiting, None) if not one.is_done), None)
-                if task is None:
+            with self._lock:
+                if not self._waiting or self._threads > self.max_calls:
                     self._threads -= 1
                     return
-                self._running[task] = threading.current_thread()
-                task.start()
-            outcome = copy_context().run(_execute, task)
-            with self._changed:
-                if task.is_abandoned:
-                    self.abandoned -= 1
-                    return
-                del self._running[task]
-                task.finish(outcome)
-            activity.own.tick()
-            task.on_done(task)
-            del outcome, task
-
-    def _next_waiting(self) -> Task[Any] | None:
-        return self._waiting.popleft() if self._waiting else None
-
-    # -- deadlines
-
-    def _set_deadline(self, due: float) -> None:
-        """Wake the watching thread if this deadline is before the one that it waits for."""
-        if due < self._wakes_at:
-            self._wakes_at = due
-            self._changed.notify_all()
-
-    def _watch(self) -> None:
-        """Watch the deadlines of running calls in a thread of its own, as the one that waits for them may be busy. It
-        wakes rarely, and looks at all of them."""
-        while True:
-            with self._changed:
-                if self._watcher is not threading.current_thread():
-                    return
-                now = time.perf_counter()
-                overdue = [task for task in self._running if task.due <= now]
-                if not overdue:
-                    self._wakes_at = min((task.due for task in self._running), default=math.inf)
-                    self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
-            for task in overdue:
-                self._expire(task)
-
-    def _expire(self, task: Task[Any]) -> None:
-        """Cancel what an overdue call waits for; abandon a call that waits for nothing, or does not fail in time."""
-        wait, thread = task.wait, self._running.get(task)
-        if thread is None:
-            return
-        stack = stack_of_thread(thread) if wait is None else wait.stack()
-        failure = task.late or task.timed_out(stack)
-        with self._changed:
-            if not task.is_overdue or task.wait is not wait:  # it has ended, was paused, or waits for something else
+                task = next(iter(self._waiting))
+                run = self._waiting.pop(task)
+            copy_context().run(run)
+            if task.abandoned is not None:
                 return
-            has_grace = wait is not None and task.late is None
-            if has_grace:
-                task.give_grace(failure, GRACE)
-            else:
-                self.last_hang = users_line(stack)
-        if wait is not None and has_grace:
-            wait.cancel(failure)
-        else:
-            self.cancel(task, failure)
+            del task, run
 
+    def call_all(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
+        """The outcomes of calls, for which the calling thread waits."""
+        outcomes = list[Outcome[Any]]()
 
-def _execute(task: Task[T]) -> Outcome[T]:
-    current_task.set(task)
-    try:
-        value = run_if_async(task.job())
-    except BaseException as error:
-        return Outcome(None, task.ran(), task.late or as_failure(error))
-    return Outcome(None if task.late else value, task.ran(), task.late)
+        async def call() -> None:
+            outcomes.extend(await asyncio.gather(*map(self.call, jobs)))
+
+        thread = threading.Thread(target=asyncio.run, args=[call()], daemon=True)  # this one may have a running loop
+        thread.start()
+        thread.join()
+        return outcomes

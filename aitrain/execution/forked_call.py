@@ -6,15 +6,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import select
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from aitrain import activity
@@ -29,14 +29,11 @@ SECONDS_TO_DIE = 5.0
 class Answer:
     """Sends a JSON value to the caller, which then ends the forked process; call it in any of its threads."""
 
-    pipe: int
-    """File descriptor of the pipe to the caller."""
+    connection: Connection
 
     def __call__(self, value: object) -> NoReturn:
         """Send, and wait for the end: what this process has started is found as long as it lives."""
-        text = json.dumps(value).encode() + b"\n"
-        while text:
-            text = text[os.write(self.pipe, text) :]
+        self.connection.send_bytes(json.dumps(value).encode())
         time.sleep(SECONDS_TO_DIE)
         os._exit(0)
 
@@ -49,24 +46,20 @@ def call_forked(function: Callable[[Answer], object], seconds: float) -> object:
         CallFailed: it gave no value within `seconds` (timed_out), or ended without one (crashed).
         OSError: no process can be forked.
     """
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():  # threads are not copied, and the function needs none of them
-        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-        pid = fork(partial(_run, function, writing, os.getpid()))
+    ours, theirs = Pipe(duplex=False)
+    pid = fork(partial(_run, function, theirs, os.getpid()))
     with suppress(OSError):  # the process does the same: one of the two is first
         os.setpgid(pid, pid)
-    os.close(writing)
-    try:
-        text = _read(reading, time.monotonic() + seconds)
-    finally:
-        os.close(reading)
-        _end(pid)
-    if text is None:
-        raise CallFailed(Failure("timed_out", f"took more than {seconds:g} seconds"))
-    try:
-        return json.loads(text.partition(b"\n")[0])  # a second thread may have answered as well
-    except ValueError:
-        raise CallFailed(Failure("crashed", "ended without a result")) from None
+    theirs.close()
+    with ours:
+        try:
+            if not ours.poll(seconds):
+                raise CallFailed(Failure("timed_out", f"took more than {seconds:g} seconds"))
+            return json.loads(ours.recv_bytes())
+        except EOFError:
+            raise CallFailed(Failure("crashed", "ended without a result")) from None
+        finally:
+            _end(pid)
 
 
 def _end(pid: int) -> None:
@@ -87,24 +80,10 @@ def _end(pid: int) -> None:
         time.sleep(0.002)
 
 
-def _read(reading: int, deadline: float) -> bytes | None:
-    """What was written until the end of the line or of the process; None after the deadline."""
-    text, poll = b"", select.poll()  # select takes no descriptor above 1023
-    poll.register(reading, select.POLLIN)
-    while not text.endswith(b"\n"):
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return None
-        read = os.read(reading, 1 << 16)
-        if not read:
-            break
-        text += read
-    return text
-
-
 # -- in the forked process
 
 
-def _run(function: Callable[[Answer], object], writing: int, parent: int) -> None:
+def _run(function: Callable[[Answer], object], connection: Connection, parent: int) -> None:
     with suppress(OSError):
         os.setpgid(0, 0)  # so that what the function starts is ended with it
     end_with(parent)
@@ -118,7 +97,7 @@ def _run(function: Callable[[Answer], object], writing: int, parent: int) -> Non
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # OpenMP's threads were not copied, and waiting for them would never end
 
-    answer = Answer(writing)
+    answer = Answer(connection)
     answer(function(answer))
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import IO
 
-MARK = "AITRAIN_TREE"
-"""Environment variable that identifies the processes of a tree without its supervisor."""
 POLL = 0.5
 PATIENCE_WITH_ORPHANS = 3.0
 """Seconds for processes that are left after the program has ended."""
@@ -47,7 +44,6 @@ class ProcessTree:
     ) -> None:
         """Start it, with these open files. `patience`: the seconds that it gets to end by itself if aitrain is killed,
         or asks it to end. Without `stdout`, its output goes to `stderr`."""
-        self._mark, self._patience = os.urandom(8).hex(), patience
         self._code: int | None = None
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
@@ -57,7 +53,7 @@ class ProcessTree:
                 stdin=theirs.fileno(),
                 stdout=stderr if stdout is None else stdout,
                 stderr=stderr,
-                env={**env, MARK: self._mark},
+                env=env,
                 cwd=cwd,
                 pass_fds=pass_fds,
                 start_new_session=True,
@@ -87,11 +83,9 @@ class ProcessTree:
         Raises:
             subprocess.TimeoutExpired: they have not ended within these seconds.
         """
-        is_killed = self._supervisor.wait(seconds) < 0
+        self._supervisor.wait(seconds)
         code = self.wait_for_program()
         self._socket.close()
-        if is_killed or sys.platform != "linux":  # where a supervisor does not become the parent of orphans
-            _end_marked(self._mark, min(self._patience, LAST_PATIENCE) if is_killed else 0.0)
         return code
 
     def send(self, number: int) -> None:
@@ -117,43 +111,21 @@ class ProcessTree:
             return self.wait()
 
 
-def _end_marked(mark: str, patience: float) -> None:
-    """Give the processes of a tree that its supervisor could not end these seconds, and kill those left."""
-    import psutil  # here, because the supervisor runs without it
-
-    def is_marked(process: psutil.Process) -> bool:
-        with suppress(psutil.Error):  # it has ended, or is another user's
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-        return False
-
-    start = time.monotonic()
-    while left := [process for process in psutil.process_iter() if is_marked(process)]:
-        if (waited := time.monotonic() - start) > patience + LAST_PATIENCE:
-            return
-        for process in left if waited >= patience else ():
-            with suppress(psutil.Error):
-                process.kill()
-        time.sleep(0.05)
-
-
 # -- in the supervisor
-
-Sent = set[tuple[Callable[[int, int], None], int]]
-"""To which groups and processes a signal was sent."""
 
 
 class Supervisor:
-    """One program, in a new session, and all its descendants."""
+    """One program, in a new session, and all its descendants; on Linux, orphans become children of this process."""
 
     def __init__(self, command: list[str], patience: float) -> None:
         self.patience = patience
         self.parent = os.getppid()
+        self.changed = threading.Condition()  # protects the attributes below, and that no id is reused while it is held
         self.code: int | None = None
+        self.is_any_left = True
         self.is_asked = self.is_killed = False
         """Whether aitrain wants the end of all, and at once."""
         _set_process(PR_SET_CHILD_SUBREAPER, 1)
-        self.signals = _pipe_of_signals()
-        self.inputs = [0, self.signals]
         self.program = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -161,106 +133,75 @@ class Supervisor:
             start_new_session=True,
             preexec_fn=_end_with_the_supervisor,
         )
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGTERM, lambda *_: self.ask())
+        for work in (self.reap, self.listen):
+            threading.Thread(target=work, daemon=True).start()
 
-    def watch(self) -> None:
-        """Wait until the program has ended, aitrain requests its end, or aitrain has ended."""
-        while self.is_any_left() and self.code is None and not self.is_asked and os.getppid() == self.parent:
-            self._listen(POLL)
+    def ask(self, is_killed: bool = False) -> None:
+        """Let all processes end."""
+        with self.changed:
+            self.is_asked = True
+            self.is_killed |= is_killed
+            self.changed.notify_all()
 
-    def end(self) -> None:
-        """SIGTERM to the program, which ends its own processes; SIGTERM to those that are left; SIGKILL to all."""
-        if self.is_any_left() and self.code is None and not self.is_killed:
-            os.kill(self.program.pid, signal.SIGTERM)
-            self._wait(self.patience, lambda: self.is_any_left() and self.code is None)
-        asked = Sent()
-        self._wait(PATIENCE_WITH_ORPHANS, lambda: self._is_any_left_after(signal.SIGTERM, asked))
-        end = time.monotonic() + LAST_PATIENCE
-        while self._is_any_left_after(signal.SIGKILL, Sent()) and time.monotonic() < end:
-            time.sleep(0.005)
+    def reap(self) -> None:
+        """Wait for the ends of descendants, and tell aitrain that of the program."""
+        with suppress(ChildProcessError):  # there are no more
+            while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT):
+                with self.changed:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    if pid == self.program.pid:
+                        self.code = self.program.returncode = os.waitstatus_to_exitcode(status)
+                        with suppress(OSError):  # aitrain is gone
+                            os.write(0, str(self.code).encode())
+                    self.changed.notify_all()
+        with self.changed:
+            self.is_any_left = False
+            self.changed.notify_all()
 
-    def is_any_left(self) -> bool:
-        """Reap descendants that have ended; returns whether one is left. On Linux, orphans become children of this
-        process."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return bool(self._others())
-            if pid == 0:
-                return True
-            if pid == self.program.pid:
-                self.code = self.program.returncode = os.waitstatus_to_exitcode(status)
-                with suppress(OSError):  # aitrain is gone
-                    os.write(0, str(self.code).encode())
+    def listen(self) -> None:
+        """Do what aitrain requests, to its end."""
+        with suppress(OSError):
+            while numbers := os.read(0, 1024):
+                with self.changed:
+                    for number in numbers:
+                        if number in (0, signal.SIGKILL):
+                            self.ask(is_killed=number == signal.SIGKILL)
+                        elif self.code is None:
+                            os.kill(self.program.pid, number)
+        self.ask()
 
-    def _wait(self, seconds: float, is_needed: Callable[[], bool]) -> None:
-        end = time.monotonic() + seconds
-        while not self.is_killed and is_needed() and (left := end - time.monotonic()) > 0:
-            self._listen(min(left, POLL))
+    def run(self) -> None:
+        """Wait until the program has ended, aitrain requests its end, or aitrain has ended. Then SIGTERM to the
+        program, which ends its own processes; SIGTERM to those that are left; SIGKILL to all."""
+        with self.changed:
+            while self.code is None and not self.is_asked and os.getppid() == self.parent:
+                self.changed.wait(POLL)
+            if self.code is None and not self.is_killed:
+                os.kill(self.program.pid, signal.SIGTERM)
+                self.changed.wait_for(lambda: self.code is not None or self.is_killed, min(self.patience, 1e9))
+            asked = set[int]()
+            end = time.monotonic() + PATIENCE_WITH_ORPHANS
+            while self.is_any_left and not self.is_killed and (left := end - time.monotonic()) > 0:
+                asked |= self.send(signal.SIGTERM, asked)
+                self.changed.wait(left)
+            end = time.monotonic() + LAST_PATIENCE
+            while self.is_any_left and time.monotonic() < end:
+                self.send(signal.SIGKILL)
+                self.changed.wait(0.005)
 
-    def _listen(self, seconds: float) -> None:
-        """Wait these seconds, or until a child has ended or aitrain requests something, and do that."""
-        ready = select.select(self.inputs, [], [], seconds)[0]
-        if self.signals in ready:
-            os.read(self.signals, 1024)
-        if 0 not in ready:
-            return
-        numbers = os.read(0, 1024)
-        if not numbers:
-            self.inputs.remove(0)
-        self.is_killed |= signal.SIGKILL in numbers
-        self.is_asked |= self.is_killed or not numbers or 0 in numbers
-        for number in numbers if self.is_any_left() and self.code is None else ():
-            if number not in (0, signal.SIGKILL):
-                os.kill(self.program.pid, number)
-
-    def _on_sigterm(self, *_: object) -> None:
-        self.is_asked = True
-
-    def _is_any_left_after(self, number: int, sent: Sent) -> bool:
-        """Send a signal to the program's process group, and to the processes that have left it, but for those that it
-        was sent to before: when one ends, those that it has started become children of this process."""
-        if not self.is_any_left():
-            return False
-        for send, pid in ((os.killpg, self.program.pid), *((os.kill, pid) for pid in self._others())):
-            if (send, pid) not in sent:
-                sent.add((send, pid))
+    def send(self, number: int, but: Collection[int] = ()) -> set[int]:
+        """Send a signal to the program's process group, and to the processes that have left it, but for some; returns
+        their ids. When one ends, those that it has started become children of this process."""
+        children = list[str]()
+        with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # Linux only
+            children = file.read().split()
+        pids = {int(pid) for pid in children} - set(but)
+        for send, pid in ((os.killpg, self.program.pid), *((os.kill, pid) for pid in pids)):
+            if pid not in but:
                 with suppress(ProcessLookupError, PermissionError):
                     send(pid, number)
-        return self.is_any_left()
-
-    def _others(self) -> list[int]:
-        """Children of this process, which are not reaped yet, so that their ids are not reused; where the system does
-        not list them, or gives orphans to another process, the processes of the program's session as well."""
-        try:
-            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-                return [int(pid) for pid in file.read().split()]
-        except OSError:
-            return [pid for pid in _all_processes() if _session_of(pid) == self.program.pid]
-
-
-def _all_processes() -> list[int]:
-    with suppress(OSError):  # there is no such program
-        listed = subprocess.run(["ps", "-A", "-o", "pid="], stdout=subprocess.PIPE, check=False).stdout
-        return [int(pid) for pid in listed.split()]
-    return []
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:  # it has ended
-        return None
-
-
-def _pipe_of_signals() -> int:
-    """A file descriptor that can be read when a child has ended or SIGTERM has come."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return reading
+        return pids | {self.program.pid}
 
 
 def _set_process(option: int, value: int) -> None:
@@ -277,11 +218,7 @@ def _end_with_the_supervisor() -> None:
 def main(patience: str, *command: str) -> None:
     """Run one program."""
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: the program would inherit that
-    supervisor = Supervisor(list(command), float(patience))
-    try:
-        supervisor.watch()
-    finally:
-        supervisor.end()
+    Supervisor(list(command), float(patience)).run()
 
 
 if __name__ == "__main__":

@@ -119,9 +119,9 @@ def _is_library(filename: str) -> bool:
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
-def stack_of_thread(thread: threading.Thread) -> StackSummary:
+def stack_of_thread(thread: threading.Thread | None) -> StackSummary:
     """The present stack of a thread, outermost frame first."""
-    return StackSummary.extract(iter(_thread_frames(sys._current_frames().get(thread.ident or 0))))
+    return StackSummary.extract(iter(_thread_frames(sys._current_frames().get((thread and thread.ident) or 0))))
 
 
 def stack_of_awaitable(awaitable: Awaitable[object]) -> StackSummary:

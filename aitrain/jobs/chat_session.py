@@ -120,7 +120,7 @@ class ModelChat:
         async with self.batch(1) as leave:
             completion = await self.generate(GenerationRequest(ids, room, SampleSeed(seed), decoding))
             leave()
-        self.messages = [*asked, self.chat.read(completion.ids, ids, (), self.end.eos_ids).message]
+        self.messages = [*asked, self.chat.read(completion.ids, ids, (), self.end.eos_ids)[0]]
         self.cut_off = ""
         if completion.finish_reason == "length":
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"

@@ -6,6 +6,7 @@ template, so that no earlier token changes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,46 +43,26 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int], **options: bool) -> Any: ...
 
 
-class TemplateSupport(Protocol):
-    """What TRL knows about a model's chat template."""
+class TemplateSupport:
+    """What TRL knows about a model's chat template: here nothing."""
 
     @property
     def training_template(self) -> str | None:
         """A prefix-preserving version of the template; None if there is none."""
+        return None
 
     @property
     def has_tool_calls(self) -> bool:
         """Whether the template writes tool calls and their results."""
+        return False
 
     def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
         """A completion as a message, parsed in the model's format of thoughts and tool calls; None if unknown."""
-
-
-class NoTemplateSupport:
-    """For a chat template that TRL does not know."""
-
-    training_template: str | None = None
-    has_tool_calls = False
-
-    def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
-        """None: there is no format to parse."""
         return None
 
 
-@dataclass(frozen=True)
-class RenderedPrompt:
-    """A prompt as the chat template renders it, and its tokens."""
-
-    text: str
-    ids: list[int]
-
-
-@dataclass(frozen=True)
-class ParsedTurn:
-    """One completion, parsed: as a message of the chat, and as the environment gets it."""
-
-    message: Message
-    turn: AssistantTurn
+ParsedTurn = tuple[Message, AssistantTurn]
+"""One completion, parsed: as a message of the chat, and as the environment gets it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +73,7 @@ class ChatFormat:
     template: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
-    support: TemplateSupport = field(default_factory=NoTemplateSupport)
+    support: TemplateSupport = field(default_factory=TemplateSupport)
 
     # -- to tokens
 
@@ -113,13 +94,13 @@ class ChatFormat:
 
     def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
         """Tokens of the prompt; special tokens are added to string prompts only, as a chat template has its own."""
-        return self.render_prompt(prompt, tools).ids
+        return self.render_prompt(prompt, tools)[1]
 
-    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> RenderedPrompt:
+    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """The prompt as text and as its tokens."""
         activity.tick()
         text = self.prompt_text(prompt, tools)
-        return RenderedPrompt(text, self._ids(text, add_special_tokens=isinstance(prompt, str)))
+        return text, self._ids(text, add_special_tokens=isinstance(prompt, str))
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """Tokens to append after a completion whose last token is `last`.
@@ -129,7 +110,10 @@ class ChatFormat:
         """
         if not is_chat:
             return self._ids("".join(str(message["content"]) for message in messages))
-        ids = self._ids_after_mark(self._rendered_response(messages))
+        text = self._rendered_response(messages)
+        # a tokenizer may split a text differently at its start
+        ids, mark = self._ids(MARK + text), self._mark_ids
+        ids = ids[len(mark) :] if ids[: len(mark)] == mark else self._ids(text)
         return ids[1:] if ids[:1] == [last] else ids
 
     def _rendered_response(self, messages: Sequence[Message]) -> str:
@@ -138,31 +122,34 @@ class ChatFormat:
         Raises:
             EnvironmentFailed: the template raises for the messages, or is not prefix-preserving for them.
         """
-        before = [_USER_MESSAGE, _tool_call_for(messages) if messages[0]["role"] == "tool" else _assistant_message()]
+        first, answer = messages[0], _assistant_message()
+        if first["role"] == "tool":  # some templates name the tool in the result
+            function = {"name": first.get("name", "tool"), "arguments": {}}
+            answer = {**_TOOL_CALL, "tool_calls": [{"type": "function", "function": function}]}
+        key = first["role"], first.get("name") if first["role"] == "tool" else None
         try:
-            whole = self._rendered([*before, *messages], **_GENERATE)
-            prefix = self._rendered_before(messages[0], before, whole)
+            whole = self._rendered([_USER_MESSAGE, answer, *messages], **_GENERATE)
+            if key not in self._prefixes or not whole.startswith(self._prefixes[key]):  # a template's date changes
+                self._prefixes[key] = self._rendered_without_end([_USER_MESSAGE, answer])
         except Exception as error:
             raise EnvironmentFailed(
                 f"The model's chat template refuses what the environment says: {describe_error(error)}\n"
                 f"The messages: {str(list(messages))[:160]}"
             ) from error
-        if not whole.startswith(prefix):
+        if not whole.startswith(self._prefixes[key]):
             raise EnvironmentFailed(
                 "The model's chat template is not prefix-preserving when these messages follow, so that the episode"
                 f" cannot be trained: {str(list(messages))[:160]}"
             )
-        return whole[len(prefix) :]
-
-    def _rendered_before(self, message: Message, before: list[Message], whole: str) -> str:
-        """The rendered conversation `before` a message, cached by role and tool until a template's date changes."""
-        key = message["role"], message.get("name") if message["role"] == "tool" else None
-        if key not in self._rendered_texts or not whole.startswith(self._rendered_texts[key]):
-            self._rendered_texts[key] = self._rendered_without_end(before)
-        return self._rendered_texts[key]
+        return whole[len(self._prefixes[key]) :]
 
     @cached_property
-    def _rendered_texts(self) -> dict[tuple[str, str | None], str]:
+    def _mark_ids(self) -> list[int]:
+        return self._ids(MARK)
+
+    @cached_property
+    def _prefixes(self) -> dict[tuple[str, str | None], str]:
+        """Rendered conversations before what the environment says, by its role and tool."""
         return {}
 
     def _rendered_without_end(self, messages: Sequence[Message]) -> str:
@@ -173,15 +160,6 @@ class ChatFormat:
     def _turn_end(self) -> str:
         """What the template renders after a completion, such as `<|im_end|>` and a newline."""
         return self._rendered([_USER_MESSAGE, _assistant_message()]).partition(MARK)[2]
-
-    def _ids_after_mark(self, text: str) -> list[int]:
-        """Tokens of a text that continues another text; a tokenizer may split it differently at the start of a text."""
-        whole, mark = self._ids(MARK + text), self._mark_ids
-        return whole[len(mark) :] if whole[: len(mark)] == mark else self._ids(text)
-
-    @cached_property
-    def _mark_ids(self) -> list[int]:
-        return self._ids(MARK)
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
         return str(
@@ -198,18 +176,22 @@ class ChatFormat:
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse a completion into a message with tool calls; `prefix` are the tokens before it. Special tokens are part
         of the text, except the token of `eos_ids` that ended the completion."""
-        parsed = self.support.parse(ids, prefix, tools)
-        message = parsed or {
-            "role": "assistant",
-            "content": str(self.tokenizer.decode(self._without_end(ids, eos_ids))),
-        }
+        message = self.support.parse(ids, prefix, tools)
+        if message is None:
+            text = str(self.tokenizer.decode(self._without_end(ids, eos_ids)))
+            message = {"role": "assistant", "content": text}
+        return self._parsed(message, tools)
+
+    def _parsed(self, message: Message, tools: Schemas) -> ParsedTurn:
+        """A message with its tool calls, which may be in its text."""
+        content, calls = str(message["content"]), list[ToolCall]()
         if message.get("tool_calls"):
             calls = [_as_call(call) for call in message["tool_calls"]]
-            return ParsedTurn(message, AssistantTurn(str(message["content"]), tuple(calls)))
-        content, calls = read_calls(str(message["content"])) if tools else (message["content"], [])
+        elif tools:
+            content, calls = read_calls(content)
         if calls:
             message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
-        return ParsedTurn(message, AssistantTurn(str(content), tuple(calls)))
+        return message, AssistantTurn(content, tuple(calls))
 
     def _without_end(self, ids: list[int], eos_ids: Sequence[int]) -> list[int]:
         """The completion without the token that ended it and the padding after that token; other padding tokens were
@@ -226,28 +208,21 @@ class ChatFormat:
 
         When a message of one of the roles in `following` is added, the rendering must start with the previous one.
         """
+        asked, thought = [_USER_MESSAGE, _assistant_message()], _assistant_message(_THOUGHT)
         pairs: list[tuple[list[Message], Message]] = []
         if "user" in following:
-            longer = [_USER_MESSAGE, _assistant_message(), _USER_MESSAGE, _assistant_message(_THOUGHT)]
-            pairs += [
-                (before, _USER_MESSAGE)
-                for before in (
-                    [_USER_MESSAGE, _assistant_message()],
-                    [_USER_MESSAGE, _assistant_message(_THOUGHT)],
-                    longer,
-                )
-            ]
+            befores = asked, [_USER_MESSAGE, thought], [*asked, _USER_MESSAGE, thought]
+            pairs += [(before, _USER_MESSAGE) for before in befores]
         if "tool" in following:
             pairs.append(([_USER_MESSAGE, _TOOL_CALL], {"role": "tool", "name": "tool", "content": "result"}))
-        return next((problem for problem in map(self._problem_with, pairs) if problem), "")
-
-    def _problem_with(self, pair: tuple[list[Message], Message]) -> str:
-        before, message = pair
-        try:
-            is_same = self._rendered([*before, message], **_GENERATE).startswith(self._rendered_without_end(before))
-        except Exception as error:
-            return f"refuses a conversation of two turns ({describe_error(error)})"
-        return "" if is_same else "is not prefix-preserving: it renders earlier turns differently later"
+        for before, message in pairs:
+            try:
+                whole = self._rendered([*before, message], **_GENERATE)
+                if not whole.startswith(self._rendered_without_end(before)):
+                    return "is not prefix-preserving: it renders earlier turns differently later"
+            except Exception as error:
+                return f"refuses a conversation of two turns ({describe_error(error)})"
+        return ""
 
     def check_tools(self) -> None:
         """Check that the template can render tool calls and their results.
@@ -266,18 +241,20 @@ def _assistant_message(thought: str = "") -> Message:
     return {"role": "assistant", "content": thought + MARK}
 
 
-def _tool_call_for(messages: Sequence[Message]) -> Message:
-    """An assistant message that calls the tool of the first message; some templates name the tool in the result."""
-    function = {"name": messages[0].get("name", "tool"), "arguments": {}}
-    return {**_TOOL_CALL, "tool_calls": [{"type": "function", "function": function}]}
-
-
 def _as_call(parsed: dict[str, Any]) -> ToolCall:
-    function = parsed.get("function", parsed)
-    arguments = function.get("arguments")
-    if isinstance(arguments, dict):
-        return ToolCall(str(function["name"]), arguments)
-    return ToolCall(str(function["name"]), None, "the arguments are not an object")
+    """A call in a message; the arguments of an API are JSON text."""
+    function = parsed.get("function") or parsed
+    name, arguments = str(function.get("name") or ""), function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            return ToolCall(name, None, f"the arguments are not JSON: {error}")
+    return (
+        ToolCall(name, arguments)
+        if isinstance(arguments, dict)
+        else ToolCall(name, None, "the arguments are not an object")
+    )
 
 
 def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatFormat:

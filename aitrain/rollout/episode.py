@@ -23,7 +23,7 @@ from aitrain.environment.session import (
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.rollout.chat_format import ChatFormat, RenderedPrompt, Schemas
+from aitrain.rollout.chat_format import ChatFormat, Schemas
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -59,8 +59,8 @@ class Episode:
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
-    rendered: RenderedPrompt | None = None
-    """The prompt as the chat template renders it; None before that."""
+    rendered: tuple[str, list[int]] | None = None
+    """The prompt as the chat template renders it, and its tokens; None before that."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
@@ -210,11 +210,12 @@ class Rollout:
         elif reset.runs_tools:
             self.chat.check_tools()
         rendered = None if before is None or before.asked != episode.asked else before.rendered
-        episode.rendered = rendered = rendered or self.chat.render_prompt(*episode.asked)
-        trajectory.prompt_ids = rendered.ids
-        if self.limits.of(episode.case.env).room(len(rendered.ids), 0) < 1:
-            trajectory.stop, trajectory.prompt_ids = "no_room", rendered.ids[:1]
-            episode.too_long, episode.is_dropped = len(rendered.ids), True
+        episode.rendered = rendered or self.chat.render_prompt(*episode.asked)
+        _, ids = episode.rendered
+        trajectory.prompt_ids = ids
+        if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
+            trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
+            episode.too_long, episode.is_dropped = len(ids), True
 
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
@@ -258,9 +259,9 @@ class Rollout:
         reset, trajectory = episode.session.reset, episode.trajectory
         start = trajectory.turns[-1].start
         before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
-        answer = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
-        episode.messages.append(answer.message)
-        return replace(answer.turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
+        message, turn = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
+        episode.messages.append(message)
+        return replace(turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
 
     async def _answer(self, session: EnvSession, chat: UntrainedChat, sample: Sample) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
@@ -270,7 +271,7 @@ class Rollout:
             return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
         seed = None if session.sampling is None else SampleSeed(session.sampling.next_call())
         completion = await sample(ids, room, seed)
-        turn = self.chat.read(completion.ids, ids, chat.tools, self.end.eos_ids).turn
+        _, turn = self.chat.read(completion.ids, ids, chat.tools, self.end.eos_ids)
         return replace(turn, usage=TokenUsage(len(ids), len(completion.ids), completion.finish_reason == "length"))
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:

@@ -22,7 +22,7 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
-        self._hangs = False
+        self._elsewhere: ThreadLoop | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result.
@@ -30,50 +30,18 @@ class EventLoop:
         Raises:
             BaseException: what the coroutine raises.
         """
-        return self._without_running_loop(lambda: self._runner.run(coroutine))
-
-    def close(self) -> None:
-        """Close the loop, unless it hangs."""
-        if not self._hangs:
-            self._without_running_loop(self._runner.close)
-
-    def _without_running_loop(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which runs in another thread if this one has a running loop."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            has_loop = False
-        else:
-            has_loop = True
-        if not has_loop:
-            return work()
-        results: list[T] = []
-        errors: list[BaseException] = []
+            return self._runner.run(coroutine)
+        self._elsewhere = self._elsewhere or ThreadLoop()
+        return self._elsewhere.run(coroutine)
 
-        def run() -> None:
-            try:
-                results.append(work())
-            except BaseException as error:
-                errors.append(error)
-            has_ended.set()
-
-        has_ended = threading.Event()  # in Python 3.11 an interrupted `join` takes the thread for ended
-        threading.Thread(target=run, name="rollout").start()
-        try:
-            has_ended.wait()
-        except BaseException:  # Ctrl-C, which the calling thread gets
-            self._cancel()
-            self._hangs = not has_ended.wait(CANCEL_SECONDS)
-            raise
-        if errors:
-            raise errors[0]
-        return results[0]
-
-    def _cancel(self) -> None:
-        """Cancel what runs on the loop in another thread."""
-        with suppress(RuntimeError):  # the loop was closed
-            loop = self._runner.get_loop()
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+    def close(self) -> None:
+        """Close the loop, unless it hangs."""
+        self._runner.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
 
 class ThreadLoop(EventLoop):

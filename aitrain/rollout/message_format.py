@@ -6,17 +6,15 @@ the API has counted tokens, so that records, limits and token counts are those o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dataset import canonical_text
-from aitrain.environment.session import AssistantTurn, Message
-from aitrain.environment.tool_call_parser import ToolCall, read_calls
+from aitrain.environment.session import Message
 from aitrain.errors import EnvironmentFailed
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, RenderedPrompt, Schemas
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""
@@ -60,10 +58,10 @@ class MessageFormat(ChatFormat):
         """Text that is equal for prompts that look equal to the model."""
         return canonical_text({"prompt": prompt, "tools": list(tools)})
 
-    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> RenderedPrompt:
+    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """One id, for the whole prompt, and no text, as the server renders it; a string is a message of the user."""
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return RenderedPrompt("", [self._add(ChatPart(tuple(asked), tuple(tools)))])
+        return "", [self._add(ChatPart(tuple(asked), tuple(tools)))]
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """One id, for all messages that follow a completion."""
@@ -74,13 +72,9 @@ class MessageFormat(ChatFormat):
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """The message of a completion, with its tool calls."""
         message = self.conversation(ids)[0][0] if ids else {"role": "assistant", "content": ""}
-        calls = tuple(map(_tool_call, message.get("tool_calls") or ())) if tools else ()
-        content = str(message["content"])
-        if tools and not calls:  # a server without a parser of tool calls leaves them in the text
-            content, found = read_calls(content)
-            calls = tuple(found)
-        parts = {"tool_calls": [call.as_message_part() for call in calls]} if calls else {}
-        return ParsedTurn({"role": "assistant", "content": content, **parts}, AssistantTurn(content, calls))
+        if not tools:
+            message = {name: value for name, value in message.items() if name != "tool_calls"}
+        return self._parsed(message, tools)  # a server without a parser of tool calls leaves them in the text
 
     def check_tools(self) -> None:
         """No-op: the API refuses tools that its model cannot use."""
@@ -97,16 +91,3 @@ class MessageFormat(ChatFormat):
     def _add(self, part: ChatPart) -> int:
         self.parts.append(part)
         return len(self.parts) - 1
-
-
-def _tool_call(call: dict[str, Any]) -> ToolCall:
-    """A call of the API, whose arguments are JSON text."""
-    function = call.get("function") or {}
-    name, arguments = str(function.get("name") or ""), function.get("arguments")
-    try:
-        parsed = json.loads(arguments or "{}") if not isinstance(arguments, dict) else arguments
-    except ValueError as error:
-        return ToolCall(name, None, f"the arguments are not JSON: {error}")
-    return (
-        ToolCall(name, parsed) if isinstance(parsed, dict) else ToolCall(name, None, "the arguments are not an object")
-    )

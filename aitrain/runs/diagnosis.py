@@ -235,6 +235,16 @@ def unscored(past: Past) -> str | None:
     )
 
 
+def unused_tools(past: Past) -> str | None:
+    """Hardly an episode calls a tool, and the task is not solved."""
+    if not past.lasts(lambda row: row.get("tools/unused", 0.0) > 0.98 and not past.traits.is_solved(row)):
+        return None
+    return (
+        f"{past.rows[-1]['tools/unused']:.0%} of the episodes that have tools call none: read some in rollouts/. Say in"
+        " the prompt when to call them, or use a model that was trained with tools (--model)."
+    )
+
+
 def entropy(past: Past) -> str | None:
     """The policy says nearly the same every time, and the task is not solved."""
     lowest = min(0.1, 0.1 * past.first.get("entropy", 0.0))
@@ -472,7 +482,7 @@ def _fall(scorings: Sequence[MetricsLine], scale: float) -> tuple[int, float, fl
 
 Rule: TypeAlias = Callable[[Past], str | None]
 """Returns the advice if its condition holds."""
-OF_LINES: tuple[Rule, ...] = (zero_variance, cut_off, unscored, entropy, importance_ratio, top_score)
+OF_LINES: tuple[Rule, ...] = (zero_variance, cut_off, unscored, unused_tools, entropy, importance_ratio, top_score)
 OF_STRETCHES: tuple[Rule, ...] = (length, component, prompt_dependence)
 
 

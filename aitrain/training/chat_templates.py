@@ -15,7 +15,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from trl import chat_template_utils
 
 from aitrain.environment.session import Message
-from aitrain.rollout.chat_format import ChatFormat, Schemas
+from aitrain.rollout.chat_format import ChatFormat, Schemas, TemplateSupport
 
 
 def chat_format(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any] | None = None) -> ChatFormat:
@@ -23,7 +23,7 @@ def chat_format(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any] | No
     return ChatFormat(tokenizer, options=options or {}, support=TRLTemplateSupport(tokenizer))
 
 
-class TRLTemplateSupport:
+class TRLTemplateSupport(TemplateSupport):
     """TRL's templates and response formats for one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

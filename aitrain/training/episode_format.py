@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from transformers.utils import logging as transformers_logging
 
@@ -46,9 +47,14 @@ def begin(context: RunContext) -> None:
         EnvironmentFailed: an environment lacks a method.
     """
     transformers_logging.disable_progress_bar()
-    context.runner.notify = context.note
-    for runner in context.runner.parts.values():
+    for name, runner in context.runner.parts.items():
+        runner.notify = partial(_note, context.note, name)
         check_methods(runner.environment)
+
+
+def _note(note: Callable[[str], None], name: str, text: str) -> None:
+    """Show a note of an environment, with its name if there are several."""
+    note(f"{name}: {text}" if name else text)
 
 
 @dataclass(frozen=True)

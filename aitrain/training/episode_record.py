@@ -19,7 +19,7 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         row=row_columns(case.row),
         seed=session.seed,
         prompt=case.prompt,
-        rendered_prompt=episode.rendered.text if episode.rendered and episode.is_chat else "",
+        rendered_prompt=episode.rendered[0] if episode.rendered and episode.is_chat else "",
         tools=list(session.reset.tools),
         messages=episode.conversation,
         completion=episode.transcript.text,

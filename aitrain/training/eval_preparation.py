@@ -116,7 +116,8 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     if policy is None:
         size = REQUESTS_BATCH * (concurrency := config.concurrency or 16)
         engine = ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=concurrency)
-        runner.offer(NotBehindAPI("model"), chat.tokenizer)
+        for part in runner.parts.values():
+            part.offer(NotBehindAPI("model"), chat.tokenizer)
     else:
         evaluating, completer = partial(evaluation_mode, policy.model), None
         if config.use_vllm:

@@ -167,6 +167,7 @@ def episode_metrics(episode: Episode) -> dict[str, float]:
         "turns": float(len(episode.trajectory.turns)),
         "tools/calls": float(episode.tool_calls),
         "tools/wrong_calls": float(episode.wrong_tool_calls),
+        **({"tools/unused": float(not episode.tool_calls)} if episode.session.reset.runs_tools else {}),
         **{f"{own}{name}": value for name, value in episode.result.metrics.items()},
         **({f"{own}score": score} if env and score is not None else {}),
         **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},

@@ -23,7 +23,7 @@ from aitrain.environment.session import Message, ResetResult
 from aitrain.environment.tool_call_parser import ToolJson, clean
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, RenderedPrompt, Schemas
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
@@ -131,9 +131,9 @@ class ShownFormat(ChatFormat):
     who: str = field(kw_only=True)
     numbers: Iterator[int] = field(default_factory=partial(count, 1))
 
-    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> RenderedPrompt:
+    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """Show and render the conversation before the first answer."""
-        self._show_turn(super().render_prompt(prompt, tools).ids)
+        self._show_turn(super().render_prompt(prompt, tools)[1])
         return self.inner.render_prompt(prompt, tools)
 
     def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
@@ -150,13 +150,14 @@ class ShownFormat(ChatFormat):
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse and show an answer; what a person types is there already."""
         reply = self.inner.read(ids, prefix, tools, eos_ids)
+        _, turn = reply
         if self.who == "model":
             show_heading(self.console, f"model answers, {len(ids)} token{'' if len(ids) == 1 else 's'}")
             self._show_ids(ids, "cyan")
         elif self.who != "person" or not self.console.is_terminal:
             show_heading(self.console, f"{self.who} answers")
-            show_text(self.console, reply.turn.text, "cyan")
-        for call in reply.turn.calls:
+            show_text(self.console, turn.text, "cyan")
+        for call in turn.calls:
             what = call.problem or json.dumps(call.arguments, ensure_ascii=False)
             show_text(self.console, f"-> {call.name} {what}", "yellow" if call.problem else "cyan")
         return reply

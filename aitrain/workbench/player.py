@@ -16,7 +16,7 @@ from aitrain.environment.session import AssistantTurn, Group, GroupMember, Messa
 from aitrain.environment.tool_call_parser import read_calls
 from aitrain.execution.failure import Failure
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, RenderedPrompt, Schemas
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 from aitrain.rollout.engine import Completion, GenerationRequest, Leave, OutOfRepliesError
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import EventLoop
@@ -122,12 +122,12 @@ class MessageFormat(ChatFormat):
     def conversation(self, ids: Sequence[int]) -> Conversation:
         """What the tokens stand for."""
         said: list[Any] = [self.vocabulary[token] for token in ids]
-        messages = [one.message if isinstance(one, ParsedTurn) else one for one in said]
-        return Conversation(messages, sum(isinstance(one, ParsedTurn) for one in said))
+        messages = [one[0] if isinstance(one, tuple) else one for one in said]
+        return Conversation(messages, sum(isinstance(one, tuple) for one in said))
 
-    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> RenderedPrompt:
+    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """The tokens of its messages."""
-        return RenderedPrompt("", list(map(self.token, as_messages(prompt))))
+        return "", list(map(self.token, as_messages(prompt)))
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """The tokens of the messages."""
@@ -140,9 +140,9 @@ class MessageFormat(ChatFormat):
             content, calls = read_calls(reply) if tools else (reply, [])
             parts = {"tool_calls": [call.as_message_part() for call in calls]} if calls else {}
             message = {"role": "assistant", "content": content, **parts}
-            reply = self.vocabulary[ids[0]] = ParsedTurn(message, AssistantTurn(content, tuple(calls)))
-        assert isinstance(reply, ParsedTurn)
-        return reply
+            reply = self.vocabulary[ids[0]] = message, AssistantTurn(content, tuple(calls))
+        answer: ParsedTurn = reply
+        return answer
 
     def check_tools(self) -> None:
         """No-op: there is no template."""
@@ -290,6 +290,5 @@ class Player:
         self._loop.close()
 
     def stop(self) -> None:
-        """End the threads, and leave the environment open, which a forked process must not close."""
-        self.runner.pool.close()
+        """End the loop, and leave the environment open, which a forked process must not close."""
         self._loop.close()

@@ -178,7 +178,7 @@ class Replay:
         results = [as_text(result.get("content")) for result in after[: len(calls)] if result.get("role") == "tool"]
         results += [""] * (len(calls) - len(results))
         turns = [self._call(as_object(call.get("function")), text) for call, text in zip(calls, results, strict=True)]
-        return ParsedTurn(message, AssistantTurn(as_text(message.get("content")), tuple(turns)))
+        return message, AssistantTurn(as_text(message.get("content")), tuple(turns))
 
     def agrees(self, said: Sequence[Message]) -> bool:
         """Whether a conversation is the beginning of the record."""

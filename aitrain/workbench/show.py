@@ -71,10 +71,10 @@ def show(
 def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> dict[str, object]:
     """Show a case; returns it for `--json`."""
     reset = _begun(opened, case)
-    rendered = view.chat.render_prompt(reset.prompt or case.prompt, reset.tools)
+    text, ids = view.chat.render_prompt(reset.prompt or case.prompt, reset.tools)
     named = f" (case_idx {case.case_idx})" if is_named(case) else ""
     is_held_out = case.number >= len(opened.cases)
-    heading = f"case {case.number}{named}{', held out' if is_held_out else ''}: {len(rendered.ids)} tokens"
+    heading = f"case {case.number}{named}{', held out' if is_held_out else ''}: {len(ids)} tokens"
     row = {name: value for name, value in case.row.items() if name != "prompt"}
     try:
         script = reference_of(opened.environment, case)
@@ -83,7 +83,7 @@ def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, cas
         reference = f"raised: {describe_error(error)}"
     console.print()
     show_heading(console, heading)
-    show_text(console, rendered.text)
+    show_text(console, text)
     for name, value in row.items():
         show_text(console, f"{name}: {_shortened(value if isinstance(value, str) else repr(value))}", "dim")
     show_text(console, f"reference: {reference}", "green")
@@ -91,8 +91,8 @@ def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, cas
         "case": case.number,
         "case_idx": case.case_idx,
         "held_out": is_held_out,
-        "tokens": len(rendered.ids),
-        "prompt": rendered.text,
+        "tokens": len(ids),
+        "prompt": text,
         "row": row,
         "reference": reference,
     }

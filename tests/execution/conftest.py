@@ -12,10 +12,9 @@ from tests.execution.waiting import Clock
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of all deadlines. The thread that watches them looks at it whenever the timeout has passed for real."""
+    """The clock of all deadlines. What watches them looks at it whenever the timeout has passed for real."""
     clock = Clock()
-    for module in ("task", "deadline_pool"):
-        monkeypatch.setattr(f"aitrain.execution.{module}.time", clock)
+    monkeypatch.setattr("aitrain.execution.task.time", clock)
     return clock
 
 

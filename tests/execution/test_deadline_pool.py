@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import subprocess
 import sys
@@ -16,8 +15,9 @@ import pytest
 
 from aitrain.execution import async_calls
 from aitrain.execution.async_calls import run_if_async, shared_loop
+from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.task import Outcome, paused, remaining
+from aitrain.execution.task import Outcome, current_task, paused
 from tests.execution.waiting import Clock, at_deadline, eventually
 
 LONG = 60.0
@@ -42,8 +42,12 @@ def threads() -> list[str]:
     return [thread.name for thread in own if re.fullmatch(r"environment-\d+", thread.name)]
 
 
+def make_pool(calls: int = 4, timeout: float = LONG / 2) -> DeadlinePool:
+    return DeadlinePool(calls, timeout)
+
+
 def one(pool: Any, job: Callable[[], Any]) -> Outcome[Any]:
-    (outcome,) = pool.run([job])
+    (outcome,) = pool.call_all([job])
     return outcome
 
 
@@ -56,7 +60,7 @@ def failure(outcome: Outcome[Any]) -> Failure:
 # -- together
 
 
-def test_calls_run_at_the_same_time_and_their_results_come_in_their_order(make_pool: Any) -> None:
+def test_calls_run_at_the_same_time_and_their_results_come_in_their_order() -> None:
     ended = [threading.Event() for _ in range(6)]
 
     def answer(number: int) -> int:
@@ -65,23 +69,9 @@ def test_calls_run_at_the_same_time_and_their_results_come_in_their_order(make_p
         return number
 
     pool = make_pool(6)
-    assert [outcome.value for outcome in pool.run([lambda n=n: answer(n) for n in range(6)])] == [0, 1, 2, 3, 4, 5]
-    many = pool.run([lambda: 1] * 30)
+    assert [outcome.value for outcome in pool.call_all([lambda n=n: answer(n) for n in range(6)])] == [0, 1, 2, 3, 4, 5]
+    many = pool.call_all([lambda: 1] * 30)
     assert [outcome.value for outcome in many] == [1] * 30, "more than threads, on another loop"
-
-
-def test_close_cancels_calls_that_have_not_started(make_pool: Any, over: threading.Event) -> None:
-    pool, ended, started = make_pool(1), list[Any](), threading.Event()
-    pool.submit(lambda: over.wait(started.set()), ended.append)
-    waiting = pool.submit(lambda: 1, lambda task: ended.append(task) or over.set())
-    assert started.wait(LONG)
-
-    pool.close()
-
-    assert ended[0] is waiting
-    assert failure(waiting.outcome).message.startswith("cancelled: ")
-    assert eventually(lambda: len(ended) == 2)
-    assert ended[1].outcome.value is True
 
 
 # -- failures
@@ -97,12 +87,12 @@ class Unspeakable(Exception):
     [TimeoutError("of its own"), SystemExit(3), asyncio.CancelledError(), StopIteration(), Unspeakable()],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_a_call_raises_is_its_failure(make_pool: Any, error: BaseException) -> None:
+def test_whatever_a_call_raises_is_its_failure(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
     pool = make_pool(2)
-    failed, other = pool.run([fail, lambda: 1])
+    failed, other = pool.call_all([fail, lambda: 1])
 
     assert failure(failed).kind == "raised"
     assert failure(failed).message.startswith(f"raised: {type(error).__name__}")
@@ -110,7 +100,7 @@ def test_whatever_a_call_raises_is_its_failure(make_pool: Any, error: BaseExcept
     assert one(pool, lambda: 2).value == 2
 
 
-def test_a_failure_names_the_users_line_and_one_that_is_known_already_is_kept(make_pool: Any) -> None:
+def test_a_failure_names_the_users_line_and_one_that_is_known_already_is_kept() -> None:
     known = Failure("crashed", "crashed: by itself")
 
     def fail() -> None:
@@ -130,9 +120,9 @@ def test_a_failure_names_the_users_line_and_one_that_is_known_already_is_kept(ma
 
 
 def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_until_it_ends(
-    clock: Clock, make_pool: Any, over: threading.Event
+    clock: Clock, over: threading.Event
 ) -> None:
-    pool, hangs, late, ended = make_pool(1, SHORT), threading.Event(), list[Any](), list[Any]()
+    pool, hangs, late = make_pool(1, SHORT), threading.Event(), list[Any]()
     assert (pool.abandoned, pool.last_hang) == (0, "")
 
     def hang() -> str:
@@ -141,11 +131,7 @@ def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_unti
         late.append(sys.exc_info())
         return "late"
 
-    pool.submit(hang, ended.append)
-    assert hangs.wait(LONG)
-    clock.now += SHORT
-    assert eventually(lambda: ended)
-    hung = ended[0].outcome
+    hung = at_deadline(clock, pool, hang, hangs.is_set)
     told = failure(hung)
 
     assert told.kind == "timed_out"
@@ -156,14 +142,13 @@ def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_unti
     assert hung.is_running
     assert (pool.abandoned, pool.last_hang) == (1, second)
     (hanging,) = threads()
-    names = {outcome.value for outcome in pool.run([lambda: threading.current_thread().name] * 3)}
+    names = {outcome.value for outcome in pool.call_all([lambda: threading.current_thread().name] * 3)}
     assert hanging not in names
 
     over.set()
     assert eventually(lambda: pool.abandoned == 0)
     assert eventually(lambda: hanging not in threads())
     assert late == [(None, None, None)], "nothing is raised in it"
-    assert len(ended) == 1, "and what it returns is dropped"
 
 
 def test_a_process_with_a_hung_thread_ends_when_its_work_is_done() -> None:
@@ -172,7 +157,6 @@ def test_a_process_with_a_hung_thread_ends_when_its_work_is_done() -> None:
         "from aitrain.execution.deadline_pool import DeadlinePool\n"
         "pool = DeadlinePool(2, 0.1)\n"
         "print(asyncio.run(pool.call(threading.Event().wait)).failure.kind, pool.abandoned)\n"
-        "pool.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("timed_out 1\n", "")
@@ -181,28 +165,29 @@ def test_a_process_with_a_hung_thread_ends_when_its_work_is_done() -> None:
 # -- the clock
 
 
-def test_a_call_is_charged_for_its_own_time_and_not_for_waiting(clock: Clock, make_pool: Any) -> None:
-    def work() -> tuple[float | None, float | None]:
+def test_a_call_is_charged_for_its_own_time_and_not_for_waiting(clock: Clock) -> None:
+    def work() -> tuple[float, float]:
+        task = current_task.get()
+        assert task is not None
         clock.now += 5
-        before = remaining()
+        before = task.left()
         with paused():
             clock.now += 100
             with paused():
                 clock.now += 100
             clock.now += 100
         clock.now += 2
-        return before, remaining()
+        return before, task.left()
 
-    first, queued = make_pool(1, timeout=60).run([work, work])
+    first, queued = make_pool(1, timeout=60).call_all([work, work])
 
     assert first.value == queued.value == (55, 53)
     assert first.seconds == queued.seconds == 7
-    assert one(make_pool(timeout=math.inf), remaining).value == math.inf
     with paused():
-        assert remaining() is None, "outside of a call"
+        pass  # outside of a call
 
 
-def test_the_clock_goes_on_after_a_pause(clock: Clock, make_pool: Any, over: threading.Event) -> None:
+def test_the_clock_goes_on_after_a_pause(clock: Clock, over: threading.Event) -> None:
     hangs = threading.Event()
 
     def patient() -> None:
@@ -219,7 +204,7 @@ def test_the_clock_goes_on_after_a_pause(clock: Clock, make_pool: Any, over: thr
 # -- async calls
 
 
-def test_async_calls_run_together_on_one_loop_which_the_first_ones_agree_on(make_pool: Any) -> None:
+def test_async_calls_run_together_on_one_loop_which_the_first_ones_agree_on() -> None:
     all_threads, arrived, everybody = threading.Barrier(8), list[int](), asyncio.Event()
     shared_loop.cache_clear()
 
@@ -230,7 +215,7 @@ def test_async_calls_run_together_on_one_loop_which_the_first_ones_agree_on(make
         await everybody.wait()
         return asyncio.get_running_loop()
 
-    outcomes = make_pool(8).run([lambda: all_threads.wait(LONG) * 0 or meet()] * 8)
+    outcomes = make_pool(8).call_all([lambda: all_threads.wait(LONG) * 0 or meet()] * 8)
 
     assert {outcome.value for outcome in outcomes} == {shared_loop()}
 
@@ -244,7 +229,7 @@ class PatientEvent(threading.Event):
 
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_an_async_call_that_hangs_is_cancelled_and_its_thread_and_loop_go_on(
-    clock: Clock, make_pool: Any, monkeypatch: pytest.MonkeyPatch, is_inside: bool
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, is_inside: bool
 ) -> None:
     monkeypatch.setattr(async_calls.threading, "Event", PatientEvent)
     pool, hangs, cancelled, loop = make_pool(1, SHORT), list[int](), threading.Event(), async_calls.running_loop()
@@ -274,7 +259,7 @@ def test_an_async_call_that_hangs_is_cancelled_and_its_thread_and_loop_go_on(
     assert async_calls.running_loop() is loop
 
 
-def test_a_blocked_loop_is_replaced(clock: Clock, make_pool: Any, over: threading.Event) -> None:
+def test_a_blocked_loop_is_replaced(clock: Clock, over: threading.Event) -> None:
     pool, blocks, stuck = make_pool(2, SHORT), threading.Event(), async_calls.running_loop()
 
     async def block() -> None:
@@ -288,14 +273,14 @@ def test_a_blocked_loop_is_replaced(clock: Clock, make_pool: Any, over: threadin
 
     assert blocked.kind == "timed_out"
     assert blocked.message.endswith("in block: over.wait(blocks.set())")
-    assert [outcome.value for outcome in pool.run([fine] * 4)] == [1] * 4
+    assert [outcome.value for outcome in pool.call_all([fine] * 4)] == [1] * 4
     assert shared_loop() is not stuck
 
 
 # -- awaited
 
 
-def test_calls_whose_awaiting_tasks_are_cancelled_are_abandoned(make_pool: Any, over: threading.Event) -> None:
+def test_calls_whose_awaiting_tasks_are_cancelled_are_abandoned(over: threading.Event) -> None:
     pool, ended, ran = make_pool(2), threading.Event(), list[int]()
 
     async def hang() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aitrain.environment.contract import Case
-from aitrain.rollout.chat_format import ChatFormat, NoTemplateSupport
+from aitrain.rollout.chat_format import ChatFormat, TemplateSupport
 from aitrain.rollout.engine import Engine
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import Limits
@@ -21,7 +21,7 @@ class Asks:
         return []
 
 
-class WithTools(NoTemplateSupport):
+class WithTools(TemplateSupport):
     """A template that can write calls and their results."""
 
     has_tool_calls = True

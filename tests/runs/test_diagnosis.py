@@ -15,7 +15,7 @@ from benchmarks.simulated_runs import HEALTHY, PLANTED, Kind, simulate
 RATIO = "sampling/importance_sampling_ratio/mean"
 FINE = {
     "reward": 0.5, "frac_reward_zero_std": 0.25, "completions/clipped_ratio": 0.1, "unscored": 0.0, "entropy": 2.0,
-    RATIO: 0.9,
+    "tools/unused": 0.1, RATIO: 0.9,
 }  # fmt: skip
 
 BAD = [
@@ -24,6 +24,7 @@ BAD = [
     ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "--stop-when-flat"),
     ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
     ({"unscored": 0.3}, "30% of the episodes have no score", "--rl-env-timeout"),
+    ({"tools/unused": 1.0}, "100% of the episodes that have tools call none", "--model"),
     ({"entropy": 0.01}, "entropy has collapsed to 0.010", "--rl-kl-coef"),
     ({RATIO: 0.2, "sampling/sampling_logp_difference/mean": 0.8}, "0.20", "--dtype"),
     ({RATIO: 0.2, "completions/mean_length": 900.0}, "0.20", "token_truncate"),

@@ -27,7 +27,7 @@ def run_with(pool: DeadlinePool, batcher: ProxyBatcher, jobs: Sequence[Callable[
         return outcome
 
     async def all_of() -> list[Outcome[Any]]:
-        async with batcher.serving_calls(lambda: min(left, pool.max_threads)):
+        async with batcher.serving_calls(lambda: min(left, pool.max_calls)):
             return await asyncio.gather(*map(call, jobs))
 
     return asyncio.run(all_of())

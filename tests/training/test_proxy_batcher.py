@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,8 +46,7 @@ class Watched:
         return self.alone(*args, **kwargs)
 
     def outcomes(self, jobs: Sequence[Job]) -> list[Outcome[Any]]:
-        with closing(DeadlinePool(len(jobs), timeout=60)) as pool:
-            return run_with(pool, self.batcher, jobs)
+        return run_with(DeadlinePool(len(jobs), timeout=60), self.batcher, jobs)
 
     def together(self, calls: Sequence[dict[str, Any]]) -> list[Any]:
         outcomes = self.outcomes([lambda call=call: self.policy.generate(**call) for call in calls])

@@ -63,5 +63,5 @@ def tokenizer() -> Any:
     ],
 )
 def test_only_what_ended_an_answer_is_stripped(tokenizer: Any, written: str, read: str) -> None:
-    answer = chat_format(tokenizer).read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
-    assert answer.message["content"] == answer.turn.text == read
+    message, turn = chat_format(tokenizer).read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
+    assert message["content"] == turn.text == read

@@ -11,7 +11,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case
-from aitrain.rollout.chat_format import NoTemplateSupport
+from aitrain.rollout.chat_format import TemplateSupport
 from aitrain.rollout.limits import Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.episode_record import episode_record
@@ -178,7 +178,7 @@ class Shop:
 
 
 def test_tools_run_again_in_a_replay_and_malformed_calls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NoTemplateSupport, "has_tool_calls", True)  # the template can write tool calls
+    monkeypatch.setattr(TemplateSupport, "has_tool_calls", True)  # the template can write tool calls
     said = ('{"name": "buy", "arguments": {"count": 3', '{"name": "buy", "arguments": {"count": 7}}')
     calls = [f"<tool_call>{call}</tool_call>$" for call in said]
     records = saved(Shop(), lambda text: [*calls, "done$"][text.count("$a:") - 1])

@@ -90,7 +90,7 @@ def check_quickly(
 def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answer: Answer) -> list[object]:
     """In the forked process: run the checks, and return the fields of a FastCheck; after the time, those of the checks
     that have ended."""
-    cut = cut_connections(answer.pipe)
+    cut = cut_connections(answer.connection.fileno())
     watch_connections(
         lambda address: answer([f"it connects to {address} (aitrain env check checks it, with real connections)"])
     )

@@ -141,7 +141,7 @@ def traces(subject: Subject) -> dict[str, Any]:
     config = subject.config.model_copy(update={"rl_env_isolation": "thread"})
 
     def look(answer: Answer) -> dict[str, Any]:
-        cut, addresses, signals = cut_connections(answer.pipe), list[str](), list[str]()
+        cut, addresses, signals = cut_connections(answer.connection.fileno()), list[str](), list[str]()
         watch_connections(addresses.append)
         for name in ("signal", "alarm", "setitimer"):
             setattr(signal, name, _noted(getattr(signal, name), signals))
