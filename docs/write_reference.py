@@ -30,7 +30,7 @@ With `--json` a run writes its events to standard output, one JSON object a line
 
 ```bash
 aitrain grpo --model tiny --rl-env envs.arithmetic --max-steps 1 --rl-max-new-tokens 8 --eval-cases 2 --json > run.jsonl
-aitrain schema events > events.schema.json
+aitrain options --schema events > events.schema.json
 ```
 
 The first line is `RunStarted`, with the run folder. The last line is `RunResult`, with result.json, or `Failed`. The
@@ -86,7 +86,7 @@ def llms_text() -> str:
 INTRODUCTION = """\
 One class asks questions and scores answers; `aitrain grpo` trains, and compares held-out scores before and after. Links
 lead to Markdown, beside this file. Begin with For coding agents: `--json`, exit codes, and the order of work. `aitrain
-COMMAND --help`, `aitrain options WORD` and `aitrain schema` are the reference of the installed version."""
+COMMAND --help` and `aitrain options WORD` are the reference of the installed version."""
 
 
 def pages_of(entry: dict[str, Any]) -> Iterator[tuple[str, str]]:

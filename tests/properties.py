@@ -66,7 +66,6 @@ mappings = st.dictionaries(st.one_of(names, scalars), values, max_size=4)
 right_values = {
     "switch": st.booleans(),
     "integer": st.integers(0, 2**40),
-    "integer or ray:N": st.one_of(st.integers(0, 2**40), st.sampled_from(["ray:4", "4"])),
     "number": st.floats(0, 1),
     "text": st.sampled_from(["tiny", "adamw_torch", "a-b", "0", "no", "1e3", "2020-01-01"]),
     "JSON object": st.dictionaries(texts, st.one_of(st.integers(), texts), max_size=2),

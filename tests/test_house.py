@@ -19,7 +19,7 @@ HEAVY = {"torch", "transformers", "peft", "datasets", "trl", "accelerate", "vllm
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["doctor"], ["runs"], ["grpo", "--help"],
+    [["--help"], ["doctor"], ["show"], ["grpo", "--help"],
      ["eval", "tiny", "--rl-env", "nowhere.py:Env"],
      ["env", "play", "nowhere.py"],
      ["serve", "tiny", "--print"],

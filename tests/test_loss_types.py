@@ -55,15 +55,15 @@ def test_what_is_given_wins_over_the_loss_type(options: dict[str, Any], expected
     [
         ({"rl_loss_type": "ppo"}, "rl_loss_type"),
         ({"rl_loss_type": "cispo", "rl_clip_range_high": 0.28}, "rl_clip_range_high"),
-        ({"rl_scale_rewards": "none", "trl": {"scale_rewards": "none"}}, "--trl scale_rewards"),
+        ({"rl_scale_rewards": "none", "trl": {"scale_rewards": "none"}}, "trl scale_rewards"),
         ({"rl_dual_clip": 1.1}, "1.2"),
-        ({"rl_overlong_penalty": 0.5}, "--rl-overlong-buffer"),
+        ({"rl_overlong_penalty": 0.5}, "rl_overlong_buffer"),
         ({"custom_loss": "a:b", "trl": {"top_entropy_quantile": 0.2}}, "custom_loss"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        TrainConfig.read(options)
+        TrainConfig(**options)
 
 
 @pytest.mark.parametrize(

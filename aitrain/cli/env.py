@@ -1,42 +1,450 @@
-"""`aitrain env`: the environment workbench, one module for each command."""
+"""`aitrain env`: write, check, play and inspect environments."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from aitrain.cli.lazy_group import LazyGroup
+from aitrain.cli.flags import AsJson, RunName, SectionedCommand, group
+from aitrain.errors import AitrainError, ConfigError, did_you_mean
+from aitrain.ui.loading import loading
 
-ENV_COMMANDS = {
-    "init": "Write a new environment with its test: one readable file to edit.",
-    "check": "Find what is wrong with an environment before it costs a run.",
-    "play": "Play episodes: you, a script or a model answer turn by turn.",
-    "show": "Show sample cases as the model sees them.",
-    "list": "List the environments that can be named with --rl-env.",
-    "serve": "Serve an environment to trainings on other machines.",
-    "rescore": "Apply today's scorer to the saved episodes of a run.",
+if TYPE_CHECKING:
+    from aitrain.options.train import TrainConfig
+    from aitrain.runs.run_folder import RunFolder
+    from aitrain.workbench.check.report import Message
+
+TERMINAL = "aitrain.jobs.env_terminal"
+PORT = 8000
+POLICIES = ("person", "reference", "empty", "junk", "model", "script")
+HEADINGS = {
+    "bundled": "Bundled",
+    "installed": "Of installed packages (entry points in aitrain.environments)",
+    "adapter": "Of other frameworks, by an adapter: --rl-env NAME:ID",
 }
-"""The commands with their short help; command `x` is the function `env_x` of `aitrain.cli.env_x`."""
+
+EnvName = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV",
+        help="Environment, as in --rl-env: path/to/file.py:Class, package.module:Class, envs.gsm8k, or NAME:ID.",
+    ),
+]
+EnvConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--rl-env-config",
+        metavar="JSON",
+        help="Keyword arguments of the environment's constructor: a JSON object, or @file.json.",
+    ),
+]
+EnvKeywords = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-E",
+        "--env-arg",
+        metavar="KEY=VALUE",
+        help="One of them, as in -E size=100; JSON if it parses, else text. Repeatable; wins over the above.",
+    ),
+]
+Case = Annotated[str | None, typer.Option(help="One case: the number of its row, or its case_idx.")]
+Tokenizer = Annotated[str, typer.Option(help="Model whose tokenizer and chat template are used; or `tiny`.")]
+MaxTurns = Annotated[int | None, typer.Option("--rl-max-turns", min=1, help="Maximum number of turns.")]
+MaxTokens = Annotated[int | None, typer.Option("--rl-max-new-tokens", min=1, help="Maximum tokens of one answer.")]
+Isolation = Annotated[str | None, typer.Option("--rl-env-isolation", help="Where calls run: thread or process.")]
+
+env = group("Write, check, play and inspect environments, each named as in --rl-env.")
 
 
-class EnvGroup(LazyGroup):
-    """The commands of `aitrain env`."""
+def env_options(
+    rl_env: str, config: str | None = None, keywords: Iterable[str] | None = None, **options: object
+) -> dict[str, object]:
+    """The options of an environment that a command names, and of those of `options` that are given.
 
-    prefix = "env_"
-
-
-env = typer.Typer(
-    cls=EnvGroup,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-for _name, _sentence in ENV_COMMANDS.items():
-    env.command(_name, short_help=_sentence)(lambda: None)
-
-
-@env.callback()
-def _group() -> None:
-    """Write, check, play and inspect environments.
-
-    An environment is named as in --rl-env: path/to/file.py:Class, package.module:Class, or envs.gsm8k.
+    Raises:
+        ConfigError: a value cannot be read.
     """
+    from aitrain.options.value_types import read_json_object
+
+    try:
+        given = read_json_object(config)
+    except ValueError as error:
+        raise ConfigError(f"rl_env_config: {error}") from None
+    values = dict(given) if isinstance(given, dict) else {}
+    for text in keywords or ():
+        key, equals, value = text.partition("=")
+        if not (key.strip() and equals):
+            raise ConfigError(f"-E {text}: write KEY=VALUE, as in -E size=100")
+        try:
+            values[key.strip()] = json.loads(value)
+        except (ValueError, RecursionError):
+            values[key.strip()] = value
+    options |= {"rl_env": rl_env, "rl_env_config": values or None}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def checked(options: Mapping[str, object]) -> TrainConfig:
+    """The options, after finding their environment and reading its file, so that a misspelt name is refused at once.
+
+    Raises:
+        AitrainError: an option is wrong, or there is no such environment.
+    """
+    from aitrain.environment.loader import find_environments
+    from aitrain.options.reading import resolve
+    from aitrain.options.train import TrainConfig
+
+    config = resolve(TrainConfig, None, options)
+    find_environments(config)
+    return config
+
+
+# -- commands that run the environment
+
+
+@env.command(cls=SectionedCommand)
+def check(
+    env: EnvName,
+    rl_env_config: EnvConfig = None,
+    env_arg: EnvKeywords = None,
+    *,
+    only: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Run these checks only, such as floor,tools.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Model whose tokenizer renders the prompts; or `tiny`.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model that answers some cases: do its scores differ?")] = None,
+    rl_score_range: Annotated[str | None, typer.Option(help="Lowest and highest score, as in -1,1; or any.")] = None,
+    rl_max_turns: MaxTurns = None,
+    rl_max_new_tokens: MaxTokens = None,
+    rl_env_timeout: Annotated[float | None, typer.Option(help="Deadline in seconds of one call.")] = None,
+    rl_env_isolation: Isolation = None,
+    ask_judges: Annotated[
+        bool, typer.Option("--ask-judges", help="Ask judges behind an address, which may cost something.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Find what is wrong with an environment before it costs a run.
+
+    Exit code 3 if a check failed, else 0.
+    """
+    from aitrain.cli.terminal_process import limit_threads
+    from aitrain.launch.stop_signals import on_stop_signals
+    from aitrain.workbench.check.process import PATIENCE, messages_of
+    from aitrain.workbench.check.report import as_json as report_as_json
+    from aitrain.workbench.check.report import exit_code, lines
+
+    config = checked(
+        env_options(
+            env,
+            rl_env_config,
+            env_arg,
+            rl_score_range=rl_score_range,
+            rl_max_turns=rl_max_turns,
+            rl_max_new_tokens=rl_max_new_tokens,
+            rl_env_timeout=rl_env_timeout,
+            rl_env_isolation=rl_env_isolation,
+            model=model or tokenizer,
+        )
+    )
+    if model is not None:
+        limit_threads(model)
+    names = [name.strip() for name in (only or "").split(",") if name.strip()]
+    request = {"options": config.changed(), "only": names, "answers": model is not None, "ask_judges": ask_judges}
+    module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
+    received = messages_of(module, request, PATIENCE + config.rl_env_timeout)
+    messages: list[Message] = []
+    with on_stop_signals(signal.default_int_handler):
+        if as_json:
+            messages += received
+            typer.echo(report_as_json(messages))
+            return exit_code(messages)
+        for line in lines(_kept(received, messages)):
+            typer.echo(line)
+    for message in messages:
+        if "error" in message:
+            error = AitrainError(message["error"])
+            error.exit_code = message["exit_code"]
+            raise error
+    return exit_code(messages)
+
+
+def _kept(received: Iterator[Message], messages: list[Message]) -> Iterator[Message]:
+    """The messages as they arrive, collected in the list."""
+    while True:
+        with loading("checking"):
+            message = next(received, None)
+        if message is None:
+            return
+        messages.append(message)
+        yield message
+
+
+@env.command(cls=SectionedCommand)
+def play(
+    env: EnvName,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The replies, for --policy script.")] = None,
+    *,
+    policy: Annotated[
+        str,
+        typer.Option(
+            autocompletion=lambda: list(POLICIES),
+            help="Who answers: person (you), reference (the environment's), empty (nothing), junk (noise), model (with"
+            " --model), or script FILE (one reply a line, or a JSON list).",
+        ),
+    ] = "person",
+    model: Annotated[str | None, typer.Option(help="Model that plays: a Hub name, a folder, or tiny.")] = None,
+    case: Case = "0",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 0,
+    rl_max_turns: MaxTurns = None,
+    rl_max_new_tokens: MaxTokens = None,
+    rl_env_config: EnvConfig = None,
+    keywords: EnvKeywords = None,
+    tokenizer: Tokenizer = "tiny",
+    as_json: AsJson = False,
+) -> int:
+    """Play an episode: you, a script or a model answer turn by turn.
+
+    Shows what the model would get, its tools, the score and the metrics. breakpoint() and input() in the environment
+    work as in any program. Ctrl-C ends it with exit code 130, Ctrl-D with the score so far.
+    """
+    from aitrain.cli.terminal_process import limit_threads, run_on_terminal
+
+    if model is not None and policy in ("person", "model"):
+        policy, tokenizer = "model", model
+    if policy not in POLICIES:
+        raise ConfigError(f"--policy {policy}: use one of {', '.join(POLICIES)}.{did_you_mean(policy, POLICIES)}")
+    if (policy == "model") != (model is not None):
+        raise ConfigError("--policy model: it belongs together with --model, such as --model tiny")
+    if (policy == "script") != (file is not None):
+        raise ConfigError("--policy script FILE: the policy and its file belong together")
+    if as_json and policy == "person":
+        raise ConfigError(
+            "--json: a person plays in the terminal; add --policy reference, --policy script FILE, or --model"
+        )
+    options = env_options(
+        env,
+        rl_env_config,
+        keywords,
+        model=tokenizer,
+        rl_max_turns=rl_max_turns,
+        rl_max_new_tokens=rl_max_new_tokens,
+    )
+    checked(options)
+    if model is not None:
+        limit_threads(model)
+    script = None if file is None else str(file)
+    request = {"case": case, "seed": seed, "policy": policy, "script": script, "as_json": as_json}
+    return run_on_terminal(TERMINAL, {"command": "play", "options": options, "play": request})
+
+
+@env.command(cls=SectionedCommand)
+def show(
+    env: EnvName,
+    *,
+    cases: Annotated[int, typer.Option(min=0, help="How many cases, spread over the dataset.")] = 3,
+    case: Case = None,
+    rl_env_config: EnvConfig = None,
+    keywords: EnvKeywords = None,
+    tokenizer: Tokenizer = "tiny",
+    as_json: AsJson = False,
+) -> int:
+    """Show sample cases as the model sees them: rendered, with token counts, columns, tools and reference."""
+    from aitrain.cli.terminal_process import run_on_terminal
+
+    options = env_options(env, rl_env_config, keywords, model=tokenizer)
+    checked(options)
+    request = {"case": case, "count": cases, "as_json": as_json}
+    return run_on_terminal(TERMINAL, {"command": "show", "options": options, "show": request})
+
+
+@env.command(cls=SectionedCommand)
+def serve(
+    env: EnvName,
+    rl_env_config: EnvConfig = None,
+    env_arg: EnvKeywords = None,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = PORT,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than 127.0.0.1 need the variable AITRAIN_ENV_TOKEN.")
+    ] = "127.0.0.1",
+    rl_env_workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core)."),
+    ] = None,
+    rl_env_isolation: Isolation = None,
+    tokenizer: Tokenizer = "tiny",
+    seed: Annotated[int | None, typer.Option(help="Seed of random rows; that of the training.")] = None,
+) -> int:
+    """Serve an environment to trainings, evals and checks on other machines: --rl-env http://HOST:PORT.
+
+    Clients need a token: AITRAIN_ENV_TOKEN of the environment, which they must have as well; else a random one, which
+    those of this user and this machine find in a file.
+    """
+    from aitrain.cli.terminal_process import run_on_terminal
+
+    if host not in ("127.0.0.1", "localhost", "::1") and not os.environ.get("AITRAIN_ENV_TOKEN"):
+        raise ConfigError(
+            f"--host {host}: whoever reaches the port could run the environment's tools\n"
+            "Set AITRAIN_ENV_TOKEN to a long random text, here and where the training runs."
+        )
+    if env.startswith(("http://", "https://")):
+        raise ConfigError(f"{env} is served already")
+    options = env_options(
+        env,
+        rl_env_config,
+        env_arg,
+        rl_env_workers=rl_env_workers,
+        rl_env_isolation=rl_env_isolation,
+        seed=seed,
+        model=tokenizer,
+    )
+    checked(options)
+    return run_on_terminal(TERMINAL, {"command": "serve", "options": options, "serve": {"host": host, "port": port}})
+
+
+@env.command(cls=SectionedCommand)
+def rescore(
+    run: RunName,
+    *,
+    env: Annotated[
+        str | None, typer.Option("--rl-env", "--env", metavar="ENV", help="Another environment than the run's.")
+    ] = None,
+    rl_env_config: EnvConfig = None,
+    keywords: EnvKeywords = None,
+    step: Annotated[int | None, typer.Option(help="Episodes of this training step only.")] = None,
+    last: Annotated[bool, typer.Option("--last", help="Episodes of the last training step only.")] = False,
+    most: Annotated[int, typer.Option("--limit", min=0, help="How many of the most changed episodes are shown.")] = 5,
+    as_json: AsJson = False,
+) -> int:
+    """Apply today's scorer to the saved episodes of a run, and show what changes.
+
+    Nothing is generated, and the run's files stay as they are. Episodes of several turns are replayed with their saved
+    answers and seed; one in which the environment answers differently is not scored. The exit code is 3 if today's
+    environment scores none of them.
+    """
+    from aitrain.cli.terminal_process import run_on_terminal
+    from aitrain.runs.run_folder import RunFolder
+    from aitrain.ui.run_registry import places
+
+    if step is not None and last:
+        raise ConfigError("--step and --last: give one of them")
+    (path,) = places([run])
+    folder = RunFolder(path)
+    if not folder.config.is_file():
+        raise ConfigError(f"{path} is not a run folder: it has no config.yaml\nList the runs with: aitrain show {path}")
+    saved = _saved(folder)
+    if env is None and not any(saved.get(name) for name in ("rl_env", "rl_env_module")):
+        raise ConfigError(
+            "The run's environment was given in Python: name its file with --rl-env path/to/file.py:Class"
+        )
+    given = env_options(env or "", rl_env_config, keywords)
+    of_run = saved.get("rl_env_config")
+    if rl_env_config is None and isinstance(of_run, dict):
+        given["rl_env_config"] = {**of_run, **dict(given.get("rl_env_config") or {})}  # type: ignore[call-overload]
+    if env is None:
+        del given["rl_env"]
+    else:
+        saved = {name: value for name, value in saved.items() if name not in ("rl_env_module", "rl_env_class")}
+    options = {**saved, **given}
+    try:
+        checked(options)
+    except ConfigError as error:
+        if env is not None or not str(error).startswith(("rl_env:", "rl_env_module:")):
+            raise
+        hint = "Name it with --rl-env, if its file has moved or the run was started in another folder."
+        raise ConfigError(f"{error}\n{hint}") from None
+    request = {"run": str(path), "step": step, "last": last, "most": most, "as_json": as_json}
+    return run_on_terminal(TERMINAL, {"command": "rescore", "options": options, "rescore": request})
+
+
+def _saved(folder: RunFolder) -> dict[str, object]:
+    """The options of a run, or those of an eval that a run has as well."""
+    from aitrain.options.evaluate import EvalConfig
+    from aitrain.options.reading import read_file
+    from aitrain.options.train import TrainConfig
+    from aitrain.runs.model_reference import read_model
+
+    saved = read_file(EvalConfig, folder.config)
+    with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
+        model = read_model(str(saved["model"]))
+        saved["model"] = "tiny" if model.kind == "url" else model.base
+    return {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
+
+
+# -- writing and finding environments
+
+
+@env.command(cls=SectionedCommand)
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the environment, such as my_task.")],
+    *,
+    multi_turn: Annotated[bool, typer.Option("--multi-turn", help="Episodes of several turns.")] = False,
+    tools: Annotated[bool, typer.Option("--tools", help="A tool that the model may call.")] = False,
+    judge: Annotated[bool, typer.Option("--judge", help="A score by a rule and by a judge.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Write a new environment with its test: one readable file to edit.
+
+    Writes NAME.py and test_NAME.py into the working directory. The environment is complete: it passes `aitrain env
+    check`, and the tiny model learns it. Change its questions and its score into your own.
+    """
+    from aitrain.workbench.init import write_environment
+
+    if judge and (multi_turn or tools):
+        raise ConfigError("--judge: give it alone, and copy the judge's methods into another environment")
+    kind = "judge" if judge else "plain"
+    if tools:
+        kind = "tools_with_state" if multi_turn else "tools"
+    elif multi_turn:
+        kind = "multi_turn"
+    new = write_environment(name, kind, Path.cwd())
+    files = {"file": new.file.name, "test": new.test.name}
+    typer.echo(json.dumps(files) if as_json else NEXT.format(name=name, **files))
+    return 0
+
+
+NEXT = """\
+Wrote {file} and its test, {test}. Edit, check, train:
+
+  aitrain env check {file}
+
+  aitrain grpo --model tiny --rl-env {file} --project-name {name} \\
+      --rl-prompts-per-step 16 --rl-num-generations 8 --batch-size 64 \\
+      --rl-max-new-tokens 8 --rl-kl-coef 0 --lr 4e-4 --max-steps 20"""
+
+
+@env.command("list", cls=SectionedCommand)
+def list_environments(as_json: AsJson = False) -> int:
+    """List the environments that can be named with --rl-env.
+
+    Nothing is imported: packages are found by their metadata.
+    """
+    from aitrain.ui.escape_controls import escape_controls
+    from aitrain.workbench.listing import listed_environments
+
+    listed = listed_environments()
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in listed], indent=2))
+        return 0
+    width = min(100, shutil.get_terminal_size().columns)
+    by_source = {source: list(of) for source, of in groupby(listed, lambda one: one.source)}
+    for source, heading in HEADINGS.items():
+        lines = [heading, *(["  none"] if source not in by_source else [])]
+        for one in by_source.get(source, []):
+            package = f"  ({one.package} {one.version or 'is not installed'})" if one.package else ""
+            if one.problem and one.version:
+                package = f"{package[:-1]}, which the adapter does not support)"
+            lines += [f"  {one.rl_env}{package}", textwrap.indent(textwrap.fill(one.summary, width - 6), " " * 6)]
+        typer.echo(escape_controls("\n".join(lines)) + "\n")
+    typer.echo("Your own: --rl-env path/to/file.py:Class. Write one with: aitrain env init my_task")
+    return 0

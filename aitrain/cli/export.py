@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from aitrain.cli.completion import run_names
-
-MODEL_HELP = "A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub and --gguf)."
-ADAPTER_HELP = "Export the adapter as it is, to be loaded beside its base."
-GGUF_HELP = "Also convert to GGUF with llama.cpp's converter, or print the commands if it is not installed."
+from aitrain.cli.flags import AsJson, run_names
+from aitrain.errors import ConfigError, did_you_mean
 
 
 def export(
-    model: Annotated[str, typer.Argument(metavar="RUN", autocompletion=run_names, help=MODEL_HELP)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub and --gguf).",
+        ),
+    ],
     *,
     out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder to write; unset: exports/NAME.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; unset: as in training.")] = None,
-    adapter_only: Annotated[bool, typer.Option("--adapter-only", help=ADAPTER_HELP)] = False,
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Export the adapter as it is, to be loaded beside its base.")
+    ] = False,
     shard_size: Annotated[str, typer.Option(help="Maximum size of a weight file, such as 500MB.")] = "5GB",
-    gguf: Annotated[bool, typer.Option("--gguf", help=GGUF_HELP)] = False,
+    gguf: Annotated[
+        bool,
+        typer.Option("--gguf", help="Also convert to GGUF with llama.cpp's converter, or print the commands for it."),
+    ] = False,
     push_to_hub: Annotated[
         bool, typer.Option("--push-to-hub", help="Upload to the Hub (token from HF_TOKEN).")
     ] = False,
@@ -28,20 +41,14 @@ def export(
     username: Annotated[str | None, typer.Option(help="Its owner; unset: the owner of the token.")] = None,
     hub_private: Annotated[bool, typer.Option(help="Make the Hub repository private.")] = True,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Export a trained model: merged weights, tokenizer, chat template, generation config and model card.
 
     An adapter is merged into a copy of its base, in the dtype of the training. The result is compared with base plus
     adapter before it gets its name.
     """
-    import os  # these here, because help needs none of them
-    import re
-    from dataclasses import asdict
-    from pathlib import Path
-
-    from aitrain.cli.env_process import run_on_terminal
-    from aitrain.errors import ConfigError, did_you_mean
+    from aitrain.cli.terminal_process import run_on_terminal
     from aitrain.runs.export_request import DTYPES, ExportRequest
     from aitrain.runs.model_reference import read_model
     from aitrain.runs.new_folder import refuse_existing

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.completion import run_names
+from aitrain.cli.flags import AsJson, run_names
 from aitrain.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
@@ -24,21 +24,31 @@ if TYPE_CHECKING:
 
 PORT = 8000
 POLL_SECONDS = 0.5
-MODEL_HELP = "A run, a checkpoint, an adapter, a folder with a whole model, or a Hub name."
-LENGTH_HELP = "Maximum tokens of prompt and completion together; unset: as in training, else what fits."
 
 
 def serve(
-    model: Annotated[str, typer.Argument(metavar="RUN", autocompletion=run_names, help=MODEL_HELP)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run, a checkpoint, an adapter, a folder with a whole model, or a Hub name.",
+        ),
+    ],
     *,
     print_only: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
     dtype: Annotated[str | None, typer.Option(help="Type of the weights; unset: as in training.")] = None,
-    model_max_length: Annotated[int | None, typer.Option(min=1, help=LENGTH_HELP)] = None,
+    model_max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Maximum tokens of prompt and completion together; unset: as in training, else what fits."
+        ),
+    ] = None,
     vllm_gpu_memory_utilization: Annotated[float, typer.Option(help="Fraction of each GPU's memory.")] = 0.9,
     vllm_tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the model.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print command and address as JSON lines.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
 

@@ -1,43 +1,48 @@
-"""`aitrain show`: a run and its rollouts in the terminal."""
+"""`aitrain show`: a run and its rollouts in the terminal, or the runs of a folder, one line each."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.completion import run_names
-from aitrain.cli.pager import page, rendered
+from aitrain.cli.flags import AsJson, run_names
 from aitrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from aitrain.runs.rollout_index import RolloutIndex
+    from aitrain.runs.run_list import Run
 
-
-@dataclass(frozen=True)
-class Asked:
-    """The options of the command: a filter of episodes; without options, the run itself is shown."""
-
-    step: int | None
-    case: str | None
-    worst: bool
-    failed: bool
-    limit: int | None
-
-    @property
-    def is_overview(self) -> bool:
-        """Whether the run itself is shown, and no episodes."""
-        return self.step is None and self.case is None and not (self.worst or self.failed)
+COLOURS = {
+    "running": "green",
+    "failed": "red",
+    "stalled": "red",
+    "dead": "red",
+    "damaged": "red",
+    "stopped": "yellow",
+}
 
 
 def show(
     run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", autocompletion=run_names, help="A run folder, or the name of a run in runs/."),
-    ],
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run folder, or the name of a run in runs/; a folder with runs: these. [runs]",
+        ),
+    ] = None,
     *,
     step: Annotated[int | None, typer.Option(help="The rollouts of this step, group by group.")] = None,
     case: Annotated[
@@ -46,67 +51,153 @@ def show(
     worst: Annotated[bool, typer.Option("--worst", help="Sort by score, lowest first.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Episodes that the environment failed on.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the run, or the records of episodes.")] = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Show a run in the terminal: scores, curve, rollouts."""
-    from aitrain.runs.rollout_index import RolloutIndex  # here, because help needs none of it
+    """Show a run in the terminal: scores, curve, rollouts; or list the runs of a folder with status and scores."""
+    from aitrain.runs.rollout_index import RolloutIndex  # here, as nothing else needs what these import
+    from aitrain.runs.run_folder import RUNS
+    from aitrain.runs.run_list import runs_in
+    from aitrain.ui.episodes import Query, find
     from aitrain.ui.run_registry import is_run, places
+    from aitrain.ui.summary import summary
+    from aitrain.ui.transcript import worst as by_score
 
-    (folder,) = places([run])
+    folder = places([run])[0] if run is not None else Path(RUNS)
+    has_filter = step is not None or case is not None or worst or failed
     if not is_run(folder):
-        raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain runs {folder}")
-    asked, rollouts = Asked(step, case, worst, failed, limit), RolloutIndex(folder / "rollouts")
+        if has_filter:
+            raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain show {folder}")
+        _list(runs_in(folder) if folder.exists() else [], folder, as_json)
+        return 0
+    rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
-    numbers = None if asked.is_overview else _numbers(rollouts, asked)
-    (_print_json if as_json else _print)(folder, rollouts, numbers)
+    if not has_filter:
+        if as_json:
+            typer.echo(json.dumps(summary(folder, rollouts), indent=2))  # in ASCII: it contains no control characters
+        else:
+            _print(folder, rollouts, None)
+        return 0
+    steps = sorted({entry.step for entry in rollouts.entries if not entry.eval_phase})
+    if step is not None and step not in steps:
+        known = f"it has rollouts of steps {steps[0]} to {steps[-1]}" if steps else "it has no rollouts of training"
+        raise ConfigError(f"step: there are no rollouts of step {step}: {known}")
+    if case is not None and not find(rollouts, Query(case=case)).numbers:
+        raise ConfigError(f"case: there is no episode of case {case}")
+    phase = "training" if step is not None else ""
+    query = Query(eval_phase=phase, step=step, case=case or "", failure="any" if failed else "")
+    numbers = (by_score(rollouts, query) if worst else find(rollouts, query).numbers)[:limit]
+    if as_json:
+        separator = "[\n"
+        for number in numbers:
+            typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number]).to_json()), nl=False)
+            separator = ",\n"
+        typer.echo("\n]" if numbers else "[]")
+    elif numbers:
+        _print(folder, rollouts, numbers)
+    else:
+        typer.echo("There are no such episodes.")
     return 0
 
 
-def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
-    from aitrain.ui.episodes import Query, find
-    from aitrain.ui.transcript import worst
-
-    steps = sorted({entry.step for entry in rollouts.entries if not entry.eval_phase})
-    if asked.step is not None and asked.step not in steps:
-        known = f"it has rollouts of steps {steps[0]} to {steps[-1]}" if steps else "it has no rollouts of training"
-        raise ConfigError(f"step: there are no rollouts of step {asked.step}: {known}")
-    query = Query(
-        eval_phase="training" if asked.step is not None else "",
-        step=asked.step,
-        case=asked.case or "",
-        failure="any" if asked.failed else "",
-    )
-    found = worst(rollouts, query) if asked.worst else find(rollouts, query).numbers
-    if asked.case is not None and not find(rollouts, Query(case=asked.case)).numbers:
-        raise ConfigError(f"case: there is no episode of case {asked.case}")
-    return found[: asked.limit]
-
-
-def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
-    """Print JSON in ASCII, so that it contains no control characters."""
-    from aitrain.ui.summary import summary
-
-    if numbers is None:
-        typer.echo(json.dumps(summary(folder, rollouts), indent=2))
-        return
-    separator = "[\n"
-    for number in numbers:
-        typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number]).to_json()), nl=False)
-        separator = ",\n"
-    typer.echo("\n]" if numbers else "[]")
-
-
-def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
+def _print(folder: Path, rollouts: RolloutIndex, numbers: Sequence[int] | None) -> None:
+    """Print a run, or some of its episodes."""
     from rich.console import Console
 
     from aitrain.ui.transcript import episodes, overview
 
     console = Console(highlight=False)
-    if numbers is None:
-        shown = overview(folder, rollouts, console)
-    elif numbers:
-        shown = episodes(rollouts, numbers)
-    else:
-        typer.echo("There are no such episodes.")
+    page(console, overview(folder, rollouts, console) if numbers is None else episodes(rollouts, numbers))
+
+
+def page(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Show a long text with less, part by part, so that its first page appears at once; print it where output is no
+    terminal. Ctrl-C stops what less searches."""
+    if not (console.is_terminal and (less := shutil.which("less"))):
+        for part in parts:
+            console.print(part, soft_wrap=not console.is_terminal)
         return
-    page(rendered(console, shown))
+    variables = {"LESS": "FRX", **os.environ}  # with colours, and exit if the text fits on one screen
+    with subprocess.Popen([less], stdin=subprocess.PIPE, env=variables, text=True, encoding="utf-8") as pager:
+        assert pager.stdin is not None
+        with suppress(BrokenPipeError, KeyboardInterrupt):  # the user has quit it
+            for part in parts:
+                with console.capture() as captured:
+                    console.print(part)
+                pager.stdin.write(captured.get())
+        with suppress(BrokenPipeError):
+            pager.stdin.close()
+        while pager.returncode is None:
+            with suppress(KeyboardInterrupt):
+                pager.wait()
+
+
+# -- the runs of a folder
+
+
+def _list(runs: Sequence[Run], folder: Path, as_json: bool) -> None:
+    """Print one line for each run; a name that is too long loses its end."""
+    if as_json:
+        typer.echo(json.dumps([asdict(run) for run in runs], indent=2))
+        return
+    if not runs:
+        typer.echo(f"There are no runs in {folder}.")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("run")  # the only one that may be narrower than its cells
+    table.add_column("status", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("scores", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    hosts = [_host(run) for run in runs]
+    table.add_column("host" if any(hosts) else "", no_wrap=True, max_width=16)
+    for run, host in zip(runs, hosts, strict=True):
+        steps = "" if run.step is None else f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
+        status = Text(run.status, COLOURS.get(run.status, ""))
+        name = Text(_printable(run.name), no_wrap=True, overflow="ellipsis")
+        table.add_row(name, status, steps, *_scores(run), _age(run), _printable(host))
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+
+
+def _printable(text: str) -> str:
+    """A name without control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _age(run: Run) -> str:
+    """`8s`, `3m`, `2h`, `12d`."""
+    from aitrain.ui.duration import duration
+
+    if run.age is None:
+        return ""
+    return f"{int(run.age // 86400)}d" if run.age >= 86400 else duration(run.age).split()[0]
+
+
+def _host(run: Run) -> str:
+    """Where a run is running: `gpu1 +3` on four machines; empty if it has ended, or is on this machine alone."""
+    if run.status not in ("running", "stalled") or not run.host or (not run.nodes and run.host == socket.gethostname()):
+        return ""
+    return f"{run.host} +{len(run.nodes) - 1}" if run.nodes else run.host
+
+
+def _scores(run: Run) -> Iterator[str]:
+    """The held-out scores if there is one after training, else the reward of the first and of the last step, after
+    what they are. An eval has one score, a sweep those of its best trial."""
+
+    def text(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    if run.job == "eval":
+        yield from ("eval", text(run.score_after))
+    elif run.score_after is not None:
+        kind = "sweep" if run.job == "sweep" else "held-out"
+        yield from (kind, f"{text(run.score_before)} -> {text(run.score_after)}")
+    elif run.reward_last is not None:
+        yield from ("reward", f"{text(run.reward_first)} -> {text(run.reward_last)}")
+    else:
+        yield from ("sweep" if run.job == "sweep" else "", "")

@@ -1,14 +1,14 @@
 """Options of the algorithm: the group, the loss, and how the cases of a batch are chosen."""
 
-from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from aitrain.options.algorithms import ALGORITHMS, LossName, PresetName, with_preset
-from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.algorithms import LossName, PresetName, with_preset
+from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
-    FunctionName,
+    AboveOne,
     FunctionNames,
     NonNegativeFloat,
     PositiveFloat,
@@ -22,12 +22,6 @@ class GRPOOptions(Options):
     """The group and the loss."""
 
     section = "GRPO"
-    replaces: ClassVar = {
-        "rl_preset": (
-            "rl_loss_type",
-            *{name: None for one in ALGORITHMS.values() if one.preset for name in one.preset.settings},
-        )
-    }
 
     rl_num_generations: TwoOrMore = 4
     """Completions per prompt: the group that a completion is compared with."""
@@ -58,7 +52,7 @@ class GRPOOptions(Options):
     episode, subtracted from its reward (as in RLHF with PPO, arXiv 2203.02155)."""
     rl_baseline: Literal["group", "leave_one_out"] = "group"
     """What is subtracted from a score: the mean of its group, or that of the others in it (RLOO, arXiv 2402.14740)."""
-    rl_dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    rl_dual_clip: AboveOne | None = None
     """Largest probability ratio for completions with a negative advantage, above the clip range; 3 in its paper
     (dual-clip PPO, arXiv 1912.09729)."""
     rl_overlong_buffer: PositiveInt | None = None
@@ -73,10 +67,10 @@ class GRPOOptions(Options):
     rl_updates_per_rollout: PositiveInt = 1
     """Optimizer steps per rollout: a rollout samples for this number of steps, all but the first of which are
     off-policy; 16 in DAPO (arXiv 2503.14476), 4 in GSPO (arXiv 2507.18071)."""
-    custom_loss: FunctionName | None = None
+    custom_loss: FunctionNames | None = None
     """Your loss of each token, as module:function or file.py:function; --rl-loss-type says how it is averaged
     (docs/extending.md)."""
-    custom_sampler: FunctionName | None = None
+    custom_sampler: FunctionNames | None = None
     """Your choice of cases, as module:function or file.py:function; see docs/extending.md."""
     custom_callbacks: ResumeSafe[FunctionNames | None] = None
     """Your callbacks of the trainer, as module:function or file.py:Class, several with commas
@@ -106,12 +100,8 @@ class SamplingOptions(Options):
     """With --rl-ahead, load new weights also between the turns of episodes, where training would wait for them; such
     runs depend on timing."""
 
-    def rules(self) -> Iterable[Rule]:
-        """What cannot choose cases together."""
-        return [
-            (
-                self.rl_refill_limit != type(self).model_fields["rl_refill_limit"].default
-                and self.rl_sampling != "refill",
-                "rl_refill_limit: no groups are replaced: add --rl-sampling refill",
-            ),
-        ]
+    def rules(self) -> Iterator[str]:
+        """A limit needs what it limits."""
+        is_given = self.rl_refill_limit != type(self).model_fields["rl_refill_limit"].default
+        if is_given and self.rl_sampling != "refill":
+            yield "rl_refill_limit: no groups are replaced: add rl_sampling refill"

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from aitrain.options.train import TrainConfig
 
 LossName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 PresetName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
@@ -150,43 +152,6 @@ SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
 """Loss types that sum token losses: with one ratio a completion, each completion counts by its length."""
 
 
-class LossOptions(Protocol):
-    """The fields of TrainConfig that determine the loss."""
-
-    @property
-    def rl_loss_type(self) -> LossName: ...
-    @property
-    def rl_preset(self) -> str | None: ...
-    @property
-    def rl_importance_level(self) -> str | None: ...
-    @property
-    def rl_clip_range(self) -> float | None: ...
-    @property
-    def rl_clip_range_high(self) -> float | None: ...
-    @property
-    def rl_scale_rewards(self) -> str | None: ...
-    @property
-    def rl_dual_clip(self) -> float | None: ...
-    @property
-    def rl_kl_coef(self) -> float: ...
-    @property
-    def rl_kl_estimator(self) -> str: ...
-    @property
-    def rl_kl_in(self) -> str: ...
-    @property
-    def rl_max_new_tokens(self) -> int: ...
-    @property
-    def overlong_buffer(self) -> int | None: ...
-    @property
-    def rl_overlong_penalty(self) -> float: ...
-    @property
-    def custom_loss(self) -> str | None: ...
-    @property
-    def use_vllm(self) -> bool: ...
-    @property
-    def trl(self) -> Mapping[str, object]: ...
-
-
 @dataclass(frozen=True)
 class LossSettings:
     """The settings of the loss that a run trains with."""
@@ -221,10 +186,10 @@ class LossSettings:
         return f"{self.loss_type}, a ratio for each {self.level}{clipped}, scores {scaled}"
 
 
-def settle(options: LossOptions) -> LossSettings:
+def settle(options: TrainConfig) -> LossSettings:
     """The settings of the loss: the given ones, and for the rest those of the algorithm."""
     given = options.trl
-    level = options.rl_importance_level or _text(given.get("importance_sampling_level"))
+    level = options.rl_importance_level or given.get("importance_sampling_level")
     is_gspo = options.rl_loss_type == "grpo" and level == "sequence"
     kind = ALGORITHMS["gspo" if is_gspo else options.rl_loss_type]
     low, high = kind.clip or (0.2, 0.2)
@@ -236,51 +201,12 @@ def settle(options: LossOptions) -> LossSettings:
     high_field = given.get("epsilon_high")
     return LossSettings(
         kind.loss_type,
-        level or kind.level,
+        str(level or kind.level),
         low,
         options.rl_clip_range_high or (high_field if isinstance(high_field, (int, float)) else None) or high,
-        options.rl_scale_rewards or _text(scale) or kind.scale,
+        options.rl_scale_rewards or str(scale or kind.scale),
         kind.clip is not None,
         {name: value for name, value in kind.trl.items() if options.use_vllm and name not in given},
-    )
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """Rules about the loss: whether each is broken, and the message; each assumes that the earlier ones hold."""
-    for name, option in OPTION_OF.items():
-        both = name in options.trl and getattr(options, option) != DEFAULTS.get(option)
-        yield both, f"{option}: also given as --trl {name}: give one of them"
-    yield from _wrong_fields(options)
-    yield from _wrong_parts(options)
-    loss, level = options.rl_loss_type, settle(options).level
-    yield (
-        loss == "luspo" and level != "sequence",
-        "rl_importance_level: luspo needs one ratio for each completion, not for each token\n"
-        "Leave it out, or use --rl-loss-type grpo or dapo with it.",
-    )
-    yield (
-        loss == "gspo" and level != "sequence",
-        "rl_importance_level: gspo has one ratio for each completion\nLeave it out, or use --rl-loss-type grpo.",
-    )
-    yield (
-        loss == "vespo" and level != "token",
-        "rl_importance_level: vespo computes a completion's ratio from its tokens' ratios\nLeave it out.",
-    )
-    yield (
-        loss == "cispo" and settle(options).high < 1,
-        f"rl_clip_range_high: for cispo it is the largest ratio, and {settle(options).high:g} would shrink every"
-        f" gradient\nGive 1 or more, or leave it out for {CISPO_BOUND:g}.",
-    )
-    mode = options.trl.get("vllm_importance_sampling_mode", "token_truncate")
-    corrects = options.use_vllm and bool(options.trl.get("vllm_importance_sampling_correction", True))
-    yield (
-        loss == "vespo" and corrects and mode not in ("token_truncate", "token_mask"),
-        f"--trl vllm_importance_sampling_mode: vespo needs a ratio for each token, {mode} has one for each completion\n"
-        "Leave it out, or give token_truncate or token_mask.",
     )
 
 
@@ -289,59 +215,67 @@ _CHOICES: dict[str, tuple[str | bool, ...]] = {
     "scale_rewards": ("group", "batch", "none", True, False),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
-
-
-def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """Values that TRL refuses only after the first batch is generated."""
-    for name, choices in _CHOICES.items():
-        words = ", ".join(choice for choice in choices if isinstance(choice, str))
-        value = options.trl.get(name, choices[0])
-        yield value not in choices, f"--trl {name}: must be one of {words}, not {value!r}"
-    high = options.trl.get("epsilon_high")
-    is_bound = high is None or (isinstance(high, (int, float)) and not isinstance(high, bool) and high > 0)
-    yield not is_bound, f"--trl epsilon_high: must be a number above 0, not {high!r}"
-
-
+"""Values of fields that TRL refuses only after the first batch is generated."""
 IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
 """Fields of GRPOConfig that weight the losses of TRL's own types."""
 
 
-def _wrong_parts(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """Parts of the algorithm that do not fit the others."""
-    high, dual = settle(options).high, options.rl_dual_clip
-    yield (
-        dual is not None and _clips(options) and dual <= 1 + high,
-        f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3.",
-    )
-    buffer = options.overlong_buffer
-    yield (
-        buffer is None and options.rl_overlong_penalty != 1.0,
-        "rl_overlong_penalty: nothing is subtracted without --rl-overlong-buffer\nAdd it, or leave this out.",
-    )
-    yield (
-        buffer is not None and buffer > options.rl_max_new_tokens,
-        f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"
-        " (rl_max_new_tokens)",
-    )
-    for name in IGNORED_BY_CUSTOM_LOSS:
+def contradictions(options: TrainConfig) -> Iterator[str]:
+    """The rules about the loss that are broken."""
+    given, loss = options.trl, options.rl_loss_type
+    for name, option in OPTION_OF.items():
+        if name in given and getattr(options, option) != DEFAULTS.get(option):
+            yield f"{option}: also given as trl {name}: give one of them"
+    for name, choices in _CHOICES.items():
+        if given.get(name, choices[0]) not in choices:
+            words = ", ".join(choice for choice in choices if isinstance(choice, str))
+            yield f"trl: {name}: must be one of {words}, not {given[name]!r}"
+    bound = given.get("epsilon_high")
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, float)) or bound <= 0):
+        yield f"trl: epsilon_high: must be a number above 0, not {bound!r}"
+    level, high = settle(options).level, settle(options).high
+    dual, buffer = options.rl_dual_clip, options.overlong_buffer
+    if dual is not None and _clips(options) and dual <= 1 + high:
+        yield f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3."
+    if buffer is None and options.rl_overlong_penalty != 1.0:
+        yield "rl_overlong_penalty: nothing is subtracted without rl_overlong_buffer\nAdd it, or leave this out."
+    if buffer is not None and buffer > options.rl_max_new_tokens:
         yield (
-            options.custom_loss is not None and name in options.trl,
-            f"custom_loss: --trl {name} weights the losses of TRL's own types only\nLeave one of the two out.",
+            f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"
+            " (rl_max_new_tokens)"
+        )
+    for name in IGNORED_BY_CUSTOM_LOSS:
+        if options.custom_loss is not None and name in given:
+            yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."
+    fixed = {"luspo": "sequence", "gspo": "sequence", "vespo": "token"}.get(loss, level)
+    if level != fixed:
+        yield f"rl_importance_level: {loss} needs one ratio for each {fixed}\nLeave it out, or change rl_loss_type."
+    if loss == "cispo" and high < 1:
+        yield (
+            f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
+            f"Give 1 or more, or leave it out for {CISPO_BOUND:g}."
+        )
+    mode = given.get("vllm_importance_sampling_mode", "token_truncate")
+    corrects = options.use_vllm and bool(given.get("vllm_importance_sampling_correction", True))
+    if loss == "vespo" and corrects and mode not in ("token_truncate", "token_mask"):
+        yield (
+            f"trl: vllm_importance_sampling_mode: vespo needs a ratio for each token, {mode} has one for each"
+            " completion\nLeave it out, or give token_truncate or token_mask."
         )
 
 
-def _clips(options: LossOptions) -> bool:
+def _clips(options: TrainConfig) -> bool:
     """Whether the loss is the clipped one of PPO, which has a dual clip."""
     return options.custom_loss is None and options.rl_loss_type not in ("cispo", "sapo", "vespo")
 
 
-def remarks(options: LossOptions) -> Iterator[str]:
+def remarks(options: TrainConfig) -> Iterator[str]:
     """Notes about combinations that are allowed."""
     settings = settle(options)
     if settings.level == "sequence" and settings.loss_type in SEQUENCE_SUMS_TOKENS:
         yield (
             f"rl_importance_level sequence with {settings.loss_type}: each completion counts by its length; GSPO's own"
-            " setting is --rl-loss-type gspo."
+            " setting is rl_loss_type gspo."
         )
     ignored = ["rl_clip_range"] if settings.loss_type == "cispo" else []
     if not settings.is_clipped or options.custom_loss is not None:
@@ -382,7 +316,7 @@ def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str
     return {**{option: value for option, value in settings.items() if option in known}, **values}
 
 
-def described(config: LossOptions) -> Iterator[str]:
+def described(config: TrainConfig) -> Iterator[str]:
     """The settings of the preset of a run, each with the value that the run has instead if one was given."""
     name = config.rl_preset
     if (preset := preset_of(name)) is None:

@@ -1,9 +1,9 @@
 """Options of training in several processes: how the model is distributed, on which machines, and by which launcher."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Literal
 
-from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import NonNegativeInt, PositiveInt
 
 
@@ -29,16 +29,10 @@ class DistributedOptions(Options):
     max_failures: ResumeSafe[NonNegativeInt] = 3
     """How often Ray restarts the training from its newest checkpoint after a process or a machine is lost."""
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """Options of one launcher are not given to another one."""
-        is_on_ray = self.launcher == "ray"
-        return [
-            (
-                is_on_ray and not (self.nnodes in (None, 1) and self.node_rank is None and self.master_addr is None),
-                "launcher: ray chooses the machines itself: leave out --nnodes, --node-rank and --master-addr",
-            ),
-            (
-                not is_on_ray and self.max_failures != DistributedOptions.model_fields["max_failures"].default,
-                "max_failures: only Ray restarts a training: add --launcher ray",
-            ),
-        ]
+        is_here = self.nnodes in (None, 1) and self.node_rank is None and self.master_addr is None
+        if self.launcher == "ray" and not is_here:
+            yield "launcher: ray chooses the machines itself: leave out nnodes, node_rank and master_addr"
+        if self.launcher != "ray" and self.max_failures != DistributedOptions.model_fields["max_failures"].default:
+            yield "max_failures: only Ray restarts a training: add launcher ray"

@@ -1,17 +1,15 @@
 """Options of a run: its folder, its records, evaluation, checkpoints, uploads and hardware."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Literal
 
-from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     FiniteFloat,
-    LoggingSteps,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ProjectName,
     Seed,
     Trackers,
 )
@@ -22,7 +20,7 @@ class RunOptions(Options):
 
     section = "Run"
 
-    project_name: ResumeSafe[ProjectName] = "project-name"
+    project_name: ResumeSafe[str] = "project-name"
     """Name of the run and of its folder."""
     output_dir: ResumeSafe[str] = "runs"
     """Folder in which run folders are made."""
@@ -33,16 +31,13 @@ class RunOptions(Options):
     telemetry: ResumeSafe[bool] = False
     """Allow the libraries' usage telemetry; off: their opt-out environment variables are set."""
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """The name is that of a folder."""
-        is_folder_name = re.fullmatch(r"[\w.+-]{1,100}", self.project_name) and set(self.project_name) != {"."}
-        return [
-            (
-                not is_folder_name,
+        if not re.fullmatch(r"[\w.+-]{1,100}", self.project_name) or set(self.project_name) == {"."}:
+            yield (
                 f"project_name: {self.project_name!r} is not a folder name\nUse letters, digits, '-', '_' and '.';"
-                " --output-dir says where the folder is made.",
+                " output_dir says where the folder is made."
             )
-        ]
 
 
 class LoggingOptions(Options):
@@ -50,16 +45,16 @@ class LoggingOptions(Options):
 
     section = "Logging"
 
-    logging_steps: ResumeSafe[LoggingSteps] = -1
+    logging_steps: ResumeSafe[int] = -1
     """Steps between two lines of metrics.jsonl; -1: every step."""
     log: ResumeSafe[Trackers] = "none"
     """Trackers to report to as well: wandb, tensorboard, trackio, separated by commas; none, where AITraining has
     wandb: training needs no account."""
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """A number of steps, or -1."""
-        is_wrong = self.logging_steps == 0 or self.logging_steps < -1
-        return [(is_wrong, "logging_steps: give 1 or more, or -1 for every step")]
+        if self.logging_steps == 0 or self.logging_steps < -1:
+            yield "logging_steps: give 1 or more, or -1 for every step"
 
 
 class EvaluationOptions(Options):

@@ -54,16 +54,16 @@ SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
 
 _COMMON_ADVICE = {
-    "use --save-best": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-    "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private": (
+    "use save_best": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    "model/ is uploaded by aitrain, at the end: use push_to_hub, repo_id and hub_private": (
         "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
     ),
-    "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps": (
+    "held-out cases are scored by aitrain: use eval_cases, eval_strategy and eval_steps": (
         "do_eval", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
         "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
         "per_device_eval_batch_size", "prediction_loss_only",
     ),
-    "aitrain generates one batch at a time with transformers: use --use-vllm": (
+    "aitrain generates one batch at a time with transformers: use use_vllm": (
         "use_transformers_continuous_batching", "use_transformers_paged", "transformers_continuous_batching_config",
     ),
     "GRPO does not use it: leave it out": (
@@ -74,16 +74,16 @@ _COMMON_ADVICE = {
 
 WITHOUT_EFFECT = {name: advice for advice, names in _COMMON_ADVICE.items() for name in names} | {
     "generation_kwargs": (
-        "use --rl-min-p, --rl-stop, --rl-min-new-tokens, --rl-repetition-penalty,\n"
-        "--rl-presence-penalty and --rl-frequency-penalty, which mean the same on every engine"
+        "use rl_min_p, rl_stop, rl_min_new_tokens, rl_repetition_penalty,\n"
+        "rl_presence_penalty and rl_frequency_penalty, which mean the same on every engine"
     ),
     "vllm_structured_outputs_regex": (
         "log-probabilities of constrained completions cannot be compared with the trainer's:\nlet the environment score"
         " the format"
     ),
-    "generation_batch_size": "use --rl-updates-per-rollout",
-    "max_tool_calling_iterations": "use --rl-max-turns",
-    "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
+    "generation_batch_size": "use rl_updates_per_rollout",
+    "max_tool_calling_iterations": "use rl_max_turns",
+    "resume_from_checkpoint": "use --resume or resume_from_checkpoint",
     "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
 }
 """Fields that would change nothing in a run, and what to use in their place."""
@@ -103,16 +103,15 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
     fields = trl_fields() if given else {}
     for name, value in given.items():
         if name in OPTION_OF_FIELD and name not in OPTION_OF:
-            flag = "--" + OPTION_OF_FIELD[name].replace("_", "-")
-            raise ConfigError(f"--trl {name}: aitrain has an option for it: {flag}")
+            raise ConfigError(f"trl: {name}: aitrain has an option for it: {OPTION_OF_FIELD[name]}")
         if name in SET_BY_AITRAIN:
-            raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
+            raise ConfigError(f"trl: {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:
-            raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, fields)}")
+            raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
         if not has_type(fields.get(name, ""), value):
-            raise ConfigError(f"--trl {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
+            raise ConfigError(f"trl: {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
         if name in COUNTS and isinstance(value, int) and value < 1:
-            raise ConfigError(f"--trl {name}: must be at least 1, not {value}")
+            raise ConfigError(f"trl: {name}: must be at least 1, not {value}")
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aitrain.cli.env_arguments import env_options
+from aitrain.cli.env import env_options
 from aitrain.errors import ConfigError
 
 

@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping
 
 
 def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
@@ -27,27 +25,17 @@ def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
         # the hash seed as in training, so that the order of sets is the same
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
         child = subprocess.Popen(command, env={"PYTHONHASHSEED": "0", **quiet, **os.environ})
-        with _left_to(child):
+        forward = {signal.SIGTERM: lambda *_: child.terminate(), signal.SIGINT: lambda *_: None}  # it gets Ctrl-C, too
+        before = {number: signal.getsignal(number) for number in forward}
+        for number, handler in forward.items():
+            if before[number] is not signal.SIG_IGN:
+                signal.signal(number, handler)
+        try:
             code = child.wait()
+        finally:
+            for number, earlier in before.items():
+                signal.signal(number, earlier)
     return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _left_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave Ctrl-C to the child, which gets it from the terminal as well, and forward SIGTERM to it."""
-
-    def forward(_: int, __: FrameType | None) -> None:
-        child.terminate()
-
-    before = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
-    if before[signal.SIGINT] is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda _, __: None)
-    signal.signal(signal.SIGTERM, forward)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def limit_threads(model: str) -> None:
@@ -56,17 +44,3 @@ def limit_threads(model: str) -> None:
 
     if is_small(model):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def check_environment(options: Mapping[str, object]) -> None:
-    """Find the environment of these options and read its file, so that a misspelt name is refused at once.
-
-    Raises:
-        AitrainError: an option is wrong, or there is no such environment.
-    """
-    from aitrain.environment.loader import find_environments
-    from aitrain.options.reading import resolve
-    from aitrain.options.train import TrainConfig
-
-    config = resolve(TrainConfig, None, options)
-    find_environments(config)
