@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +20,7 @@ from aitrain.cli.flags import (
     Verbose,
     Verbosity,
     given_flags,
+    print_json,
     run_names,
     with_options,
 )
@@ -91,7 +91,7 @@ def compare(
         except OSError as error:
             raise ConfigError(f"--html: cannot write {html}: {error.strerror}") from None
     if as_json:
-        typer.echo(json.dumps({"comparisons": [one.to_json() for one in comparisons]}, indent=2))
+        print_json({"comparisons": [one.to_json() for one in comparisons]})
     else:
         console = Console(highlight=False)
         width = console.width if console.is_terminal else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import textwrap
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.flags import AsJson
+from aitrain.cli.flags import AsJson, print_json
 from aitrain.runs.run_folder import RUNS
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def doctor(
 
     findings = examine(output_dir)
     if as_json:
-        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
+        print_json({"findings": [asdict(finding) for finding in findings]})
     else:
         for line in _lines(findings, min(100, shutil.get_terminal_size().columns)):
             typer.echo(line, color=False if os.environ.get("NO_COLOR") else None)

@@ -16,13 +16,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.flags import AsJson, RunName, SectionedCommand, group
+from aitrain.cli.flags import (
+    AsJson,
+    Flag,
+    RunName,
+    SectionedCommand,
+    given_flags,
+    group,
+    print_json,
+    with_options,
+)
+from aitrain.cli.terminal_process import limit_threads, run_on_terminal
+from aitrain.environment.loader import find_environments
 from aitrain.errors import AitrainError, ConfigError, did_you_mean
+from aitrain.options.evaluate import EvalConfig
+from aitrain.options.reading import read_file, resolve
+from aitrain.options.train import TrainConfig
+from aitrain.options.value_types import read_json_object
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
-    from aitrain.options.train import TrainConfig
-    from aitrain.runs.run_folder import RunFolder
     from aitrain.workbench.check.report import Message
 
 TERMINAL = "aitrain.jobs.env_terminal"
@@ -41,44 +55,31 @@ EnvName = Annotated[
         help="Environment, as in --rl-env: path/to/file.py:Class, package.module:Class, envs.gsm8k, or NAME:ID.",
     ),
 ]
-EnvConfig = Annotated[
-    str | None,
-    typer.Option(
-        "--rl-env-config",
-        metavar="JSON",
-        help="Keyword arguments of the environment's constructor: a JSON object, or @file.json.",
-    ),
-]
 EnvKeywords = Annotated[
     list[str] | None,
     typer.Option(
         "-E",
         "--env-arg",
         metavar="KEY=VALUE",
-        help="One of them, as in -E size=100; JSON if it parses, else text. Repeatable; wins over the above.",
+        help="One keyword argument of the environment, as in -E size=100; JSON if it parses, else text. Repeatable;"
+        " wins over --rl-env-config.",
     ),
 ]
 Case = Annotated[str | None, typer.Option(help="One case: the number of its row, or its case_idx.")]
 Tokenizer = Annotated[str, typer.Option(help="Model whose tokenizer and chat template are used; or `tiny`.")]
-MaxTurns = Annotated[int | None, typer.Option("--rl-max-turns", min=1, help="Maximum number of turns.")]
-MaxTokens = Annotated[int | None, typer.Option("--rl-max-new-tokens", min=1, help="Maximum tokens of one answer.")]
-Isolation = Annotated[str | None, typer.Option("--rl-env-isolation", help="Where calls run: thread or process.")]
 
 env = group("Write, check, play and inspect environments, each named as in --rl-env.")
 
 
-def env_options(
-    rl_env: str, config: str | None = None, keywords: Iterable[str] | None = None, **options: object
-) -> dict[str, object]:
-    """The options of an environment that a command names, and of those of `options` that are given.
+def env_options(rl_env: str, keywords: Iterable[str] | None, flags: Mapping[str, Flag]) -> dict[str, object]:
+    """The options of an environment that a command names.
 
     Raises:
         ConfigError: a value cannot be read.
     """
-    from aitrain.options.value_types import read_json_object
-
+    options: dict[str, object] = {"rl_env": rl_env, **given_flags(flags)}
     try:
-        given = read_json_object(config)
+        given = read_json_object(options.pop("rl_env_config", None))
     except ValueError as error:
         raise ConfigError(f"rl_env_config: {error}") from None
     values = dict(given) if isinstance(given, dict) else {}
@@ -90,8 +91,7 @@ def env_options(
             values[key.strip()] = json.loads(value)
         except (ValueError, RecursionError):
             values[key.strip()] = value
-    options |= {"rl_env": rl_env, "rl_env_config": values or None}
-    return {name: value for name, value in options.items() if value is not None}
+    return options | ({"rl_env_config": values} if values else {})
 
 
 def checked(options: Mapping[str, object]) -> TrainConfig:
@@ -100,10 +100,6 @@ def checked(options: Mapping[str, object]) -> TrainConfig:
     Raises:
         AitrainError: an option is wrong, or there is no such environment.
     """
-    from aitrain.environment.loader import find_environments
-    from aitrain.options.reading import resolve
-    from aitrain.options.train import TrainConfig
-
     config = resolve(TrainConfig, None, options)
     find_environments(config)
     return config
@@ -113,9 +109,15 @@ def checked(options: Mapping[str, object]) -> TrainConfig:
 
 
 @env.command(cls=SectionedCommand)
+@with_options(
+    TrainConfig,
+    {
+        *("rl_env_config", "rl_score_range", "rl_max_turns", "rl_max_new_tokens"),
+        *("rl_env_timeout", "rl_env_isolation"),
+    },
+)
 def check(
     env: EnvName,
-    rl_env_config: EnvConfig = None,
     env_arg: EnvKeywords = None,
     *,
     only: Annotated[
@@ -123,39 +125,22 @@ def check(
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Model whose tokenizer renders the prompts; or `tiny`.")] = None,
     model: Annotated[str | None, typer.Option(help="Model that answers some cases: do its scores differ?")] = None,
-    rl_score_range: Annotated[str | None, typer.Option(help="Lowest and highest score, as in -1,1; or any.")] = None,
-    rl_max_turns: MaxTurns = None,
-    rl_max_new_tokens: MaxTokens = None,
-    rl_env_timeout: Annotated[float | None, typer.Option(help="Deadline in seconds of one call.")] = None,
-    rl_env_isolation: Isolation = None,
     ask_judges: Annotated[
         bool, typer.Option("--ask-judges", help="Ask judges behind an address, which may cost something.")
     ] = False,
     as_json: AsJson = False,
+    **flags: Flag,
 ) -> int:
     """Find what is wrong with an environment before it costs a run.
 
     Exit code 3 if a check failed, else 0.
     """
-    from aitrain.cli.terminal_process import limit_threads
     from aitrain.launch.stop_signals import on_stop_signals
     from aitrain.workbench.check.process import PATIENCE, messages_of
     from aitrain.workbench.check.report import as_json as report_as_json
     from aitrain.workbench.check.report import exit_code, lines
 
-    config = checked(
-        env_options(
-            env,
-            rl_env_config,
-            env_arg,
-            rl_score_range=rl_score_range,
-            rl_max_turns=rl_max_turns,
-            rl_max_new_tokens=rl_max_new_tokens,
-            rl_env_timeout=rl_env_timeout,
-            rl_env_isolation=rl_env_isolation,
-            model=model or tokenizer,
-        )
-    )
+    config = checked(env_options(env, env_arg, {**flags, "model": model or tokenizer}))
     if model is not None:
         limit_threads(model)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
@@ -190,6 +175,7 @@ def _kept(received: Iterator[Message], messages: list[Message]) -> Iterator[Mess
 
 
 @env.command(cls=SectionedCommand)
+@with_options(TrainConfig, {"rl_env_config", "rl_max_turns", "rl_max_new_tokens"})
 def play(
     env: EnvName,
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The replies, for --policy script.")] = None,
@@ -205,20 +191,16 @@ def play(
     model: Annotated[str | None, typer.Option(help="Model that plays: a Hub name, a folder, or tiny.")] = None,
     case: Case = "0",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 0,
-    rl_max_turns: MaxTurns = None,
-    rl_max_new_tokens: MaxTokens = None,
-    rl_env_config: EnvConfig = None,
     keywords: EnvKeywords = None,
     tokenizer: Tokenizer = "tiny",
     as_json: AsJson = False,
+    **flags: Flag,
 ) -> int:
     """Play an episode: you, a script or a model answer turn by turn.
 
     Shows what the model would get, its tools, the score and the metrics. breakpoint() and input() in the environment
     work as in any program. Ctrl-C ends it with exit code 130, Ctrl-D with the score so far.
     """
-    from aitrain.cli.terminal_process import limit_threads, run_on_terminal
-
     if model is not None and policy in ("person", "model"):
         policy, tokenizer = "model", model
     if policy not in POLICIES:
@@ -231,14 +213,7 @@ def play(
         raise ConfigError(
             "--json: a person plays in the terminal; add --policy reference, --policy script FILE, or --model"
         )
-    options = env_options(
-        env,
-        rl_env_config,
-        keywords,
-        model=tokenizer,
-        rl_max_turns=rl_max_turns,
-        rl_max_new_tokens=rl_max_new_tokens,
-    )
+    options = env_options(env, keywords, {**flags, "model": tokenizer})
     checked(options)
     if model is not None:
         limit_threads(model)
@@ -248,50 +223,42 @@ def play(
 
 
 @env.command(cls=SectionedCommand)
+@with_options(TrainConfig, {"rl_env_config"})
 def show(
     env: EnvName,
     *,
     cases: Annotated[int, typer.Option(min=0, help="How many cases, spread over the dataset.")] = 3,
     case: Case = None,
-    rl_env_config: EnvConfig = None,
     keywords: EnvKeywords = None,
     tokenizer: Tokenizer = "tiny",
     as_json: AsJson = False,
+    **flags: Flag,
 ) -> int:
     """Show sample cases as the model sees them: rendered, with token counts, columns, tools and reference."""
-    from aitrain.cli.terminal_process import run_on_terminal
-
-    options = env_options(env, rl_env_config, keywords, model=tokenizer)
+    options = env_options(env, keywords, {**flags, "model": tokenizer})
     checked(options)
     request = {"case": case, "count": cases, "as_json": as_json}
     return run_on_terminal(TERMINAL, {"command": "show", "options": options, "show": request})
 
 
 @env.command(cls=SectionedCommand)
+@with_options(TrainConfig, {"rl_env_config", "rl_env_workers", "rl_env_isolation", "seed"})
 def serve(
     env: EnvName,
-    rl_env_config: EnvConfig = None,
     env_arg: EnvKeywords = None,
     *,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = PORT,
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than 127.0.0.1 need the variable AITRAIN_ENV_TOKEN.")
     ] = "127.0.0.1",
-    rl_env_workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core)."),
-    ] = None,
-    rl_env_isolation: Isolation = None,
     tokenizer: Tokenizer = "tiny",
-    seed: Annotated[int | None, typer.Option(help="Seed of random rows; that of the training.")] = None,
+    **flags: Flag,
 ) -> int:
     """Serve an environment to trainings, evals and checks on other machines: --rl-env http://HOST:PORT.
 
     Clients need a token: AITRAIN_ENV_TOKEN of the environment, which they must have as well; else a random one, which
     those of this user and this machine find in a file.
     """
-    from aitrain.cli.terminal_process import run_on_terminal
-
     if host not in ("127.0.0.1", "localhost", "::1") and not os.environ.get("AITRAIN_ENV_TOKEN"):
         raise ConfigError(
             f"--host {host}: whoever reaches the port could run the environment's tools\n"
@@ -299,32 +266,25 @@ def serve(
         )
     if env.startswith(("http://", "https://")):
         raise ConfigError(f"{env} is served already")
-    options = env_options(
-        env,
-        rl_env_config,
-        env_arg,
-        rl_env_workers=rl_env_workers,
-        rl_env_isolation=rl_env_isolation,
-        seed=seed,
-        model=tokenizer,
-    )
+    options = env_options(env, env_arg, {**flags, "model": tokenizer})
     checked(options)
     return run_on_terminal(TERMINAL, {"command": "serve", "options": options, "serve": {"host": host, "port": port}})
 
 
 @env.command(cls=SectionedCommand)
+@with_options(TrainConfig, {"rl_env_config"})
 def rescore(
     run: RunName,
     *,
     env: Annotated[
         str | None, typer.Option("--rl-env", "--env", metavar="ENV", help="Another environment than the run's.")
     ] = None,
-    rl_env_config: EnvConfig = None,
     keywords: EnvKeywords = None,
     step: Annotated[int | None, typer.Option(help="Episodes of this training step only.")] = None,
     last: Annotated[bool, typer.Option("--last", help="Episodes of the last training step only.")] = False,
     most: Annotated[int, typer.Option("--limit", min=0, help="How many of the most changed episodes are shown.")] = 5,
     as_json: AsJson = False,
+    **flags: Flag,
 ) -> int:
     """Apply today's scorer to the saved episodes of a run, and show what changes.
 
@@ -332,8 +292,6 @@ def rescore(
     answers and seed; one in which the environment answers differently is not scored. The exit code is 3 if today's
     environment scores none of them.
     """
-    from aitrain.cli.terminal_process import run_on_terminal
-    from aitrain.runs.run_folder import RunFolder
     from aitrain.ui.run_registry import places
 
     if step is not None and last:
@@ -347,9 +305,9 @@ def rescore(
         raise ConfigError(
             "The run's environment was given in Python: name its file with --rl-env path/to/file.py:Class"
         )
-    given = env_options(env or "", rl_env_config, keywords)
+    given = env_options(env or "", keywords, flags)
     of_run = saved.get("rl_env_config")
-    if rl_env_config is None and isinstance(of_run, dict):
+    if flags.get("rl_env_config") is None and isinstance(of_run, dict):
         given["rl_env_config"] = {**of_run, **dict(given.get("rl_env_config") or {})}  # type: ignore[call-overload]
     if env is None:
         del given["rl_env"]
@@ -369,9 +327,6 @@ def rescore(
 
 def _saved(folder: RunFolder) -> dict[str, object]:
     """The options of a run, or those of an eval that a run has as well."""
-    from aitrain.options.evaluate import EvalConfig
-    from aitrain.options.reading import read_file
-    from aitrain.options.train import TrainConfig
     from aitrain.runs.model_reference import read_model
 
     saved = read_file(EvalConfig, folder.config)
@@ -434,7 +389,7 @@ def list_environments(as_json: AsJson = False) -> int:
 
     listed = listed_environments()
     if as_json:
-        typer.echo(json.dumps([asdict(one) for one in listed], indent=2))
+        print_json([asdict(one) for one in listed])
         return 0
     width = min(100, shutil.get_terminal_size().columns)
     by_source = {source: list(of) for source, of in groupby(listed, lambda one: one.source)}

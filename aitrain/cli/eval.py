@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,18 +21,23 @@ from aitrain.cli.flags import (
     Verbose,
     Verbosity,
     given_flags,
+    print_json,
     run_names,
     with_options,
 )
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted
+from aitrain.events import Event, Note, Phase
+from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
+from aitrain.options.reading import place_of_run, read_file, resolve
+from aitrain.runs.eval_result import JOB, EvalResult, changed_since
+from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.model_reference import ModelReference, read_model, run_options
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
-    from aitrain.events import Event
     from aitrain.launch.preflight import RunPlan
-    from aitrain.runs.model_reference import ModelReference
-    from aitrain.runs.run_folder import RunFolder
 
 SHOWN = EVAL_FLAGS - {"eval_cases", "eval_samples", "model"}
 """Options without those that have another flag here: --cases, --samples, and the argument."""
@@ -88,12 +92,11 @@ def eval(
 def _print(folders: Sequence[Path], as_json: bool) -> None:
     from rich.console import Console
 
-    from aitrain.runs.eval_result import EvalResult
     from aitrain.ui.eval_table import eval_table, remarks
 
     results = [EvalResult.read(folder) for folder in folders]
     if as_json:
-        typer.echo(json.dumps([{**one.to_json(), "folder": str(one.folder)} for one in results], indent=2))
+        print_json([{**one.to_json(), "folder": str(one.folder)} for one in results])
         return
     console = Console(highlight=False)
     console.print(eval_table(results), soft_wrap=True)
@@ -165,9 +168,6 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Ve
         AitrainError: it failed or was stopped; the message names its folder, which is removed if nothing was scored.
     """
     from aitrain.cli.running import run_in
-    from aitrain.events import Note, Phase
-    from aitrain.runs.eval_result import JOB
-    from aitrain.runs.heartbeat import sign_of_life
     from aitrain.runs.new_folder import remarks
 
     begin: list[Event] = [Phase(f"evaluating {config.model}")]
@@ -179,9 +179,6 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Ve
 def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.preflight import absolute
-    from aitrain.options.environment import EnvironmentOptions
-    from aitrain.options.reading import place_of_run, read_file, resolve
-    from aitrain.runs.model_reference import ModelReference, read_model, run_options
 
     in_file = read_file(EvalConfig, asked.config) if asked.config else {}
     flags = {**(place_of_run(asked.config) if asked.config and asked.existing == "resume" else {}), **asked.flags}
@@ -226,8 +223,6 @@ def _existing(asked: AskedEvals, reference: ModelReference, config: EvalConfig) 
     Raises:
         ConfigError: the eval that is to be resumed is another one.
     """
-    from aitrain.runs.run_folder import RunFolder
-
     if asked.existing == "new":
         return None
     named = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
@@ -244,11 +239,6 @@ def _existing(asked: AskedEvals, reference: ModelReference, config: EvalConfig) 
 
 def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfig) -> list[str]:
     """What decides on the episodes and differs from the eval in a folder: options, weights, environment."""
-    from aitrain.options.environment import DECLARED_OPTIONS
-    from aitrain.options.reading import resolve
-    from aitrain.runs.eval_result import JOB, changed_since
-    from aitrain.runs.run_folder import read_object
-
     if read_object(folder.status).get("job") != JOB:
         return ["it is not an eval"]
     try:
@@ -263,6 +253,4 @@ def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfi
 
 
 def _is_finished(folder: RunFolder) -> bool:
-    from aitrain.runs.run_folder import read_object
-
     return read_object(folder.result).get("status") == "finished"

@@ -10,10 +10,18 @@ from typing import Annotated
 
 import typer
 
-from aitrain.cli.flags import AsJson, run_names
+from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
+from aitrain.cli.terminal_process import run_on_terminal
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.reading import resolve
+from aitrain.options.run import HubOptions
+from aitrain.runs.export_request import DTYPES, ExportRequest
+from aitrain.runs.model_reference import read_model
+from aitrain.runs.new_folder import refuse_existing
+from aitrain.runs.run_folder import RUNS
 
 
+@with_options(HubOptions)
 def export(
     model: Annotated[
         str,
@@ -34,28 +42,19 @@ def export(
         bool,
         typer.Option("--gguf", help="Also convert to GGUF with llama.cpp's converter, or print the commands for it."),
     ] = False,
-    push_to_hub: Annotated[
-        bool, typer.Option("--push-to-hub", help="Upload to the Hub (token from HF_TOKEN).")
-    ] = False,
-    repo_id: Annotated[str | None, typer.Option(help="Repository to upload to; unset: USERNAME/NAME.")] = None,
-    username: Annotated[str | None, typer.Option(help="Its owner; unset: the owner of the token.")] = None,
-    hub_private: Annotated[bool, typer.Option(help="Make the Hub repository private.")] = True,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
     as_json: AsJson = False,
+    **flags: Flag,
 ) -> int:
     """Export a trained model: merged weights, tokenizer, chat template, generation config and model card.
 
     An adapter is merged into a copy of its base, in the dtype of the training. The result is compared with base plus
     adapter before it gets its name.
     """
-    from aitrain.cli.terminal_process import run_on_terminal
-    from aitrain.runs.export_request import DTYPES, ExportRequest
-    from aitrain.runs.model_reference import read_model
-    from aitrain.runs.new_folder import refuse_existing
-    from aitrain.runs.run_folder import RUNS
-
+    hub = resolve(HubOptions, None, given_flags(flags))
+    push_to_hub = hub.push_to_hub
     request = ExportRequest(
-        model, out, dtype, adapter_only, shard_size, gguf, push_to_hub, repo_id, username, hub_private,
+        model, out, dtype, adapter_only, shard_size, gguf, push_to_hub, hub.repo_id, hub.username, hub.hub_private,
         trust_remote_code, as_json,
     )  # fmt: skip
     if dtype not in (None, *DTYPES):

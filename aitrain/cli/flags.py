@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from aitrain.errors import ConfigError
+from aitrain.runs.run_folder import RUNS
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -25,14 +27,14 @@ COMMON = {
     "use_vllm", "project_name", "decoding", "rl_temperature",
 }  # fmt: skip
 """The most used options of jobs: the others are shown by --help-all only."""
+FEW = 12
+"""Number of options of a job up to which the help shows all of them."""
 SHOWS_ALL = "shows all options"
 """Key of a context whose help shows all options."""
 
 
 def run_names() -> list[str]:
     """Names of the runs in runs/, for completion."""
-    from aitrain.runs.run_folder import RUNS
-
     return sorted(status.parent.name for status in Path(RUNS).glob("*/status.json"))
 
 
@@ -82,6 +84,11 @@ class Verbosity:
             raise ConfigError("--quiet and --verbose: give one of them")
 
 
+def print_json(value: object) -> None:
+    """Print a value for programs, in ASCII, so that it contains no control characters."""
+    typer.echo(json.dumps(value, indent=2))
+
+
 def group(sentence: str) -> typer.Typer:
     """A command that has commands."""
     made = typer.Typer(help=sentence, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -114,18 +121,19 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         made = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        made.append(_parameter("help_all", bool | None, HELP_ALL))
-        for option in options_of(job):
-            if names is None or option.name in names:
-                info = typer.Option(
-                    f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
-                    help=f"{option.description} [{option.shown_default}]",
-                    metavar=option.placeholder,
-                    rich_help_panel=option.section,
-                    autocompletion=_always(option.choices),
-                )
-                repeated = list[str] if option.is_repeated else str
-                made.append(_parameter(option.name, (bool if option.is_switch else repeated) | None, info))
+        options = [option for option in options_of(job) if names is None or option.name in names]
+        if len(options) > FEW:
+            made.append(_parameter("help_all", bool | None, HELP_ALL))
+        for option in options:
+            info = typer.Option(
+                f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
+                help=f"{option.description} [{option.shown_default}]",
+                metavar=option.placeholder,
+                rich_help_panel=option.section,
+                autocompletion=_always(option.choices),
+            )
+            repeated = list[str] if option.is_repeated else str
+            made.append(_parameter(option.name, (bool if option.is_switch else repeated) | None, info))
         keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in made]
         vars(command)["__signature__"] = inspect.Signature(keywords)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
@@ -160,7 +168,8 @@ class SectionedCommand(TyperCommand):
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the options, and those of a job that are used rarely only with --help-all."""
         parameters = self.get_params(ctx)
-        shown = [one for one in parameters if SHOWS_ALL in ctx.meta or not _section(one) or one.name in COMMON]
+        shows_all = SHOWS_ALL in ctx.meta or all(one.name != "help_all" for one in parameters)
+        shown = [one for one in parameters if shows_all or not _section(one) or one.name in COMMON]
         write_options(ctx, formatter, shown)
         if len(shown) < len(parameters):
             formatter.write("\nAll options: --help-all. Options about something: aitrain options WORD\n")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from aitrain.cli.flags import AsJson, write_options
+from aitrain.cli.flags import AsJson, print_json, write_options
 from aitrain.errors import ConfigError
 
 SCHEMAS = ("config", "events", "rollouts", "metrics")
@@ -43,7 +42,7 @@ def options(
     from aitrain.options.train import TrainConfig
 
     if schema is not None:
-        typer.echo(json.dumps(_schema(schema), indent=2))
+        print_json(_schema(schema))
         return 0
     found = options_with(TrainConfig, words or [])
     if not found:
@@ -52,7 +51,7 @@ def options(
         if not found:
             raise ConfigError(f"No option has {' and '.join(words or [])} in its name or description.")
     if as_json:
-        typer.echo(json.dumps([option.as_entry() for option in found], indent=2))
+        print_json([option.as_entry() for option in found])
         return 0
     from aitrain.cli.main import load_command
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from aitrain.batch import RolloutSize, schedule_cases
-from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, with_options
+from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Failed
 from aitrain.options.algorithms import described
@@ -97,7 +96,7 @@ def show_plan(
         "notes": notes,
         "not_checked": left,
     }
-    typer.echo(json.dumps(document, indent=2))
+    print_json(document)
 
 
 def _dry_run(plan: RunPlan, debug: bool) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -19,13 +18,13 @@ from aitrain.cli.flags import (
     Verbosity,
     given_flags,
     group,
+    print_json,
     with_options,
 )
 from aitrain.cli.grpo import train
 from aitrain.options.reading import resolve
 from aitrain.options.recipes import read_recipe, recipes
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import RUNS
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")]
 
@@ -36,7 +35,7 @@ recipe = group("Settings for known tasks, each with its environment, hardware an
 def recipe_list(*, as_json: AsJson = False) -> int:
     """List the recipes."""
     if as_json:
-        typer.echo(json.dumps([one.facts() for one in recipes()], indent=2))
+        print_json([one.facts() for one in recipes()])
         return 0
     for one in recipes():
         typer.echo(f"{one.name:14} {one.title}\n{'':14} {one.about}")
@@ -49,7 +48,7 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
     found = read_recipe(name)
     facts = found.facts()
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return 0
     for key in ("title", "about", "hardware", "minutes", "before", "after", "source"):
         typer.echo(f"{key:9} {facts[key]}")
@@ -92,19 +91,18 @@ DEMO: dict[str, object] = {
     "eval_cases": 200,
     "eval_strategy": "no",
     "disable_gradient_checkpointing": True,
+    "project_name": "demo",
 }
 
 
+@with_options(TrainConfig, {"seed", "project_name", "output_dir"})
 def demo(
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 42,
-    project_name: Annotated[str, typer.Option(help="Name of the run folder.")] = "demo",
-    output_dir: Annotated[str, typer.Option(help="Folder in which the run folder is made.")] = RUNS,
     *,
     quiet: Quiet = False,
     verbose: Verbose = False,
     debug: Debug = False,
     as_json: AsEvents = False,
+    **flags: Flag,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
-    given: dict[str, object] = {"project_name": project_name, "output_dir": output_dir, "seed": seed}
-    return train(resolve(TrainConfig, None, DEMO | given), Verbosity(quiet, verbose, debug, as_json))
+    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, debug, as_json))

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from aitrain.cli.flags import AsJson, run_names
+from aitrain.cli.flags import AsJson, print_json, run_names
 from aitrain.errors import ConfigError
+from aitrain.runs.run_folder import RUNS
+from aitrain.ui.duration import duration
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    from aitrain.runs.rollout_index import RolloutIndex
     from aitrain.runs.run_list import Run
 
 COLOURS = {
@@ -55,11 +53,11 @@ def show(
 ) -> int:
     """Show a run in the terminal: scores, curve, rollouts; or list the runs of a folder with status and scores."""
     from aitrain.runs.rollout_index import RolloutIndex  # here, as nothing else needs what these import
-    from aitrain.runs.run_folder import RUNS
     from aitrain.runs.run_list import runs_in
     from aitrain.ui.episodes import Query, find
     from aitrain.ui.run_registry import is_run, places
     from aitrain.ui.summary import summary
+    from aitrain.ui.transcript import episodes, overview
     from aitrain.ui.transcript import worst as by_score
 
     folder = places([run])[0] if run is not None else Path(RUNS)
@@ -71,64 +69,35 @@ def show(
         return 0
     rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
+    console = Console(highlight=False)
     if not has_filter:
         if as_json:
-            typer.echo(json.dumps(summary(folder, rollouts), indent=2))  # in ASCII: it contains no control characters
+            print_json(summary(folder, rollouts))
         else:
-            _print(folder, rollouts, None)
+            page(console, overview(folder, rollouts, console))
         return 0
-    steps = sorted({entry.step for entry in rollouts.entries if not entry.eval_phase})
-    if step is not None and step not in steps:
-        known = f"it has rollouts of steps {steps[0]} to {steps[-1]}" if steps else "it has no rollouts of training"
-        raise ConfigError(f"step: there are no rollouts of step {step}: {known}")
-    if case is not None and not find(rollouts, Query(case=case)).numbers:
-        raise ConfigError(f"case: there is no episode of case {case}")
-    phase = "training" if step is not None else ""
-    query = Query(eval_phase=phase, step=step, case=case or "", failure="any" if failed else "")
+    query = Query(
+        eval_phase="" if step is None else "training",
+        step=step,
+        case=case or "",
+        failure="any" if failed else "",
+    )
     numbers = (by_score(rollouts, query) if worst else find(rollouts, query).numbers)[:limit]
     if as_json:
-        separator = "[\n"
-        for number in numbers:
-            typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number]).to_json()), nl=False)
-            separator = ",\n"
-        typer.echo("\n]" if numbers else "[]")
+        print_json([rollouts.record(rollouts.entries[number]).to_json() for number in numbers])
     elif numbers:
-        _print(folder, rollouts, numbers)
+        page(console, episodes(rollouts, numbers))
     else:
         typer.echo("There are no such episodes.")
     return 0
 
 
-def _print(folder: Path, rollouts: RolloutIndex, numbers: Sequence[int] | None) -> None:
-    """Print a run, or some of its episodes."""
-    from rich.console import Console
-
-    from aitrain.ui.transcript import episodes, overview
-
-    console = Console(highlight=False)
-    page(console, overview(folder, rollouts, console) if numbers is None else episodes(rollouts, numbers))
-
-
 def page(console: Console, parts: Iterable[RenderableType]) -> None:
-    """Show a long text with less, part by part, so that its first page appears at once; print it where output is no
-    terminal. Ctrl-C stops what less searches."""
-    if not (console.is_terminal and (less := shutil.which("less"))):
+    """Show a long text with the user's pager, or print it where output is no terminal."""
+    os.environ.setdefault("LESS", "FRX")  # with colours, and exit if the text fits on one screen
+    with console.pager(styles=True):
         for part in parts:
             console.print(part, soft_wrap=not console.is_terminal)
-        return
-    variables = {"LESS": "FRX", **os.environ}  # with colours, and exit if the text fits on one screen
-    with subprocess.Popen([less], stdin=subprocess.PIPE, env=variables, text=True, encoding="utf-8") as pager:
-        assert pager.stdin is not None
-        with suppress(BrokenPipeError, KeyboardInterrupt):  # the user has quit it
-            for part in parts:
-                with console.capture() as captured:
-                    console.print(part)
-                pager.stdin.write(captured.get())
-        with suppress(BrokenPipeError):
-            pager.stdin.close()
-        while pager.returncode is None:
-            with suppress(KeyboardInterrupt):
-                pager.wait()
 
 
 # -- the runs of a folder
@@ -137,15 +106,11 @@ def page(console: Console, parts: Iterable[RenderableType]) -> None:
 def _list(runs: Sequence[Run], folder: Path, as_json: bool) -> None:
     """Print one line for each run; a name that is too long loses its end."""
     if as_json:
-        typer.echo(json.dumps([asdict(run) for run in runs], indent=2))
+        print_json([asdict(run) for run in runs])
         return
     if not runs:
         typer.echo(f"There are no runs in {folder}.")
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("run")  # the only one that may be narrower than its cells
     table.add_column("status", no_wrap=True)
@@ -171,8 +136,6 @@ def _printable(text: str) -> str:
 
 def _age(run: Run) -> str:
     """`8s`, `3m`, `2h`, `12d`."""
-    from aitrain.ui.duration import duration
-
     if run.age is None:
         return ""
     return f"{int(run.age // 86400)}d" if run.age >= 86400 else duration(run.age).split()[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from aitrain.cli.flags import AsJson, Debug, DryRun, Quiet, Verbose
+from aitrain.cli.flags import AsJson, Debug, DryRun, Quiet, Verbose, print_json
 from aitrain.errors import ConfigError
 from aitrain.events import Announce, Evaluated, Event, Note
 from aitrain.packages import installed
@@ -144,7 +144,7 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
         ]
         commands = sweep_page.next_commands(study, folder)
         document = {"folder": str(folder), "trials": trials, "best": best and best.number, "commands": commands}
-        typer.echo(json.dumps(document, indent=2))
+        print_json(document)
         return
     rows = sweep_page.table(sweep_page.ranked(study))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -3,7 +3,7 @@
 An algorithm says how scores become advantages, which settings of the loss belong to it, which paper they are from, and
 what the paper trains with beside them, which `--rl-preset` sets as defaults of other options. Learning rate, lengths,
 batch and group size depend on the model and the task, and are no part of it. A new one is one object here, or one class
-if its advantages are its own (docs/extending.md); docs/algorithms.md holds the tables below.
+if its advantages are its own (docs/extending.md); docs/algorithms.md has them in tables.
 
 A setting of the loss is the option that the user gave, else the field given with `--trl`, else the algorithm's own.
 """
@@ -332,30 +332,3 @@ def described(config: TrainConfig) -> Iterator[str]:
 
 def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# -- tables of docs/algorithms.md
-
-
-def presets_as_markdown() -> str:
-    """The table of presets."""
-    rows = ["| preset | source | what it sets beside the loss |", "|---|---|---|"]
-    for name, algorithm in ALGORITHMS.items():
-        if (preset := algorithm.preset) is not None:
-            settings = [f"`{option}` {_short(value)}" for option, value in preset.settings.items()]
-            settings += ["`rl_overlong_buffer` a fifth of the limit"] if preset.overlong else []
-            rows.append(f"| `{name}` | {preset.source} | {', '.join(settings)} |")
-    return "\n".join(rows) + "\n"
-
-
-def losses_as_markdown() -> str:
-    """The table of loss types."""
-    head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
-    lines = [head, "|---|---|---|---|---|---|"]
-    for name, kind in ALGORITHMS.items():
-        clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
-        if name == "cispo":
-            clip = f"ratio at most {CISPO_BOUND:g}"
-        extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
-        lines.append(f"| `{name}` | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |")
-    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""An option as flags, help and docs need it; docs/options.md."""
+"""An option as flags, help and docs need it."""
 
 from __future__ import annotations
 
@@ -98,54 +98,3 @@ def options_with(job: type[Options], words: Collection[str]) -> list[Option]:
         for one in options_of(job)
         if all(word in " ".join(map(str, asdict(one).values())).lower() for word in wanted)
     ]
-
-
-# -- docs/options.md
-
-
-def options_page(job: type[Options]) -> str:
-    """Every option in a table, section by section."""
-    lines = ["# Options", "", _INTRODUCTION]
-    for section in sections_of(job):
-        lines += ["", f"## {section.section}", "", "| flag | default | values | what it does |", "|---|---|---|---|"]
-        for option in options_of(job):
-            if option.section == section.section:
-                cells = (f"`{option.flag}`", f"`{option.shown_default}`", option.values, option.description)
-                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-_INTRODUCTION = """\
-<!-- made by `make docs` from aitrain/options/; a test fails when it is stale -->
-
-```bash
-aitrain options memory
-```
-
-`aitrain options WORD` searches the options of a run, and `aitrain grpo --help-all` shows all of them.
-
-Every option is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`),
-and an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). Messages name options as in the file; flags take `_`
-for `-` as well. A flag overrides the file, the file overrides the default. A switch has a `--no-` form. Unknown names
-are errors; for a name of TRL, AITraining or Unsloth, the message names the option that means the same.
-
-## In an editor
-
-```bash
-aitrain options --schema config > config.schema.json
-```
-
-writes a JSON schema (draft 2020-12) of the file. With it an editor that has a YAML language server, such as VS Code
-with the YAML extension, completes keys, shows the descriptions below, and marks unknown keys and values out of range,
-where the file begins with this comment:
-
-```yaml
-# yaml-language-server: $schema=config.schema.json
-model: Qwen/Qwen3-0.6B
-rl_env: my_envs/hotel.py:HotelEnv
-peft: true
-lr: 1e-5
-```
-
-The path is relative to the file. A run folder holds both: config.yaml with this comment, and config.schema.json beside
-it. Copy both, or write the schema again beside the copy. aitrain itself does not read the schema."""

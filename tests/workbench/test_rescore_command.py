@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.cli import terminal_process
+from aitrain.cli import env
 from aitrain.cli.env import rescore
 from aitrain.jobs import env_terminal
 from tests.conftest import write
@@ -53,7 +53,7 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert module == "aitrain.jobs.env_terminal"
         return env_terminal.main(json.loads(json.dumps(request)))
 
-    monkeypatch.setattr(terminal_process, "run_on_terminal", run_here)
+    monkeypatch.setattr(env, "run_on_terminal", run_here)
     monkeypatch.setenv("COLUMNS", "80")
     return here / "runs" / "mine"
 
