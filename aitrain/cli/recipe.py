@@ -35,10 +35,10 @@ recipe = group("Settings for known tasks, each with its environment, hardware an
 def recipe_list(*, as_json: AsJson = False) -> int:
     """List the recipes."""
     if as_json:
-        print_json([one.facts() for one in recipes()])
+        print_json([one.document() for one in recipes()])
         return 0
     for one in recipes():
-        typer.echo(f"{one.name:14} {one.title}\n{'':14} {one.about}")
+        typer.echo(f"{one.name:14} {one.facts['title']}\n{'':14} {one.facts['about']}")
     return 0
 
 
@@ -46,15 +46,15 @@ def recipe_list(*, as_json: AsJson = False) -> int:
 def show(name: Name, *, as_json: AsJson = False) -> int:
     """Show a recipe: hardware, minutes, expected scores with their source, options and command."""
     found = read_recipe(name)
-    facts = found.facts()
     if as_json:
-        print_json(facts)
+        print_json(found.document())
         return 0
-    for key in ("title", "about", "hardware", "minutes", "before", "after", "source"):
-        typer.echo(f"{key:9} {facts[key]}")
-    typer.echo(f"{'measured':9} {'by us' if found.is_measured else 'not by us'}")
-    typer.echo(f"{'command':9} {found.command}")
-    typer.echo(f"{'options':9} {found.config}\n")
+    measured = "by us" if found.is_measured else "not by us"
+    more = {"measured": measured, "command": f"aitrain recipe run {name}", "options": str(found.config)}
+    for key, text in {**found.facts, **more}.items():
+        if text:
+            typer.echo(f"{key:9} {text}")
+    typer.echo()
     typer.echo(found.config.read_text(encoding="utf-8").partition("\n")[2].rstrip())
     return 0
 
