@@ -30,7 +30,7 @@ from aitrain.cli.terminal_process import limit_threads, run_on_terminal
 from aitrain.environment.loader import find_environments
 from aitrain.errors import AitrainError, ConfigError, did_you_mean
 from aitrain.options.evaluate import EvalConfig
-from aitrain.options.reading import read_file, resolve
+from aitrain.options.reading import NOTHING, read_file, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.value_types import read_json_object
 from aitrain.runs.run_folder import RunFolder
@@ -39,7 +39,6 @@ from aitrain.ui.loading import loading
 if TYPE_CHECKING:
     from aitrain.workbench.check.report import Message
 
-TERMINAL = "aitrain.jobs.env_terminal"
 PORT = 8000
 POLICIES = ("person", "reference", "empty", "junk", "model", "script")
 HEADINGS = {
@@ -71,38 +70,42 @@ Tokenizer = Annotated[str, typer.Option(help="Model whose tokenizer and chat tem
 env = group("Write, check, play and inspect environments, each named as in --rl-env.")
 
 
-def env_options(rl_env: str, keywords: Iterable[str] | None, flags: Mapping[str, Flag]) -> dict[str, object]:
-    """The options of an environment that a command names.
-
-    Raises:
-        ConfigError: a value cannot be read.
-    """
-    options: dict[str, object] = {"rl_env": rl_env, **given_flags(flags)}
-    try:
-        given = read_json_object(options.pop("rl_env_config", None))
-    except ValueError as error:
-        raise ConfigError(f"rl_env_config: {error}") from None
-    values = dict(given) if isinstance(given, dict) else {}
-    for text in keywords or ():
-        key, equals, value = text.partition("=")
-        if not (key.strip() and equals):
-            raise ConfigError(f"-E {text}: write KEY=VALUE, as in -E size=100")
-        try:
-            values[key.strip()] = json.loads(value)
-        except (ValueError, RecursionError):
-            values[key.strip()] = value
-    return options | ({"rl_env_config": values} if values else {})
-
-
-def checked(options: Mapping[str, object]) -> TrainConfig:
-    """The options, after finding their environment and reading its file, so that a misspelt name is refused at once.
+def checked(
+    flags: Mapping[str, Flag], keywords: Iterable[str] | None, saved: Mapping[str, object] = NOTHING
+) -> TrainConfig:
+    """The options of a command: those of a run, overridden by flags, with the keyword arguments of the environment
+    below them. The environment is found and its file read, so that a misspelt name is refused at once.
 
     Raises:
         AitrainError: an option is wrong, or there is no such environment.
     """
-    config = resolve(TrainConfig, None, options)
+    given: dict[str, object] = {**given_flags(flags)}
+    if keywords:
+        try:
+            values = read_json_object(given.get("rl_env_config", saved.get("rl_env_config")))
+        except ValueError as error:
+            raise ConfigError(f"rl_env_config: {error}") from None
+        given["rl_env_config"] = {**(values if isinstance(values, dict) else {}), **dict(map(_keyword, keywords))}
+    config = resolve(TrainConfig, None, given, saved)
     find_environments(config)
     return config
+
+
+def _keyword(text: str) -> tuple[str, object]:
+    key, equals, value = text.partition("=")
+    if not (key.strip() and equals):
+        raise ConfigError(f"-E {text}: write KEY=VALUE, as in -E size=100")
+    try:
+        return key.strip(), json.loads(value)
+    except (ValueError, RecursionError):
+        return key.strip(), value
+
+
+def _on_terminal(command: str, config: TrainConfig, **arguments: object) -> int:
+    """Run a command of the workbench in a process of its own; returns its exit code."""
+    return run_on_terminal(
+        "aitrain.jobs.env_terminal", {"command": command, "options": config.changed(), command: arguments}
+    )
 
 
 # -- commands that run the environment
@@ -140,7 +143,7 @@ def check(
     from aitrain.workbench.check.report import as_json as report_as_json
     from aitrain.workbench.check.report import exit_code, lines
 
-    config = checked(env_options(env, env_arg, {**flags, "model": model or tokenizer}))
+    config = checked({**flags, "rl_env": env, "model": model or tokenizer}, env_arg)
     if model is not None:
         limit_threads(model)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
@@ -213,13 +216,11 @@ def play(
         raise ConfigError(
             "--json: a person plays in the terminal; add --policy reference, --policy script FILE, or --model"
         )
-    options = env_options(env, keywords, {**flags, "model": tokenizer})
-    checked(options)
+    config = checked({**flags, "rl_env": env, "model": tokenizer}, keywords)
     if model is not None:
         limit_threads(model)
     script = None if file is None else str(file)
-    request = {"case": case, "seed": seed, "policy": policy, "script": script, "as_json": as_json}
-    return run_on_terminal(TERMINAL, {"command": "play", "options": options, "play": request})
+    return _on_terminal("play", config, case=case, seed=seed, policy=policy, script=script, as_json=as_json)
 
 
 @env.command(cls=SectionedCommand)
@@ -235,10 +236,8 @@ def show(
     **flags: Flag,
 ) -> int:
     """Show sample cases as the model sees them: rendered, with token counts, columns, tools and reference."""
-    options = env_options(env, keywords, {**flags, "model": tokenizer})
-    checked(options)
-    request = {"case": case, "count": cases, "as_json": as_json}
-    return run_on_terminal(TERMINAL, {"command": "show", "options": options, "show": request})
+    config = checked({**flags, "rl_env": env, "model": tokenizer}, keywords)
+    return _on_terminal("show", config, case=case, count=cases, as_json=as_json)
 
 
 @env.command(cls=SectionedCommand)
@@ -266,9 +265,7 @@ def serve(
         )
     if env.startswith(("http://", "https://")):
         raise ConfigError(f"{env} is served already")
-    options = env_options(env, env_arg, {**flags, "model": tokenizer})
-    checked(options)
-    return run_on_terminal(TERMINAL, {"command": "serve", "options": options, "serve": {"host": host, "port": port}})
+    return _on_terminal("serve", checked({**flags, "rl_env": env, "model": tokenizer}, env_arg), host=host, port=port)
 
 
 @env.command(cls=SectionedCommand)
@@ -292,6 +289,7 @@ def rescore(
     answers and seed; one in which the environment answers differently is not scored. The exit code is 3 if today's
     environment scores none of them.
     """
+    from aitrain.runs.model_reference import read_model
     from aitrain.ui.run_registry import places
 
     if step is not None and last:
@@ -300,40 +298,22 @@ def rescore(
     folder = RunFolder(path)
     if not folder.config.is_file():
         raise ConfigError(f"{path} is not a run folder: it has no config.yaml\nList the runs with: aitrain show {path}")
-    saved = _saved(folder)
-    if env is None and not any(saved.get(name) for name in ("rl_env", "rl_env_module")):
-        raise ConfigError(
-            "The run's environment was given in Python: name its file with --rl-env path/to/file.py:Class"
-        )
-    given = env_options(env or "", keywords, flags)
-    of_run = saved.get("rl_env_config")
-    if flags.get("rl_env_config") is None and isinstance(of_run, dict):
-        given["rl_env_config"] = {**of_run, **dict(given.get("rl_env_config") or {})}  # type: ignore[call-overload]
-    if env is None:
-        del given["rl_env"]
-    else:
-        saved = {name: value for name, value in saved.items() if name not in ("rl_env_module", "rl_env_class")}
-    options = {**saved, **given}
-    try:
-        checked(options)
-    except ConfigError as error:
-        if env is not None or not str(error).startswith(("rl_env:", "rl_env_module:")):
-            raise
-        hint = "Name it with --rl-env, if its file has moved or the run was started in another folder."
-        raise ConfigError(f"{error}\n{hint}") from None
-    request = {"run": str(path), "step": step, "last": last, "most": most, "as_json": as_json}
-    return run_on_terminal(TERMINAL, {"command": "rescore", "options": options, "rescore": request})
-
-
-def _saved(folder: RunFolder) -> dict[str, object]:
-    """The options of a run, or those of an eval that a run has as well."""
-    from aitrain.runs.model_reference import read_model
-
-    saved = read_file(EvalConfig, folder.config)
+    saved = read_file(EvalConfig, folder.config)  # of a training or an eval
     with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
         model = read_model(str(saved["model"]))
         saved["model"] = "tiny" if model.kind == "url" else model.base
-    return {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
+    try:
+        config = checked(
+            {**flags, "rl_env": env},
+            keywords,
+            {name: value for name, value in saved.items() if name in TrainConfig.model_fields},
+        )
+    except ConfigError as error:
+        if env is not None or not str(error).startswith(("rl_env:", "rl_env_module:")):
+            raise
+        hint = "Name it with --rl-env, if its file has moved or the run was started in another folder or from Python."
+        raise ConfigError(f"{error}\n{hint}") from None
+    return _on_terminal("rescore", config, run=str(path), step=step, last=last, most=most, as_json=as_json)
 
 
 # -- writing and finding environments

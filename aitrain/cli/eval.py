@@ -199,14 +199,11 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     shared = resolve(EvalConfig, asked.config, {"model": "tiny", **flags}, taken)
     configs = list[tuple[ModelReference, EvalConfig]]()
-    names = set[str]()
     for reference in references:
         label = replace(reference, name=shared.model_name).label
         name = f"eval-{label}"
         if "project_name" in given:
             name = f"{shared.project_name}-{label}" if len(references) > 1 else shared.project_name
-        name = next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in names)
-        names.add(name)
         # what a later start finds the same model by, from any folder
         place = str(reference.run) if reference.kind == "run" and reference.run is not None else reference.given
         configs.append((reference, shared.model_copy(update={"model": absolute(place), "project_name": name})))

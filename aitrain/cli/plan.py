@@ -71,7 +71,7 @@ def show_plan(
     """
     from aitrain.launch.preflight import not_checked
 
-    lines = chain(_run(plan), _needs(plan), _measured(plan, measure, debug) if measure else _time_left(plan))
+    lines = chain(_run(plan), _needs(plan), _measured(plan, measure, debug) if measure else ())
     if as_json:
         named: dict[str, list[str]] = {}
         for name, text in lines:
@@ -253,26 +253,6 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     yield "disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
 
 
-def _time_left(plan: RunPlan) -> Iterator[Line]:
-    """The time that is left, from the run folder of this name, if it has timed steps."""
-    folder = RunFolder(Path(plan.config.output_dir).expanduser() / plan.config.project_name)
-    status = read_object(folder.status)
-    pace, steps, step = _pace(folder), status.get("steps"), status.get("step")
-    if pace is None:
-        count = _whole_rollouts(3, plan)
-        yield "time", f"unknown: --measure {count} trains {count} steps to measure it"
-    elif isinstance(steps, int) and isinstance(step, int) and status.get("status") != "finished":
-        yield "time", f"{duration(pace)} a step in {folder.path}: {duration(pace * (steps - step))} left there"
-    else:
-        yield "time", f"{_whole(pace, plan, steps)} as in {folder.path}"
-
-
-def _whole(pace: float, plan: RunPlan, steps: object) -> str:
-    count = plan.config.max_steps or steps
-    whole = f", {duration(pace * count)} for {count} steps" if isinstance(count, int) else ""
-    return f"{pace:.2f}s a step{whole}, without scoring held-out cases,"
-
-
 def _pace(folder: RunFolder) -> float | None:
     """Seconds per step, without the first line of metrics, as first steps are slow."""
     timed = [(line.step, line.seconds) for line in read_metrics(folder.metrics) if line.seconds is not None]
@@ -289,7 +269,8 @@ def _measured(plan: RunPlan, count: int, debug: bool) -> Iterator[Line]:
 
     if plan.config.resume_from_checkpoint is not None:
         raise ConfigError("--measure: cannot be combined with --resume-from-checkpoint\nLeave one of them out.")
-    count = _whole_rollouts(count, plan)
+    rollout = RolloutSize.of(plan.config, plan.batch).steps
+    count = 1 + rollout * math.ceil((count - 1) / rollout)  # the first step is slow: after it, whole rollouts
     with tempfile.TemporaryDirectory(prefix="aitrain-plan-") as parent:
         short = {"max_steps": count, "eval_cases": 0, "eval_strategy": "no", "save_strategy": "no", "log": "none"}
         quiet = {"output_dir": parent, "merge_adapter": False, "push_to_hub": False, "logging_steps": 1}
@@ -306,14 +287,9 @@ def _measured(plan: RunPlan, count: int, debug: bool) -> Iterator[Line]:
     if pace is None:
         raise AitrainError("--measure: no step could be timed")
     steps = schedule_cases(plan.config, plan.batch, cases).steps if isinstance(cases, int) else None
-    rollout = RolloutSize.of(plan.config, plan.batch).steps
     sampled = f", with a rollout every {rollout}" if rollout > 1 else ""
-    yield "time", f"{_whole(pace, plan, steps)} measured in {count} steps{sampled}"
+    whole = f", {duration(pace * steps)} for {steps} steps" if steps else ""
+    text = f"{pace:.2f}s a step{whole}, without scoring held-out cases, measured in {count} steps{sampled}"
+    yield "time", text
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
     yield "", f"{format_bytes(peak):>10} of the CPU's memory were used at most by a process"
-
-
-def _whole_rollouts(count: int, plan: RunPlan) -> int:
-    """At least this number of steps, so that after the first one, which is slow, whole rollouts are timed."""
-    steps = RolloutSize.of(plan.config, plan.batch).steps
-    return 1 + steps * math.ceil((count - 1) / steps)

@@ -78,7 +78,7 @@ def run_in(
     group: NodeGroup | None = None,
 ) -> Ended:
     """Run the processes of a training or an eval in its folder, and show their events after those of `begin`. A folder
-    that was made for them, and has no results at the end, is removed, unless the run itself failed: its log says why.
+    that was made for them, and has no results at the end, is removed, unless a training itself failed: its log says why.
 
     Raises:
         AitrainError: they failed; the message says how to continue.
@@ -102,7 +102,8 @@ def run_in(
             raise
         if isinstance(end, Failed):
             _note_end(folder, "stopped" if end.exit_code == Interrupted.exit_code else end.status, end.message)
-        is_kept = _has_results(folder, plan) or (isinstance(end, Failed) and end.exit_code == RunFailed.exit_code)
+        has_failed = isinstance(end, Failed) and end.exit_code == RunFailed.exit_code
+        is_kept = _has_results(folder, plan) or (has_failed and not isinstance(plan.config, EvalConfig))
         if is_kept:
             report.finish(show)
     if verbosity.debug and folder.log.exists():
