@@ -78,7 +78,7 @@ def run_in(
     group: NodeGroup | None = None,
 ) -> Ended:
     """Run the processes of a training or an eval in its folder, and show their events after those of `begin`. A folder
-    that was made for them, and has no results at the end, is removed, unless a training itself failed: its log says why.
+    that was made for them, and has no results at the end, is removed, unless a training failed: its log says why.
 
     Raises:
         AitrainError: they failed; the message says how to continue.
