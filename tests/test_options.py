@@ -46,16 +46,17 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(here: Path) -> 
 
 
 def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path) -> None:
-    write(here, {"c.yaml": "trl: {min_p: 0.1, scale_rewards: none}\n"})
+    write(here, {"c.yaml": "trl: {min_p: 0.1, logit_dtype: none}\n"})
 
     config = resolve(
         TrainConfig,
         Path("c.yaml"),
-        {"trl": ["min_p=0.2", "num_iterations=2", "delta=1e-1", "top_entropy_quantile=0.5"]},
+        {"trl": ["min_p=0.2", "num_iterations=2", "sapo_temperature_pos=1e-1", "top_entropy_quantile=0.5"]},
     )
 
     assert config.trl == {
-        "min_p": 0.2, "scale_rewards": "none", "num_iterations": 2, "delta": 0.1, "top_entropy_quantile": 0.5
+        "min_p": 0.2, "logit_dtype": "none", "num_iterations": 2, "sapo_temperature_pos": 0.1,
+        "top_entropy_quantile": 0.5
     }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("driver", "vllm")
 def test_a_gpu_must_have_free_what_vllm_will_take_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible_gpus() == ("0", "1")
-    assert plan(use_vllm=True, trl={"delta": None, "num_iterations": 2}).gpus == ("0", "1")  # 0.3 beside the model
+    assert plan(use_vllm=True, trl={"num_iterations": 2}).gpus == ("0", "1")  # 0.3 beside the model
     assert "0.8 of GPU 1 is 112.3 GiB, and 100.0" in refusal(use_vllm=True, vllm_gpu_memory_utilization=0.8)
     assert "0.9 of GPU 1" in refusal(**OURS)
     assert plan(**OURS, vllm_gpu_memory_utilization=0.7).server_gpus == ("1",)
@@ -163,7 +163,7 @@ VLLM = {"use_vllm": True}
     ("options", "field", "value", "what_to_do"),
     [
         ({}, "beta", 0.1, "rl_kl_coef"),
-        ({}, "scale_reward", "none", "Did you mean scale_rewards?"),
+        ({}, "num_iteration", 2, "Did you mean num_iterations?"),
         (VLLM, "generation_kwargs", {"min_p": 0.1}, "rl_min_p, rl_stop"),
         ({}, "vllm_importance_sampling_mode", "token_mask", "Add use_vllm"),
         (VLLM, "model_init_kwargs", {"revision": "x"}, "would not reach vLLM"),

@@ -5,7 +5,7 @@ what the paper trains with beside them, which `--rl-preset` sets as defaults of 
 batch and group size depend on the model and the task, and are no part of it. A new one is one object here, or one class
 if its advantages are its own (docs/extending.md); docs/algorithms.md has them in tables.
 
-A setting of the loss is the option that the user gave, else the field given with `--trl`, else the algorithm's own.
+A setting of the loss is the option that the user gave, else the algorithm's own.
 """
 
 from __future__ import annotations
@@ -136,18 +136,6 @@ ALGORITHMS: dict[LossName, Algorithm] = {
     ),
 }
 
-OPTION_OF = {
-    "importance_sampling_level": "rl_importance_level",
-    "epsilon_high": "rl_clip_range_high",
-    "scale_rewards": "rl_scale_rewards",
-    "delta": "rl_dual_clip",
-    "entropy_coef": "rl_entropy_coef",
-}
-"""Fields of GRPOConfig that `--trl` may set although an option sets them, too."""
-
-DEFAULTS = {"rl_entropy_coef": 0.0}
-"""Those of these options that are never unset."""
-
 SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
 """Loss types that sum token losses: with one ratio a completion, each completion counts by its length."""
 
@@ -188,34 +176,25 @@ class LossSettings:
 
 def settle(options: TrainConfig) -> LossSettings:
     """The settings of the loss: the given ones, and for the rest those of the algorithm."""
-    given = options.trl
-    level = options.rl_importance_level or given.get("importance_sampling_level")
+    level = options.rl_importance_level
     is_gspo = options.rl_loss_type == "grpo" and level == "sequence"
     kind = ALGORITHMS["gspo" if is_gspo else options.rl_loss_type]
     low, high = kind.clip or (0.2, 0.2)
-    if options.rl_clip_range is not None:
-        low, high = options.rl_clip_range, max(high, options.rl_clip_range) if low != high else options.rl_clip_range
-    scale = given.get("scale_rewards")
-    if isinstance(scale, bool):  # TRL takes it as well
-        scale = "group" if scale else "none"
-    high_field = given.get("epsilon_high")
+    if (given := options.rl_clip_range) is not None:
+        low, high = given, max(high, given) if low != high else given
     return LossSettings(
         kind.loss_type,
-        str(level or kind.level),
+        level or kind.level,
         low,
-        options.rl_clip_range_high or (high_field if isinstance(high_field, (int, float)) else None) or high,
-        options.rl_scale_rewards or str(scale or kind.scale),
+        options.rl_clip_range_high or high,
+        options.rl_scale_rewards or kind.scale,
         kind.clip is not None,
-        {name: value for name, value in kind.trl.items() if options.use_vllm and name not in given},
+        {name: value for name, value in kind.trl.items() if options.use_vllm and name not in options.trl},
     )
 
 
-_CHOICES: dict[str, tuple[str | bool, ...]] = {
-    "importance_sampling_level": ("token", "sequence"),
-    "scale_rewards": ("group", "batch", "none", True, False),
-    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
-}
-"""Values of fields that TRL refuses only after the first batch is generated."""
+VLLM_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+"""Values of vllm_importance_sampling_mode; TRL refuses others only after the first batch is generated."""
 IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
 """Fields of GRPOConfig that weight the losses of TRL's own types."""
 
@@ -223,16 +202,6 @@ IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
 def contradictions(options: TrainConfig) -> Iterator[str]:
     """The rules about the loss that are broken."""
     given, loss = options.trl, options.rl_loss_type
-    for name, option in OPTION_OF.items():
-        if name in given and getattr(options, option) != DEFAULTS.get(option):
-            yield f"{option}: also given as trl {name}: give one of them"
-    for name, choices in _CHOICES.items():
-        if given.get(name, choices[0]) not in choices:
-            words = ", ".join(choice for choice in choices if isinstance(choice, str))
-            yield f"trl: {name}: must be one of {words}, not {given[name]!r}"
-    bound = given.get("epsilon_high")
-    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, float)) or bound <= 0):
-        yield f"trl: epsilon_high: must be a number above 0, not {bound!r}"
     level, high = settle(options).level, settle(options).high
     dual, buffer = options.rl_dual_clip, options.overlong_buffer
     if dual is not None and _clips(options) and dual <= 1 + high:
@@ -255,9 +224,11 @@ def contradictions(options: TrainConfig) -> Iterator[str]:
             f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
             f"Give 1 or more, or leave it out for {CISPO_BOUND:g}."
         )
-    mode = given.get("vllm_importance_sampling_mode", "token_truncate")
+    mode = given.get("vllm_importance_sampling_mode", VLLM_MODES[0])
+    if mode not in VLLM_MODES:
+        yield f"trl: vllm_importance_sampling_mode: must be one of {', '.join(VLLM_MODES)}, not {mode!r}"
     corrects = options.use_vllm and bool(given.get("vllm_importance_sampling_correction", True))
-    if loss == "vespo" and corrects and mode not in ("token_truncate", "token_mask"):
+    if loss == "vespo" and corrects and mode not in VLLM_MODES[:2]:
         yield (
             f"trl: vllm_importance_sampling_mode: vespo needs a ratio for each token, {mode} has one for each"
             " completion\nLeave it out, or give token_truncate or token_mask."

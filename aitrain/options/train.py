@@ -26,7 +26,7 @@ SERVED_STOPS = 4
 """Maximum number of stop strings that a vLLM server takes in one request."""
 
 PASS_BY_PASS: dict[str, object] = {
-    "entropy_coef": 0, "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
+    "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
 }  # fmt: skip
 """Fields of GRPOConfig whose effect depends on which completions share a forward pass, with the value that has none."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import NoneType
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.options.algorithms import OPTION_OF
 from aitrain.packages import installed
 
 _SAME_NAME = (
@@ -19,8 +18,12 @@ _SAME_NAME = (
 )  # fmt: skip
 OPTION_OF_FIELD = {
     **dict(zip(_SAME_NAME, _SAME_NAME, strict=True)),
-    **OPTION_OF,
     "beta": "rl_kl_coef",
+    "delta": "rl_dual_clip",
+    "entropy_coef": "rl_entropy_coef",
+    "epsilon_high": "rl_clip_range_high",
+    "importance_sampling_level": "rl_importance_level",
+    "scale_rewards": "rl_scale_rewards",
     "bf16": "mixed_precision",
     "epsilon": "rl_clip_range",
     "fp16": "mixed_precision",
@@ -102,7 +105,7 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
     """
     fields = trl_fields() if given else {}
     for name, value in given.items():
-        if name in OPTION_OF_FIELD and name not in OPTION_OF:
+        if name in OPTION_OF_FIELD:
             raise ConfigError(f"trl: {name}: aitrain has an option for it: {OPTION_OF_FIELD[name]}")
         if name in SET_BY_AITRAIN:
             raise ConfigError(f"trl: {name}: aitrain sets it by itself: leave it out")

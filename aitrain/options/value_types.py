@@ -28,7 +28,7 @@ ProperFraction = Annotated[float, Ge(0), Lt(1)]
 Penalty = Annotated[float, Ge(-2), Le(2)]
 """The range that vLLM accepts."""
 
-TABLES = {"trl": "scale_rewards=none", "vllm_args": "max_num_seqs=64"}
+TABLES = {"trl": "num_iterations=2", "vllm_args": "max_num_seqs=64"}
 """Options that are tables, given as KEY=VALUE and repeated; each with an example."""
 REPEATED = (*TABLES, "rl_env")
 """Options whose flag may be repeated."""
@@ -100,7 +100,7 @@ def read_json_object(value: object) -> object:
     return _table(value, f"a JSON object like {_EXAMPLE}", where)
 
 
-def _table(value: object, expected: str = "a table like {scale_rewards: none}", where: str = "") -> object:
+def _table(value: object, expected: str = "a table like {num_iterations: 2}", where: str = "") -> object:
     """A dict or None that config.yaml and environment.json can hold."""
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"must be {expected}, not {shown(value)}{where}")

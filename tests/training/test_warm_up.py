@@ -40,7 +40,7 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_a_run_is_the_same_with_and_without_it(train: Train, as_on_gpus: list[tuple[int, ...]]) -> None:
     options = {
         "peft": True, "lora_dropout": 0.1, "merge_adapter": False,
-        "trl": {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0},
+        "rl_entropy_coef": 0.01, "trl": {"use_adaptive_entropy": True, "entropy_target": 9.0},
     }  # fmt: skip
     with_it = train(Words(), project_name="with", **options)
     without = train(Words(), project_name="without", warm_up=False, **options)
