@@ -11,12 +11,10 @@ import typer
 from aitrain.cli.eval import SHOWN, AskedEvals, run_evals
 from aitrain.cli.flags import (
     AsJson,
-    Cases,
     ConfigFile,
     Debug,
     Flag,
     Quiet,
-    Samples,
     Verbose,
     Verbosity,
     given_flags,
@@ -55,8 +53,6 @@ def compare(
     ] = 2,
     html: Annotated[Path | None, typer.Option(help="Write a page with the cases into this file.")] = None,
     as_json: AsJson = False,
-    cases: Cases = None,
-    samples: Samples = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -82,7 +78,7 @@ def compare(
     for flag, number in (("--fail-if-worse", fail_if_worse), ("--detect", detect)):
         if number is not None and not math.isfinite(number):
             raise ConfigError(f"{flag} {number}: give a difference of two scores, such as 0.05")
-    given = given_flags(flags, eval_cases=cases, eval_samples=samples)
+    given = given_flags(flags)
     asked = AskedEvals(models, given, config, "reuse", Verbosity(quiet, verbose, debug))
     comparisons = compare_all(read_scorings(scored_folders(asked)))
     if html is not None:

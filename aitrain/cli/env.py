@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -371,7 +369,6 @@ def list_environments(as_json: AsJson = False) -> int:
     if as_json:
         print_json([asdict(one) for one in listed])
         return 0
-    width = min(100, shutil.get_terminal_size().columns)
     by_source = {source: list(of) for source, of in groupby(listed, lambda one: one.source)}
     for source, heading in HEADINGS.items():
         lines = [heading, *(["  none"] if source not in by_source else [])]
@@ -379,7 +376,7 @@ def list_environments(as_json: AsJson = False) -> int:
             package = f"  ({one.package} {one.version or 'is not installed'})" if one.package else ""
             if one.problem and one.version:
                 package = f"{package[:-1]}, which the adapter does not support)"
-            lines += [f"  {one.rl_env}{package}", textwrap.indent(textwrap.fill(one.summary, width - 6), " " * 6)]
+            lines += [f"  {one.rl_env}{package}", f"      {one.summary}"]
         typer.echo(escape_controls("\n".join(lines)) + "\n")
     typer.echo("Your own: --rl-env path/to/file.py:Class. Write one with: aitrain env init my_task")
     return 0

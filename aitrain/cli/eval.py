@@ -11,13 +11,11 @@ import typer
 
 from aitrain.cli.flags import (
     AsJson,
-    Cases,
     ConfigFile,
     Debug,
     Flag,
     Quiet,
     Resume,
-    Samples,
     Verbose,
     Verbosity,
     given_flags,
@@ -39,8 +37,8 @@ from aitrain.ui.loading import loading
 if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
 
-SHOWN = EVAL_FLAGS - {"eval_cases", "eval_samples", "model"}
-"""Options without those that have another flag here: --cases, --samples, and the argument."""
+SHOWN = EVAL_FLAGS - {"model"}
+"""Options without the argument."""
 MAY_DIFFER = {
     *("project_name", "output_dir", "stall_timeout", "telemetry", "num_processes", "ddp_timeout", "rl_max_failed"),
     *("rl_env_workers", "rl_env_isolation", "rl_env_timeout", "rl_env_retries"),
@@ -63,8 +61,6 @@ def eval(
     ] = None,
     config: ConfigFile = None,
     *,
-    cases: Cases = None,
-    samples: Samples = None,
     resume: Resume = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -77,7 +73,7 @@ def eval(
     Options of a run, such as its environment, are taken over where no flag is given:
     aitrain eval tiny runs/sums --samples 4
     """
-    given = given_flags(flags, eval_cases=cases, eval_samples=samples)
+    given = given_flags(flags)
     asked = AskedEvals(models or [], given, config, "resume" if resume else "new", Verbosity(quiet, verbose, debug))
     folders = list[Path]()
     try:

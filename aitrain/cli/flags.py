@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from aitrain.errors import ConfigError
+from aitrain.options.value_types import TABLES
 from aitrain.runs.run_folder import RUNS
 
 if TYPE_CHECKING:
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
 COMMON = {
     "model", "rl_env", "peft", "lr", "rl_prompts_per_step", "rl_num_generations", "rl_max_new_tokens", "max_steps",
-    "use_vllm", "project_name", "decoding", "rl_temperature",
+    "use_vllm", "project_name", "decoding", "rl_temperature", "eval_cases", "eval_samples",
 }  # fmt: skip
 """The most used options of jobs: the others are shown by --help-all only."""
+SHORT = {"eval_cases": "--cases", "eval_samples": "--samples"}
+"""Second names of flags."""
 FEW = 12
 """Number of options of a job up to which the help shows all of them."""
 SHOWS_ALL = "shows all options"
@@ -45,16 +48,6 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with options; flags override it.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted command of this kind ended.")]
-Cases = Annotated[
-    str | None,
-    typer.Option("--cases", metavar="INTEGER", help="Held-out cases; unset: those of a training with these options."),
-]
-Samples = Annotated[
-    str | None,
-    typer.Option(
-        "--samples", metavar="INTEGER", help="Sampled completions of each case; with several, also pass@1 to pass@K."
-    ),
-]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
 OptionsOnly = Annotated[
     bool,
@@ -102,16 +95,12 @@ Flag = str | bool | list[str] | None
 """A flag's value from Typer; None if it is not given."""
 
 
-def given_flags(flags: Mapping[str, Flag], **more: Flag) -> dict[str, Flag]:
-    """The options given on the command line; those of `more` come from flags of other names, and the flags win."""
-    both = (more, flags)
-    given: dict[str, Flag] = {
-        name: value for values in both for name, value in values.items() if value not in (None, [])
+def given_flags(flags: Mapping[str, Flag]) -> dict[str, object]:
+    """The options given on the command line; a flag that may be repeated and was not has its value."""
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
+    return {
+        n: one[0] if isinstance(one, list) and len(one) == 1 and n not in TABLES else one for n, one in given.items()
     }
-    place = given.get("rl_env")
-    if isinstance(place, list) and len(place) == 1:
-        given["rl_env"] = place[0]
-    return given
 
 
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[..., Callable[..., int]]:
@@ -127,6 +116,7 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
         for option in options:
             info = typer.Option(
                 f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
+                *filter(None, [SHORT.get(option.name)]),
                 help=f"{option.description} [{option.shown_default}]",
                 metavar=option.placeholder,
                 rich_help_panel=option.section,

@@ -58,7 +58,7 @@ def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) 
     """The options of a file and of flags. With --resume, the config.yaml of a run is that of the run which it is in."""
     from aitrain.options.reading import place_of_run, resolve
 
-    given = given_flags(flags, resume_from_checkpoint="auto" if resume else None)
+    given = {**({"resume_from_checkpoint": "auto"} if resume else {}), **given_flags(flags)}
     place = place_of_run(config) if config and given.get("resume_from_checkpoint") in NEWEST else {}
     return resolve(TrainConfig, config, {**place, **given})
 

@@ -10,6 +10,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
+from aitrain.launch.stop_signals import on_stop_signals
+
 
 def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
     """Run `python -m MODULE FILE` with the terminal of this process; FILE holds the request as JSON.
@@ -25,16 +27,8 @@ def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
         # the hash seed as in training, so that the order of sets is the same
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
         child = subprocess.Popen(command, env={"PYTHONHASHSEED": "0", **quiet, **os.environ})
-        forward = {signal.SIGTERM: lambda *_: child.terminate(), signal.SIGINT: lambda *_: None}  # it gets Ctrl-C, too
-        before = {number: signal.getsignal(number) for number in forward}
-        for number, handler in forward.items():
-            if before[number] is not signal.SIG_IGN:
-                signal.signal(number, handler)
-        try:
-            code = child.wait()
-        finally:
-            for number, earlier in before.items():
-                signal.signal(number, earlier)
+        with on_stop_signals(lambda number, _: child.terminate() if number == signal.SIGTERM else None):
+            code = child.wait()  # it gets Ctrl-C from the terminal as well
     return code if code >= 0 else 128 - code
 
 
