@@ -22,7 +22,6 @@ from aitrain.cli.flags import (
     run_names,
     with_options,
 )
-from aitrain.cli.show import page
 from aitrain.errors import ConfigError, WorseError
 from aitrain.options.evaluate import EvalConfig
 
@@ -66,6 +65,7 @@ def compare(
     """
     from rich.console import Console
 
+    from aitrain.cli.show import page
     from aitrain.runs.comparison import compare_all
     from aitrain.runs.held_out import interval_text
     from aitrain.runs.recorded_scoring import read_scorings

@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperCommand
 
 from aitrain.errors import ConfigError
-from aitrain.options.value_types import TABLES
 from aitrain.runs.run_folder import RUNS
 
 if TYPE_CHECKING:
@@ -96,11 +95,12 @@ Flag = str | bool | list[str] | None
 
 
 def given_flags(flags: Mapping[str, Flag]) -> dict[str, object]:
-    """The options given on the command line; a flag that may be repeated and was not has its value."""
-    given = {name: value for name, value in flags.items() if value not in (None, [])}
-    return {
-        n: one[0] if isinstance(one, list) and len(one) == 1 and n not in TABLES else one for n, one in given.items()
-    }
+    """The options given on the command line; a single environment is no list."""
+    given: dict[str, object] = {name: value for name, value in flags.items() if value not in (None, [])}
+    match given.get("rl_env"):
+        case [place]:
+            given["rl_env"] = place
+    return given
 
 
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[..., Callable[..., int]]:
