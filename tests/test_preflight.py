@@ -14,8 +14,7 @@ from aitrain.cli.grpo import train_options
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check, check_eval
 from aitrain.options.evaluate import EvalConfig
-from aitrain.options.trl_effects import OF_NCCL
-from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, enum_values, trl_fields
+from aitrain.options.trl_fields import OF_NCCL, OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, enum_values, trl_fields
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
 from aitrain.runs.model_reference import read_model

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import aitrain
+from aitrain import packages
 from aitrain.cli.flags import SectionedCommand
 from aitrain.errors import AitrainError, WorseError, did_you_mean, write_error_file
 
@@ -95,32 +95,18 @@ for _name, _sentence in COMMANDS.items():
     app.command(_name, short_help=_sentence)(lambda: None)
 
 
-def _print(text: Callable[[], str]) -> Callable[[bool], None]:
-    """Callback of a flag that prints a text and ends the command."""
-
-    def callback(is_given: bool) -> None:
-        if is_given:
-            typer.echo(text())
-            raise typer.Exit()
-
-    return callback
-
-
-def _constraints() -> str:
-    from aitrain.packages import CONSTRAINTS
-
-    return str(CONSTRAINTS)
-
-
-Version = typer.Option("--version", callback=_print(lambda: f"aitrain {aitrain.__version__}"), help="Show the version.")
-Constraints = typer.Option(
-    "--constraints", callback=_print(_constraints), help="Show the file of tested versions, for pip install -c."
-)
-
-
-@app.callback()
-def options(version: Annotated[bool, Version] = False, constraints: Annotated[bool, Constraints] = False) -> None:
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    constraints: Annotated[
+        bool, typer.Option("--constraints", help="Show the file of tested versions, for pip install -c.")
+    ] = False,
+) -> None:
     """Fine-tune a language model with GRPO on a task of your own."""
+    if version:
+        typer.echo(f"aitrain {aitrain.__version__}")
+    if constraints:
+        typer.echo(packages.CONSTRAINTS)
 
 
 def main() -> None:

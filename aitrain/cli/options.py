@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -51,7 +52,7 @@ def options(
         if not found:
             raise ConfigError(f"No option has {' and '.join(words or [])} in its name or description.")
     if as_json:
-        print_json([option.as_entry() for option in found])
+        print_json([asdict(option) for option in found])
         return 0
     from aitrain.cli.main import load_command
 

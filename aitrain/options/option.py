@@ -54,10 +54,6 @@ class Option:
             return "on" if self.default else "off"
         return "unset" if self.default is None else str(self.default)
 
-    def as_entry(self) -> dict[str, object]:
-        """The option for programs."""
-        return asdict(self)
-
 
 @cache
 def options_of(job: type[Options]) -> tuple[Option, ...]:
