@@ -108,7 +108,7 @@ def holds_for_a_file(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "options.yaml"
         file.write_text(text, encoding="utf-8", errors="surrogatepass")
-        _holds(lambda: resolve(TrainConfig, file), [*_keys(text), "--config"])
+        _holds(lambda: resolve(TrainConfig, file), [*_keys(text), file.name])
 
 
 def _keys(text: str) -> list[str]:

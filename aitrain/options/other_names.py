@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aitrain.errors import did_you_mean
-from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, is_trl_field
+from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields
 
 SAME_AS = {
     **OPTION_OF_FIELD,
@@ -201,7 +201,7 @@ def _advice(key: str, known: Collection[str], is_flag: bool) -> str:
             return f"{why[0].upper()}{' '.join(why[1:].split())}."
         if positive in SET_BY_AITRAIN:
             return "aitrain sets it by itself: leave it out."
-        if is_trl_field(positive):
+        if positive in trl_fields():
             return f"Use --trl {positive}=VALUE." if is_flag else f"Use trl: {{{positive}: VALUE}}."
     near = did_you_mean(key, known).strip()
     return near.replace("mean ", "mean --").replace("_", "-") if is_flag else near

@@ -60,13 +60,11 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
     Raises:
         ConfigError: it cannot be read, is not a mapping, or has a key that is no option.
     """
-    place = path.expanduser()
-    if place.is_dir():
-        inside = path / "config.yaml"
-        advice = f"Name the file in it: {inside}" if (place / "config.yaml").is_file() else "It holds no config.yaml."
-        raise ConfigError(f"{path} is a folder\n{advice}")
+    place = os.path.expanduser(path)
+    if os.path.isdir(place):
+        raise ConfigError(f"{path} is a folder\nThe options of a run are in its file {path / 'config.yaml'}.")
     try:
-        loaded = read_yaml(place.read_text(encoding="utf-8-sig"))
+        loaded = read_yaml(Path(place).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(no_file(path)) from None
     except OSError as error:
@@ -88,7 +86,7 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
 def place_of_run(file: Path) -> dict[str, object]:
     """The options of the place of the run whose config.yaml this is, as a run that was copied or moved is resumed where
     it is; none if the file is not in a run folder."""
-    folder = Path(os.path.abspath(file.expanduser())).parent
+    folder = Path(os.path.abspath(os.path.expanduser(file))).parent
     if file.name != "config.yaml" or not (folder / "status.json").is_file():
         return {}
     parent, here = folder.parent, Path.cwd()

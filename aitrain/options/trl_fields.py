@@ -177,11 +177,6 @@ def trl_fields() -> dict[str, str]:
     return found
 
 
-def is_trl_field(name: str) -> bool:
-    """Whether GRPOConfig has a field; the sources are parsed only if the name occurs in them like one."""
-    return any(f"\n    {name}: " in _source(*where) for where in _SOURCES) and name in trl_fields()
-
-
 def classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:
     """The classes of a library's file, unimported; none where the file is not found."""
     yield from (node for node in ast.parse(_source(package, file)).body if isinstance(node, ast.ClassDef))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from pathlib import Path, PurePath
 from typing import Annotated, get_args, get_origin
@@ -78,7 +79,7 @@ def read_json_object(value: object) -> object:
     """
     where = ""
     if isinstance(value, str) and value.startswith("@"):
-        path = Path(value[1:]).expanduser()
+        path = Path(os.path.expanduser(value[1:]))
         where = f" (in {path})"
         try:
             value = path.read_text(encoding="utf-8-sig")
