@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +22,7 @@ from aitrain.ui.duration import duration
 if TYPE_CHECKING:
     from aitrain.runs.run_list import Run
 
+DAY = 86400
 COLOURS = {
     "running": "green",
     "failed": "red",
@@ -38,7 +39,7 @@ def show(
         typer.Argument(
             metavar="RUN",
             autocompletion=run_names,
-            help="A run folder, or the name of a run in runs/; a folder with runs: these. [runs]",
+            help="A run folder, or the name of a run in runs/; a folder with runs, or a sweep: these. [runs]",
         ),
     ] = None,
     *,
@@ -55,14 +56,14 @@ def show(
     from aitrain.runs.rollout_index import RolloutIndex  # here, as nothing else needs what these import
     from aitrain.runs.run_list import runs_in
     from aitrain.ui.episodes import Query, find
-    from aitrain.ui.run_registry import is_run, places
+    from aitrain.ui.run_registry import is_run, is_sweep, places
     from aitrain.ui.summary import summary
     from aitrain.ui.transcript import episodes, overview
     from aitrain.ui.transcript import worst as by_score
 
     folder = places([run])[0] if run is not None else Path(RUNS)
     has_filter = step is not None or case is not None or worst or failed
-    if not is_run(folder):
+    if not is_run(folder) or is_sweep(folder):
         if has_filter:
             raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain show {folder}")
         _list(runs_in(folder) if folder.exists() else [], folder, as_json)
@@ -113,20 +114,24 @@ def _list(runs: Sequence[Run], folder: Path, as_json: bool) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("run")  # the only one that may be narrower than its cells
-    table.add_column("status", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("scores", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
-    hosts = [_host(run) for run in runs]
-    table.add_column("host" if any(hosts) else "", no_wrap=True, max_width=16)
-    for run, host in zip(runs, hosts, strict=True):
+    for name in ("status", "step", "", "scores", "age", "host"):
+        table.add_column(name, justify="right" if name in ("step", "age") else "left", no_wrap=True)
+    for run in runs:
         steps = "" if run.step is None else f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
-        status = Text(run.status, COLOURS.get(run.status, ""))
-        name = Text(_printable(run.name), no_wrap=True, overflow="ellipsis")
-        table.add_row(name, status, steps, *_scores(run), _age(run), _printable(host))
-    console = Console(highlight=False, markup=False)
-    console.print(table)
+        is_elsewhere = run.status in ("running", "stalled") and (run.nodes or run.host != socket.gethostname())
+        others = f" +{len(run.nodes) - 1}" if run.nodes else ""
+        age = "" if run.age is None else duration(run.age).split()[0]
+        if run.age is not None and run.age >= DAY:
+            age = f"{int(run.age // DAY)}d"
+        table.add_row(
+            Text(_printable(run.name), no_wrap=True, overflow="ellipsis"),
+            Text(run.status, COLOURS.get(run.status, "")),
+            steps,
+            *_scores(run),
+            age,
+            _printable(f"{run.host}{others}") if is_elsewhere else "",
+        )
+    Console(highlight=False, markup=False).print(table)
 
 
 def _printable(text: str) -> str:
@@ -134,33 +139,14 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _age(run: Run) -> str:
-    """`8s`, `3m`, `2h`, `12d`."""
-    if run.age is None:
-        return ""
-    return f"{int(run.age // 86400)}d" if run.age >= 86400 else duration(run.age).split()[0]
-
-
-def _host(run: Run) -> str:
-    """Where a run is running: `gpu1 +3` on four machines; empty if it has ended, or is on this machine alone."""
-    if run.status not in ("running", "stalled") or not run.host or (not run.nodes and run.host == socket.gethostname()):
-        return ""
-    return f"{run.host} +{len(run.nodes) - 1}" if run.nodes else run.host
-
-
-def _scores(run: Run) -> Iterator[str]:
-    """The held-out scores if there is one after training, else the reward of the first and of the last step, after
-    what they are. An eval has one score, a sweep those of its best trial."""
-
-    def text(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f}"
-
-    if run.job == "eval":
-        yield from ("eval", text(run.score_after))
-    elif run.score_after is not None:
-        kind = "sweep" if run.job == "sweep" else "held-out"
-        yield from (kind, f"{text(run.score_before)} -> {text(run.score_after)}")
-    elif run.reward_last is not None:
-        yield from ("reward", f"{text(run.reward_first)} -> {text(run.reward_last)}")
-    else:
-        yield from ("sweep" if run.job == "sweep" else "", "")
+def _scores(run: Run) -> tuple[str, str]:
+    """What the scores are, and the held-out ones if there is one after training, else the reward of the first and of
+    the last step. An eval has one score, a sweep those of its best trial."""
+    before, after = run.score_before, run.score_after
+    kind = "held-out" if run.job == "grpo" else run.job
+    if run.job == "grpo" and after is None:
+        kind, before, after = "reward", run.reward_first, run.reward_last
+    if after is None:
+        return "" if run.job == "grpo" else kind, ""
+    first, last = ("-" if score is None else f"{score:.3f}" for score in (before, after))
+    return kind, last if run.job == "eval" else f"{first} -> {last}"
