@@ -32,7 +32,6 @@ from aitrain.runs.eval_result import JOB, EvalResult, changed_since
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
@@ -131,12 +130,11 @@ def each_eval(asked: AskedEvals) -> Iterator[Path]:
     Raises:
         AitrainError: an option is wrong, or an eval failed.
     """
-    with loading("checking the options", asked.verbosity.quiet):
-        from aitrain.launch.preflight import check_eval  # here, because help needs none of it
-        from aitrain.runs.new_folder import locked, new_run_folder
+    from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
+    from aitrain.runs.new_folder import locked, new_run_folder
 
-        configs = _configs(asked)
-        plans = [check_eval(config, reference) for reference, config in configs]
+    configs = _configs(asked)
+    plans = [check_eval(config, reference) for reference, config in configs]
     failures = list[AitrainError]()
     for (reference, config), plan in zip(configs, plans, strict=True):
         folder = _existing(asked, reference, config)

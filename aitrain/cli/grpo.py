@@ -25,7 +25,6 @@ from aitrain.cli.flags import (
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.run import NEWEST
 from aitrain.options.train import TrainConfig
-from aitrain.ui.loading import loading
 
 
 @with_options(TrainConfig)
@@ -69,38 +68,36 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
     Raises:
         AitrainError: an option is wrong, or the run failed.
     """
+    from aitrain.launch.machines import find_nodes, launched_rank  # these here, because help needs none of them
+    from aitrain.launch.preflight import check
+
     if options_only and not dry_run:
         raise ConfigError("--options-only: add --dry-run, or omit it to train")
+    if dry_run:
+        from aitrain.cli.plan import show_plan
+
+        show_plan(check(options), options_only, verbosity.debug, verbosity.as_json)
+        return 0
+    group, rank = None, launched_rank()
+    if rank is not None:
+        from aitrain.launch.launched_ranks import open_group, restarted
+
+        group, store = open_group(rank)
+        options = restarted(options, rank, store)
     with ExitStack() as locks:
-        with loading("checking the options", verbosity.quiet):
-            from aitrain.launch.machines import find_nodes, launched_rank  # here, because help needs none of it
-            from aitrain.launch.preflight import check
+        try:
+            plan = check(options, locks=locks)
+        except AitrainError as error:
+            with suppress(AitrainError):  # the refusal itself is said below
+                if (nodes := find_nodes(options)) is not None:
+                    from aitrain.cli.node_run import report_refusal
 
-            group, rank = None, None if dry_run else launched_rank()
-            if rank is not None:
-                from aitrain.launch.launched_ranks import open_group, restarted
-
-                group, store = open_group(rank)
-                options = restarted(options, rank, store)
-            try:
-                plan = check(options, locks=None if dry_run else locks)
-            except AitrainError as error:
-                if not dry_run:
-                    with suppress(AitrainError):  # the refusal itself is said below
-                        if (nodes := find_nodes(options)) is not None:
-                            from aitrain.cli.node_run import report_refusal
-
-                            report_refusal(nodes, group, error)
-                raise
-            if not dry_run:
-                from aitrain.cli.running import train_here  # here, because a refused command needs none of it
-        if plan.nodes is not None and not dry_run:
+                    report_refusal(nodes, group, error)
+            raise
+        if plan.nodes is not None:
             from aitrain.cli.node_run import train_on
 
             return train_on(plan.nodes, plan, verbosity, options, group)
-        if not dry_run:
-            return train_here(plan, verbosity)
-    from aitrain.cli.plan import show_plan
+        from aitrain.cli.running import train_here
 
-    show_plan(plan, options_only, verbosity.debug, as_json=verbosity.as_json)
-    return 0
+        return train_here(plan, verbosity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -9,8 +10,19 @@ import typer
 
 from aitrain.cli.flags import AsJson, print_json, write_options
 from aitrain.errors import ConfigError
+from aitrain.events import events_schema
+from aitrain.options.option import options_of, options_with
+from aitrain.options.other_names import unknown_option
+from aitrain.options.schema import json_schema
+from aitrain.options.train import TrainConfig
+from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
 
-SCHEMAS = ("config", "events", "rollouts", "metrics")
+SCHEMAS: dict[str, Callable[[], dict[str, object]]] = {
+    "config": lambda: json_schema(TrainConfig),
+    "events": events_schema,
+    "rollouts": rollouts_schema,
+    "metrics": metrics_schema,
+}
 
 
 def options(
@@ -38,12 +50,10 @@ def options(
 
     # yaml-language-server: $schema=config.schema.json
     """
-    from aitrain.options.option import options_of, options_with
-    from aitrain.options.other_names import unknown_option
-    from aitrain.options.train import TrainConfig
-
     if schema is not None:
-        print_json(_schema(schema))
+        if schema not in SCHEMAS:
+            raise ConfigError(f"--schema {schema}: use one of {', '.join(SCHEMAS)}")
+        print_json(SCHEMAS[schema]())
         return 0
     found = options_with(TrainConfig, words or [])
     if not found:
@@ -60,21 +70,3 @@ def options(
     write_options(ctx, formatter, [one for one in load_command("grpo").params if one.name in names])
     typer.echo(formatter.getvalue().strip("\n"))
     return 0
-
-
-def _schema(what: str) -> dict[str, object]:
-    from aitrain.events import events_schema
-    from aitrain.options.schema import json_schema
-    from aitrain.options.train import TrainConfig
-    from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
-
-    match what:
-        case "config":
-            return json_schema(TrainConfig)
-        case "events":
-            return events_schema()
-        case "rollouts":
-            return rollouts_schema()
-        case "metrics":
-            return metrics_schema()
-    raise ConfigError(f"--schema {what}: use one of {', '.join(SCHEMAS)}")

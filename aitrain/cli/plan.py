@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import resource
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
-from aitrain.batch import RolloutSize, schedule_cases
+from aitrain.batch import RolloutSize
 from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
-from aitrain.errors import AitrainError, ConfigError
-from aitrain.events import Failed
 from aitrain.options.algorithms import described
 from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
-from aitrain.runs.metrics_line import read_metrics
-from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
 
 if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
 
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes of a unit of ru_maxrss."""
 Line: TypeAlias = tuple[str, str]
 """The name of a line and its text; further lines of a name have none."""
 
@@ -38,32 +27,24 @@ Line: TypeAlias = tuple[str, str]
 @with_options(TrainConfig)
 def plan(
     config: ConfigFile = None,
-    measure: Annotated[
-        int | None,
-        typer.Option(min=2, help="Train at least this number of steps in a temporary folder, to show the run's time."),
-    ] = None,
     *,
     options_only: OptionsOnly = False,
     debug: Debug = False,
     as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Show what a run would do, and what it needs of memory, disk and time.
+    """Show what a run would do, and what it needs of memory and disk.
 
-    aitrain plan --model tiny --rl-env path/to/file.py:Class --measure 3
+    aitrain plan --model tiny --rl-env path/to/file.py:Class
     """
     from aitrain.launch.preflight import check
     from aitrain.options.reading import resolve
 
-    if measure and options_only:
-        raise ConfigError("--measure: trains, so it cannot be combined with --options-only\nLeave one of them out.")
-    show_plan(check(resolve(TrainConfig, config, given_flags(flags))), options_only, debug, measure, as_json)
+    show_plan(check(resolve(TrainConfig, config, given_flags(flags))), options_only, debug, as_json)
     return 0
 
 
-def show_plan(
-    plan: RunPlan, options_only: bool, debug: bool, measure: int | None = None, as_json: bool = False
-) -> None:
+def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = False) -> None:
     """Show a plan, after it the notes of the process that checks it, and what is not checked.
 
     Raises:
@@ -71,7 +52,7 @@ def show_plan(
     """
     from aitrain.launch.preflight import not_checked
 
-    lines = chain(_run(plan), _needs(plan), _measured(plan, measure, debug) if measure else ())
+    lines = chain(_run(plan), _needs(plan))
     if as_json:
         named: dict[str, list[str]] = {}
         for name, text in lines:
@@ -251,45 +232,3 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
     kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}"
     yield "disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
-
-
-def _pace(folder: RunFolder) -> float | None:
-    """Seconds per step, without the first line of metrics, as first steps are slow."""
-    timed = [(line.step, line.seconds) for line in read_metrics(folder.metrics) if line.seconds is not None]
-    if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
-        return None
-    (first, start), (last, end) = timed[0], timed[-1]
-    return (end - start) / (last - first)
-
-
-def _measured(plan: RunPlan, count: int, debug: bool) -> Iterator[Line]:
-    """Train some steps in a temporary folder, and measure time and memory."""
-    from aitrain.launch.launcher import launcher_of
-    from aitrain.launch.resource_check import format_bytes
-
-    if plan.config.resume_from_checkpoint is not None:
-        raise ConfigError("--measure: cannot be combined with --resume-from-checkpoint\nLeave one of them out.")
-    rollout = RolloutSize.of(plan.config, plan.batch).steps
-    count = 1 + rollout * math.ceil((count - 1) / rollout)  # the first step is slow: after it, whole rollouts
-    with tempfile.TemporaryDirectory(prefix="aitrain-plan-") as parent:
-        short = {"max_steps": count, "eval_cases": 0, "eval_strategy": "no", "save_strategy": "no", "log": "none"}
-        quiet = {"output_dir": parent, "merge_adapter": False, "push_to_hub": False, "logging_steps": 1}
-        measured = replace(plan, config=plan.config.model_copy(update=short | quiet))
-        with measured.open_folder() as folder:
-            end = launcher_of(measured)(measured, folder, lambda event: None).run()  # its events are not shown
-        if debug:
-            typer.echo(folder.log.read_text(encoding="utf-8", errors="replace"), err=True)
-        if isinstance(end, Failed):
-            error = AitrainError(end.message)
-            error.exit_code = end.exit_code
-            raise error
-        pace, cases = _pace(folder), read_object(folder.result).get("train_cases")
-    if pace is None:
-        raise AitrainError("--measure: no step could be timed")
-    steps = schedule_cases(plan.config, plan.batch, cases).steps if isinstance(cases, int) else None
-    sampled = f", with a rollout every {rollout}" if rollout > 1 else ""
-    whole = f", {duration(pace * steps)} for {steps} steps" if steps else ""
-    text = f"{pace:.2f}s a step{whole}, without scoring held-out cases, measured in {count} steps{sampled}"
-    yield "time", text
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
-    yield "", f"{format_bytes(peak):>10} of the CPU's memory were used at most by a process"
