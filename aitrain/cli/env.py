@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -32,10 +32,6 @@ from aitrain.options.reading import NOTHING, read_file, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.value_types import read_json_object
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.loading import loading
-
-if TYPE_CHECKING:
-    from aitrain.workbench.check.report import Message
 
 PORT = 8000
 POLICIES = ("person", "reference", "empty", "junk", "model", "script")
@@ -147,32 +143,20 @@ def check(
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
     request = {"options": config.changed(), "only": names, "answers": model is not None, "ask_judges": ask_judges}
     module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
-    received = messages_of(module, request, PATIENCE + config.rl_env_timeout)
-    messages: list[Message] = []
+    received, again = tee(messages_of(module, request, PATIENCE + config.rl_env_timeout))
     with on_stop_signals(signal.default_int_handler):
-        if as_json:
-            messages += received
-            typer.echo(report_as_json(messages))
-            return exit_code(messages)
-        for line in lines(_kept(received, messages)):
-            typer.echo(line)
+        if not as_json:
+            for line in lines(received):
+                typer.echo(line)
+        messages = list(again)
+    if as_json:
+        typer.echo(report_as_json(messages))
     for message in messages:
-        if "error" in message:
+        if "error" in message and not as_json:
             error = AitrainError(message["error"])
             error.exit_code = message["exit_code"]
             raise error
     return exit_code(messages)
-
-
-def _kept(received: Iterator[Message], messages: list[Message]) -> Iterator[Message]:
-    """The messages as they arrive, collected in the list."""
-    while True:
-        with loading("checking"):
-            message = next(received, None)
-        if message is None:
-            return
-        messages.append(message)
-        yield message
 
 
 @env.command(cls=SectionedCommand)
