@@ -100,4 +100,4 @@ def train(options: TrainConfig, verbosity: Verbosity, dry_run: bool = False, opt
             return train_on(plan.nodes, plan, verbosity, options, group)
         from aitrain.cli.running import train_here
 
-        return train_here(plan, verbosity)
+        return train_here(plan, verbosity, group)

@@ -38,7 +38,8 @@ WARNINGS = 20
 
 
 def train_here(plan: RunPlan, verbosity: Verbosity, group: NodeGroup | None = None) -> int:
-    """Train as planned and show the result; returns the exit code. `group`: the machines, if there are several.
+    """Train as planned and show the result; returns the exit code. `group`: the machines, if there are several, or
+    another launcher started the processes of this one.
 
     Raises:
         AitrainError: the run failed; the message names its folder, which is removed if the run never began.
