@@ -11,9 +11,8 @@ import typer
 from aitrain.cli.flags import AsJson, print_json, write_options
 from aitrain.errors import ConfigError
 from aitrain.events import events_schema
-from aitrain.options.option import options_of, options_with
+from aitrain.options.option import json_schema, options_of, options_with
 from aitrain.options.other_names import unknown_option
-from aitrain.options.schema import json_schema
 from aitrain.options.train import TrainConfig
 from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
 

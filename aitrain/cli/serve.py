@@ -19,8 +19,8 @@ from aitrain import packages
 from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.generation import VLLMOptions
-from aitrain.options.model import ModelOptions
 from aitrain.options.reading import resolve
+from aitrain.options.run import ModelOptions
 
 POLL_SECONDS = 0.5
 RECORDED = ("dtype", "model_max_length")

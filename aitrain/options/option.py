@@ -1,4 +1,4 @@
-"""An option as flags, help and docs need it."""
+"""An option as flags, help and docs need it; the JSON schema of a file of options, for editors."""
 
 from __future__ import annotations
 
@@ -94,3 +94,19 @@ def options_with(job: type[Options], words: Collection[str]) -> list[Option]:
         for one in options_of(job)
         if all(word in " ".join(map(str, asdict(one).values())).lower() for word in wanted)
     ]
+
+
+# -- JSON schema
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@cache
+def json_schema(job: type[Options]) -> dict[str, object]:
+    """The schema: every option with its description, default and values, and no other key. A run writes it twice, and
+    making it takes as long as an optimizer step of the tiny model."""
+    made = job.model_json_schema()
+    properties = {
+        name: {**made["properties"][name], "description": descriptions(job)[name]} for name in option_names(job)
+    }
+    return {"$schema": DRAFT, **made, "title": f"Options of {job.__name__}", "properties": properties}

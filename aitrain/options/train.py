@@ -4,18 +4,19 @@ from collections.abc import Iterator
 
 from aitrain.options.algorithm import GRPOOptions, SamplingOptions
 from aitrain.options.algorithms import LossSettings, contradictions, overlong_buffer, settle
-from aitrain.options.distributed import DistributedOptions
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
-from aitrain.options.model import LoRAOptions, ModelOptions
 from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions, default_rate
 from aitrain.options.run import (
     CheckpointOptions,
+    DistributedOptions,
     EvaluationOptions,
     HardwareOptions,
     HubOptions,
     LoggingOptions,
+    LoRAOptions,
+    ModelOptions,
     RunOptions,
     StoppingOptions,
 )
