@@ -24,6 +24,8 @@ from aitrain.cli.flags import (
 )
 from aitrain.errors import ConfigError, WorseError
 from aitrain.options.evaluate import EvalConfig
+from aitrain.runs.model_reference import before_training, read_model
+from aitrain.runs.run_folder import RUNS, RunFolder, read_object, write_text
 
 
 @with_options(EvalConfig, SHOWN)
@@ -69,7 +71,6 @@ def compare(
     from aitrain.runs.comparison import compare_all
     from aitrain.runs.held_out import interval_text
     from aitrain.runs.recorded_scoring import read_scorings
-    from aitrain.runs.run_folder import write_text
     from aitrain.ui.comparison_page import page_of_comparisons
     from aitrain.ui.comparison_text import ShownParts, comparison_texts
 
@@ -110,47 +111,32 @@ def compare(
 def scored_folders(asked: AskedEvals) -> list[Path]:
     """The folders that hold the scores of the models, in their order; those without scores are evaluated first.
 
+    Always compared are the scores of an eval, those of a run only where no options are given. A run without a model
+    cannot be evaluated, and has what it has.
+
     Raises:
         AitrainError: a model cannot be evaluated.
     """
-    models, has_options = list(asked.models), bool(asked.flags or asked.config)
-    folders = {model: folder for model in models if (folder := _folder(model)) is not None}
-    if len(models) == 1 and not (models[0] in folders and _is_scored(folders[models[0]], has_options)):
-        models = _with_base(models[0])
-    missing = [model for model in models if model not in folders or not _is_scored(folders[model], has_options)]
-    if missing:
-        like = next(iter(folders.values()), None)
-        wanted = list(dict.fromkeys(missing))
-        evals = run_evals(AskedEvals(wanted, asked.flags, asked.config, "reuse", asked.verbosity, like))
-        folders |= dict(zip(wanted, evals, strict=True))
-    return [folders[model] for model in models]
-
-
-def _folder(model: str) -> Path | None:
-    """The run folder that an argument names, None for anything else."""
-    from aitrain.runs.run_folder import RUNS
     from aitrain.ui.run_registry import is_run
 
-    return next((path for path in (Path(model).expanduser(), Path(RUNS) / model) if is_run(path)), None)
-
-
-def _is_scored(folder: Path, has_options: bool) -> bool:
-    """Whether the recorded scores are compared: always those of an eval, and those of a run unless options are given.
-    A run without a model cannot be evaluated, and has what it has."""
-    from aitrain.runs.run_folder import RunFolder, read_object
-
-    run = RunFolder(folder)
-    if read_object(run.status).get("job") == "eval":
-        return True
-    has_scores = any(read_object(run.result).get(name) is not None for name in ("score_after", "greedy_after"))
-    return not run.model.is_dir() or (has_scores and not has_options)
-
-
-def _with_base(model: str) -> list[str]:
-    """A tuned model behind the one that its training began with."""
-    from aitrain.runs.model_reference import before_training, read_model
-
-    base = before_training(read_model(model))
-    if base is None:
-        raise ConfigError(f"{model} is one model\nName what it is compared with: aitrain compare A B")
-    return [base.given, model]
+    models, has_options = list(asked.models), bool(asked.flags or asked.config)
+    folders, scored = dict[str, Path](), set[str]()
+    for model in models:
+        if folder := next(filter(is_run, (Path(model).expanduser(), Path(RUNS) / model)), None):
+            folders[model], run = folder, RunFolder(folder)
+            result = read_object(run.result)
+            has_scores = any(result.get(name) is not None for name in ("score_after", "greedy_after"))
+            is_eval = read_object(run.status).get("job") == "eval"
+            if is_eval or not run.model.is_dir() or (has_scores and not has_options):
+                scored.add(model)
+    if len(models) == 1 and not scored:  # a tuned model is compared with the one that its training began with
+        base = before_training(read_model(models[0]))
+        if base is None:
+            raise ConfigError(f"{models[0]} is one model\nName what it is compared with: aitrain compare A B")
+        models.insert(0, base.given)
+    missing = list(dict.fromkeys(model for model in models if model not in scored))
+    if missing:
+        like = next(iter(folders.values()), None)
+        evals = run_evals(AskedEvals(missing, asked.flags, asked.config, "reuse", asked.verbosity, like))
+        folders |= dict(zip(missing, evals, strict=True))
+    return [folders[model] for model in models]

@@ -179,8 +179,7 @@ def _show_result(folder: RunFolder, verbosity: Verbosity) -> None:
 def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
     """What a run begins with: model, environment, devices, its folder, and how to watch it."""
     config = plan.config
-    named = [str(one) for one in config.environments] if len(config.environments) > 1 else [str(config.rl_env or "")]
-    environment = ", ".join(filter(None, named)) or f"{config.rl_env_module}:{config.rl_env_class or ''}".rstrip(":")
+    environment = ", ".join(config.environments) or config.rl_env or config.rl_env_module
     device = f"GPU {', '.join(plan.gpus)}" if plan.gpus else "CPU"
     many = f", {plan.processes} processes" if plan.processes > 1 else ""
     trained = "a LoRA adapter" if config.peft else "all weights"

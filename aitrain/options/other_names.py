@@ -18,7 +18,6 @@ SAME_AS = {
     "fp16": "mixed_precision=fp16",
     "load_in_8bit": "quantization=int8",
     "torch_dtype": "dtype",
-    "max_prompt_length": "rl_max_prompt_length",
     "hub_model_id": "repo_id",
     "hub_private_repo": "hub_private",
     "load_best_model_at_end": "save_best",
@@ -49,18 +48,13 @@ SAME_AS = {
     "max_lora_rank": "lora_r",
     "random_state": "seed",
     # transformers' generate and vLLM's SamplingParams
-    "max_new_tokens": "rl_max_new_tokens",
-    "min_new_tokens": "rl_min_new_tokens",
     "max_tokens": "rl_max_new_tokens",
     "min_tokens": "rl_min_new_tokens",
     "num_return_sequences": "rl_num_generations",
-    "presence_penalty": "rl_presence_penalty",
-    "frequency_penalty": "rl_frequency_penalty",
-    "stop": "rl_stop",
     "stop_strings": "rl_stop",
     "tensor_parallel_size": "vllm_tensor_parallel_size",
 }
-"""Option by foreign name, with its value where the name implies one."""
+"""Option by foreign name, with its value where the name implies one; `rl_` alone may be missing in any case."""
 
 OF_ANOTHER_COMMAND = {
     "eval_cases": "cases",
