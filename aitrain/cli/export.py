@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
 from aitrain.cli.terminal_process import run_on_terminal
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
 from aitrain.options.reading import resolve
 from aitrain.options.run import HubOptions
 from aitrain.runs.export_request import DTYPES, ExportRequest
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.new_folder import refuse_existing
-from aitrain.runs.run_folder import RUNS
 
 
 @with_options(HubOptions)
@@ -63,9 +61,10 @@ def export(
         raise ConfigError(f"--shard-size {shard_size}: write a number and KB, MB, GB or TB, such as 500MB")
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
-        runs = [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
-        near = did_you_mean(model, runs)
-        raise ConfigError(f"There is no run or folder {model} here.{near}\nGive a run, a checkpoint or an adapter.")
+        from aitrain.ui.run_registry import places
+
+        places([model])  # raises, with what is near
+        raise ConfigError(f"{model} is no run, checkpoint or adapter here")
     if adapter_only and reference.adapter is None:
         raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
     if reference.kind == "folder" and out is None and not (gguf or push_to_hub):
