@@ -53,13 +53,8 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Show a run in the terminal: scores, curve, rollouts; or list the runs of a folder with status and scores."""
-    from aitrain.runs.rollout_index import RolloutIndex  # here, as nothing else needs what these import
     from aitrain.runs.run_list import runs_in
-    from aitrain.ui.episodes import Query, find
     from aitrain.ui.run_registry import is_run, is_sweep, places
-    from aitrain.ui.summary import summary
-    from aitrain.ui.transcript import episodes, overview
-    from aitrain.ui.transcript import worst as by_score
 
     folder = places([run])[0] if run is not None else Path(RUNS)
     has_filter = step is not None or case is not None or worst or failed
@@ -68,6 +63,12 @@ def show(
             raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain show {folder}")
         _list(runs_in(folder) if folder.exists() else [], folder, as_json)
         return 0
+    from aitrain.runs.rollout_index import RolloutIndex  # here, as the list needs none of these
+    from aitrain.ui.episodes import Query, find
+    from aitrain.ui.summary import summary
+    from aitrain.ui.transcript import episodes, overview
+    from aitrain.ui.transcript import worst as by_score
+
     rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     console = Console(highlight=False)
