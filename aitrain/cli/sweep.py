@@ -18,9 +18,6 @@ from aitrain.events import Announce, Evaluated, Event, Note
 from aitrain.packages import installed
 from aitrain.runs.new_folder import locked
 from aitrain.runs.run_folder import SWEEP_LOG, RunFolder, make_unused, to_json_object
-from aitrain.ui.dashboard import Dashboard, evaluated_line
-from aitrain.ui.log_tail import LogTail
-from aitrain.ui.terminal import Screen, on_standard_error
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -54,7 +51,10 @@ def sweep(
     from aitrain.options.reading import resolve
     from aitrain.options.sweep import SweepConfig
     from aitrain.options.yaml_text import write_yaml
+    from aitrain.ui.dashboard import Dashboard, evaluated_line
+    from aitrain.ui.log_tail import LogTail
     from aitrain.ui.sweep_page import best_trial, open_study, outcome, trial_name, values_text, write_page
+    from aitrain.ui.terminal import Screen, on_standard_error
 
     flags: dict[str, object] = {} if trials is None else {"trials": trials}
     if resume:
