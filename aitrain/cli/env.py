@@ -98,7 +98,8 @@ def _keyword(text: str) -> tuple[str, object]:
 def _on_terminal(command: str, config: TrainConfig, **arguments: object) -> int:
     """Run a command of the workbench in a process of its own; returns its exit code."""
     return run_on_terminal(
-        "aitrain.jobs.env_terminal", {"command": command, "options": config.changed(), command: arguments}
+        "aitrain.jobs.env_terminal",
+        {"command": command, "options": config.model_dump(exclude_unset=True), command: arguments},
     )
 
 
@@ -141,7 +142,12 @@ def check(
     if model is not None:
         limit_threads(model)
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
-    request = {"options": config.changed(), "only": names, "answers": model is not None, "ask_judges": ask_judges}
+    request = {
+        "options": config.model_dump(exclude_unset=True),
+        "only": names,
+        "answers": model is not None,
+        "ask_judges": ask_judges,
+    }
     module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
     received, again = tee(messages_of(module, request, PATIENCE + config.rl_env_timeout))
     with on_stop_signals(signal.default_int_handler):
