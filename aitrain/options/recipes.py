@@ -13,7 +13,7 @@ RECIPES = next((place for place in (PACKAGE / "recipes", PACKAGE.parent / "recip
 """Beside the package in a checkout, inside it in a wheel."""
 FACTS = ("title", "about", "hardware", "minutes", "before", "after", "source", "needs")
 """What recipe.yaml says: minutes of the training on that hardware, the expected held-out scores, where these are from,
-and the extra of aitrain that it needs, if there is one."""
+and the extra that it needs, if there is one."""
 
 
 @dataclass(frozen=True)
