@@ -2,8 +2,14 @@
 
 from collections.abc import Iterator
 
-from aitrain.options.algorithm import GRPOOptions, SamplingOptions
-from aitrain.options.algorithms import LossSettings, contradictions, overlong_buffer, settle
+from aitrain.options.algorithms import (
+    GRPOOptions,
+    LossSettings,
+    SamplingOptions,
+    contradictions,
+    overlong_buffer,
+    settle,
+)
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
