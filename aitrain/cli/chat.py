@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
-from aitrain.options.chat import ChatConfig
+from aitrain.options.environment import EnvironmentOptions
+from aitrain.options.generation import GenerationOptions
+
+
+class ChatConfig(EnvironmentOptions, GenerationOptions):
+    """The options of a run that a chat may change: the environment of its cases, and how answers are sampled."""
+
 
 SHOWN = {*ChatConfig.model_fields} - {"rl_check", "rl_max_failed", "rl_env_episodes", "rl_env_weights"}
 """Options without those that mean nothing in a chat."""
