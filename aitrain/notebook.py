@@ -106,7 +106,7 @@ def errors_in_python() -> Iterator[None]:
 def in_python(text: str) -> str:
     """The text with options in place of flags, and cells in place of the kernel's temporary files."""
     flags = {f"--{name.replace('_', '-')}": name for name in TrainConfig.model_fields}
-    flag = re.compile(r"(?<!\S)--[a-z][a-z-]*")
+    flag = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
     lines = [
         line if "aitrain " in line else flag.sub(lambda a: flags.get(a[0], a[0]), line) for line in text.split("\n")
     ]
