@@ -37,7 +37,6 @@ gpu: install
 	$(BIN)/python -m benchmarks.gpu_results
 
 docs: install
-	$(BIN)/python -c "from aitrain.options import documentation, train; open('docs/options.md', 'w').write(documentation.options_page(train.TrainConfig))"
 	$(BIN)/python docs/write_scaling_tables.py
 	$(BIN)/python docs/write_reference.py
 	if command -v dot > /dev/null; then $(BIN)/python docs/draw_data_flow.py; fi

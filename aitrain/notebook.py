@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,7 +23,6 @@ from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check, done_text
 from aitrain.launch.system_recorder import SystemRecorder
-from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream, disable_telemetry
 from aitrain.runs.chat_setup import ChatSetup, chat_options
@@ -71,7 +71,7 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
         if plan.nodes is not None or plan.launched is not None:
             raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
         if plan.folder is not None and plan.is_done:
-            print(_in_python(done_text(plan.folder)), file=sys.stderr)
+            print(in_python(done_text(plan.folder)), file=sys.stderr)
             return Result.read(plan.folder.path)
         folder = locks.enter_context(plan.open_folder())
         had_log = folder.log.exists()
@@ -99,12 +99,18 @@ def errors_in_python() -> Iterator[None]:
     try:
         yield
     except AitrainError as error:
-        error.args = (_in_python(str(error)), *error.args[1:])
+        error.args = (in_python(str(error)), *error.args[1:])
         raise
 
 
-def _in_python(text: str) -> str:
-    return name_cells(in_python(text, TrainConfig.model_fields))
+def in_python(text: str) -> str:
+    """The text with options in place of flags, and cells in place of the kernel's temporary files."""
+    flags = {f"--{name.replace('_', '-')}": name for name in TrainConfig.model_fields}
+    flag = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+    lines = [
+        line if "aitrain " in line else flag.sub(lambda a: flags.get(a[0], a[0]), line) for line in text.split("\n")
+    ]
+    return name_cells("\n".join(lines))
 
 
 def _for_one_process(config: TrainConfig) -> TrainConfig:
@@ -125,7 +131,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     with screen, ExitStack() as stack:
 
         def show(event: Event) -> None:
-            screen(replace(event, text=_in_python(event.text)) if isinstance(event, Note) else event)
+            screen(replace(event, text=in_python(event.text)) if isinstance(event, Note) else event)
 
         if is_cell:
             # a line for each score would push the display out of sight; stays open for those who keep sys.stdout
@@ -175,7 +181,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             )
         )
     assert result is not None  # as it is no dry run
-    return replace(result, stopped_because=result.stopped_because and _in_python(result.stopped_because))
+    return replace(result, stopped_because=result.stopped_because and in_python(result.stopped_because))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Writes events.md, which follows from aitrain/events.py, and llms.txt, from mkdocs.yml and the pages."""
+"""Writes what follows from the code: options.md, events.md and the tables of algorithms.md; and llms.txt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from aitrain.events import Event, NoteLevel  # noqa: E402
+from aitrain.options.algorithms import ALGORITHMS, CISPO_BOUND  # noqa: E402
 from aitrain.options.docstrings import field_docstrings  # noqa: E402
+from aitrain.options.option import options_of  # noqa: E402
+from aitrain.options.section import sections_of  # noqa: E402
+from aitrain.options.train import TrainConfig  # noqa: E402
 
 DOCS = ROOT / "docs"
 LONGEST = 200
@@ -30,7 +34,7 @@ With `--json` a run writes its events to standard output, one JSON object a line
 
 ```bash
 aitrain grpo --model tiny --rl-env envs.arithmetic --max-steps 1 --rl-max-new-tokens 8 --eval-cases 2 --json > run.jsonl
-aitrain schema events > events.schema.json
+aitrain options --schema events > events.schema.json
 ```
 
 The first line is `RunStarted`, with the run folder. The last line is `RunResult`, with result.json, or `Failed`. The
@@ -39,6 +43,99 @@ not know: later versions may add some. When a field changes its meaning, `schema
 
 Each object has `event`, the name below, and these fields:
 """
+
+
+# -- options.md
+
+OPTIONS_HEAD = """\
+# Options
+
+<!-- made by `make docs` from aitrain/options/; a test fails when it is stale -->
+
+```bash
+aitrain options memory
+```
+
+`aitrain options WORD` searches the options of a run, and `aitrain grpo --help-all` shows all of them.
+
+Every option is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`),
+and an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). Messages name options as in the file; flags take `_`
+for `-` as well. A flag overrides the file, the file overrides the default. A switch has a `--no-` form. Unknown names
+are errors; for a name of TRL, AITraining or Unsloth, the message names the option that means the same.
+
+## In an editor
+
+```bash
+aitrain options --schema config > config.schema.json
+```
+
+writes a JSON schema (draft 2020-12) of the file. With it an editor that has a YAML language server, such as VS Code
+with the YAML extension, completes keys, shows the descriptions below, and marks unknown keys and values out of range,
+where the file begins with this comment:
+
+```yaml
+# yaml-language-server: $schema=config.schema.json
+model: Qwen/Qwen3-0.6B
+rl_env: my_envs/hotel.py:HotelEnv
+peft: true
+lr: 1e-5
+```
+
+The path is relative to the file. A run folder holds both: config.yaml with this comment, and config.schema.json beside
+it. Copy both, or write the schema again beside the copy. aitrain itself does not read the schema."""
+
+
+def options_page() -> str:
+    """Every option in a table, section by section."""
+    lines = [OPTIONS_HEAD]
+    for section in sections_of(TrainConfig):
+        lines += ["", f"## {section.section}", "", "| flag | default | values | what it does |", "|---|---|---|---|"]
+        for option in options_of(TrainConfig):
+            if option.section == section.section:
+                cells = (f"`{option.flag}`", f"`{option.shown_default}`", option.values, option.description)
+                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+# -- algorithms.md
+
+
+def algorithms_page() -> str:
+    """The page with its two tables, those of losses and of presets, as they are now."""
+    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+    for table in (losses_table(), presets_table()):
+        head = table.partition("\n")[0]
+        text = re.sub(rf"^{re.escape(head)}\n(\|.*\n)+", lambda _, table=table: table, text, flags=re.MULTILINE)
+    return text
+
+
+def presets_table() -> str:
+    """What each preset sets beside the loss."""
+    rows = ["| preset | source | what it sets beside the loss |", "|---|---|---|"]
+    for name, algorithm in ALGORITHMS.items():
+        if (preset := algorithm.preset) is not None:
+            settings = [f"`{option}` {short(value)}" for option, value in preset.settings.items()]
+            settings += ["`rl_overlong_buffer` a fifth of the limit"] if preset.overlong else []
+            rows.append(f"| `{name}` | {preset.source} | {', '.join(settings)} |")
+    return "\n".join(rows) + "\n"
+
+
+def losses_table() -> str:
+    """The settings of each loss type."""
+    head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
+    lines = [head, "|---|---|---|---|---|---|"]
+    for name, kind in ALGORITHMS.items():
+        clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
+        if name == "cispo":
+            clip = f"ratio at most {CISPO_BOUND:g}"
+        extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
+        lines.append(f"| `{name}` | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |")
+    return "\n".join(lines) + "\n"
+
+
+def short(value: object) -> str:
+    """A setting as it is typed."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # -- events.md
@@ -86,7 +183,7 @@ def llms_text() -> str:
 INTRODUCTION = """\
 One class asks questions and scores answers; `aitrain grpo` trains, and compares held-out scores before and after. Links
 lead to Markdown, beside this file. Begin with For coding agents: `--json`, exit codes, and the order of work. `aitrain
-COMMAND --help`, `aitrain options WORD` and `aitrain schema` are the reference of the installed version."""
+COMMAND --help` and `aitrain options WORD` are the reference of the installed version."""
 
 
 def pages_of(entry: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -110,7 +207,12 @@ def description(page: str) -> str:
     return first if len(first) <= LONGEST else first[:LONGEST].rsplit(" ", 1)[0] + " ..."
 
 
-FILES = {DOCS / "events.md": events_page, DOCS / "llms.txt": llms_text}
+FILES = {
+    DOCS / "options.md": options_page,
+    DOCS / "algorithms.md": algorithms_page,
+    DOCS / "events.md": events_page,
+    DOCS / "llms.txt": llms_text,
+}
 
 if __name__ == "__main__":
     for file, text in FILES.items():

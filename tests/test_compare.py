@@ -44,9 +44,9 @@ def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("models", "flags", "expected"),
     [
-        (("high", "low"), ["--fail-if-worse"], 4),
+        (("high", "low"), ["--fail-if-worse", "0"], 4),
         (("high", "low"), ["--fail-if-worse=0.7"], 0),
-        (("low", "high"), ["--fail-if-worse"], 0),
+        (("low", "high"), ["--fail-if-worse", "0"], 0),
         (("high", "low"), [], 0),
     ],
 )

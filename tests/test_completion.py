@@ -17,7 +17,6 @@ from tests.conftest import write
         (["grpo", "--rl-top"], ["--rl-top-k", "--rl-top-p"]),
         (["grpo", "--no-merge"], ["--no-merge-adapter"]),
         (["grpo", "--vllm-mode", ""], ["colocate", "server"]),
-        (["grpo", "--vllm-mode", "=", "co"], ["colocate"]),
         (["grpo", "--config", ""], []),  # `complete -o default` then offers files
         (["show", ""], ["demo", "demo-2"]),
     ],

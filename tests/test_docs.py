@@ -2,7 +2,8 @@
 
 A block's info string says what is done: `python file=NAME` is written there, with `run` it is executed as well, `bash`
 is executed, and `bash dry-run` is executed with --dry-run, for models that a test cannot download. `bash needs=NAME` is
-executed where the package of the adapter NAME is installed, as in .ci/adapters.
+executed where the package of the adapter NAME is installed, as in .ci/adapters. Of `bash vllm` the options are checked,
+as if vLLM were installed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ FAST_PAGES = (
 
 def run_block(language: str, info: str, text: str, folder: Path, commands: Path) -> None:
     """Do what the block's info string says."""
+    if "vllm" in info:
+        stub = folder / "installed" / "vllm.py"  # the working directory does not count
+        stub.parent.mkdir()
+        stub.touch()
+        checked = f"PYTHONPATH=installed:$PYTHONPATH {text.rstrip()} --dry-run --options-only"
+        execute(["bash", "-euo", "pipefail", "-c", checked], folder, folder)
+        return
     if language == "bash":
         execute(
             ["bash", "-euo", "pipefail", "-c", text.rstrip() + " --dry-run" * ("dry-run" in info)], folder, commands
@@ -48,7 +56,7 @@ def run_block(language: str, info: str, text: str, folder: Path, commands: Path)
 
 def execute(command: list[str], folder: Path, commands: Path) -> None:
     path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": "", **os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
@@ -67,7 +75,8 @@ def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path, prel
             run_block(language, info, text, tmp_path, preloaded_aitrain)
 
     if page.name == "README.md":
-        result = json.loads((tmp_path / "runs" / "sums" / "result.json").read_text())
-        assert result["score_after"] > result["score_before"] + 0.2
+        for name in ("sums", "python"):
+            result = json.loads((tmp_path / "runs" / name / "result.json").read_text())
+            assert result["score_after"] > result["score_before"] + 0.15
     if missing:
         pytest.skip(f"{', '.join(sorted(missing))} is not installed: some examples were not run")

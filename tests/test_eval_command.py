@@ -59,7 +59,7 @@ class Evals:
 def evals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evals:
     monkeypatch.chdir(tmp_path)
     made = Evals()
-    monkeypatch.setattr("aitrain.cli.eval_run.run_eval", made)
+    monkeypatch.setattr("aitrain.cli.eval.run_eval", made)
     return made
 
 

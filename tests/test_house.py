@@ -19,11 +19,11 @@ HEAVY = {"torch", "transformers", "peft", "datasets", "trl", "accelerate", "vllm
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["doctor"], ["runs"], ["grpo", "--help"],
+    [["--help"], ["doctor"], ["show"], ["grpo", "--help"],
      ["eval", "tiny", "--rl-env", "nowhere.py:Env"],
      ["env", "play", "nowhere.py"],
      ["serve", "tiny", "--print"],
-     ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
+     ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "num_iterations=2"]],
     ids=" ".join,
 )  # fmt: skip
 def test_light_commands_load_nothing_heavy(arguments: list[str], preloaded_aitrain: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import aitrain
 from aitrain import ConfigError, TrainConfig
 from aitrain.options.reading import read_file, resolve
 from aitrain.runs.run_folder import RunFolder
@@ -45,16 +46,17 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(here: Path) -> 
 
 
 def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path) -> None:
-    write(here, {"c.yaml": "trl: {min_p: 0.1, scale_rewards: none}\n"})
+    write(here, {"c.yaml": "trl: {min_p: 0.1, logit_dtype: none}\n"})
 
     config = resolve(
         TrainConfig,
         Path("c.yaml"),
-        {"trl": ["min_p=0.2", "num_iterations=2", "delta=1e-1", "top_entropy_quantile=0.5"]},
+        {"trl": ["min_p=0.2", "num_iterations=2", "sapo_temperature_pos=1e-1", "top_entropy_quantile=0.5"]},
     )
 
     assert config.trl == {
-        "min_p": 0.2, "scale_rewards": "none", "num_iterations": 2, "delta": 0.1, "top_entropy_quantile": 0.5
+        "min_p": 0.2, "logit_dtype": "none", "num_iterations": 2, "sapo_temperature_pos": 0.1,
+        "top_entropy_quantile": 0.5
     }  # fmt: skip
 
 
@@ -140,19 +142,27 @@ def test_a_value_comes_in_several_forms(name: str, given: Any, taken: Any) -> No
 # -- wrong values
 
 
+def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
+    with pytest.raises(ConfigError, match="Use lr"):
+        aitrain.train(learning_rate=1)
+    for config, options in (({"model": "tiny"}, {}), ("tiny", {}), (TrainConfig(), {"lr": 1})):
+        with pytest.raises(ConfigError, match="config"):
+            aitrain.train(config, **options)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"rl_num_generations": 1}, "at least 2"),
-        ({"lr": "-1"}, "lr: must be above 0, not -1"),
+        ({"rl_num_generations": 1}, "greater than or equal to 2"),
+        ({"lr": "-1"}, "lr: must be greater than 0, not -1"),
         ({"vllm_mode": "servr"}, "Did you mean server?"),
-        ({"project_name": "a/b"}, "--output-dir"),
+        ({"project_name": "a/b"}, "output_dir"),
         ({"rl_env_config": "{'a': 1}"}, "single quotes"),
         ({"rl_env_config": "@missing.json"}, "missing.json: No such"),
         ({"rl_env": "a.py", "rl_env_module": "b"}, "both name an environment"),
-        ({"rl_env_class": "A"}, "add --rl-env-module"),
+        ({"rl_env_class": "A"}, "add rl_env_module"),
         ({"rl_stop": [""]}, "rl_stop: must be a text, or a list"),
-        ({"vllm_server_url": "http://x:1"}, "--vllm-mode server"),
+        ({"vllm_server_url": "http://x:1"}, "vllm_mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "an address like http://"),
         ({"rl_ahead": 1, "use_vllm": True}, "rl_ahead: needs a vLLM server"),
     ],
@@ -160,7 +170,7 @@ def test_a_value_comes_in_several_forms(name: str, given: Any, taken: Any) -> No
 )
 def test_a_wrong_value_is_refused_with_the_options_name_and_what_it_must_be(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainConfig.read(wrong)
+        TrainConfig(**wrong)
 
     assert told in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 4

@@ -79,6 +79,6 @@ def test_a_run_repeated_from_its_options_has_the_same_passes_however_much_memory
     first = check(config)
     monkeypatch.setattr(resource_estimate, "free_memory", lambda: 700 << 20)
     again = check(config)
-    replayed = check(TrainConfig.read(first.config.written()))
+    replayed = check(TrainConfig(**first.config.written()))
     assert first.batch == again.batch == replayed.batch
     assert first.config.written() == replayed.config.written()

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.cli.env import ENV_COMMANDS
-from aitrain.cli.lazy_group import load_command
-from aitrain.cli.main import COMMANDS
+from aitrain.cli.main import COMMANDS, load_command
 from aitrain.ui.overview import Overview
 from tests.ui.test_next_steps import SCORES, run
 
 ROOT = Path(__file__).parents[1]
+ENV_COMMANDS = load_command("env").commands  # type: ignore[attr-defined]
 SOURCES = sorted((ROOT / "aitrain").rglob("*.py"))
 TEXTS = [
     *sorted((ROOT / "aitrain").rglob("*.js")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md",
@@ -53,9 +52,12 @@ def named(text: str) -> Iterator[tuple[str, list[str]]]:
 
 @cache
 def flags_of(name: str) -> frozenset[str]:
-    command = load_command(name.replace(" ", "_"))
+    first, _, second = name.partition(" ")
+    command = load_command(first)
+    if second:
+        command = command.commands[second]  # type: ignore[attr-defined]
     own = frozenset(flag for one in command.params for flag in (*one.opts, *one.secondary_opts)) | {"--help", "-h"}
-    return own | flags_of("grpo") | {"--tiny"} if name == "recipe" else own  # `aitrain recipe run` takes those of grpo
+    return flags_of("grpo") | {"--tiny"} if first == "recipe" else own  # `aitrain recipe run` takes those of grpo
 
 
 def wrong(text: str) -> list[str]:

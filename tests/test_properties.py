@@ -44,7 +44,7 @@ def test_any_text_is_a_file_of_options_or_refused(text: str) -> None:
 @few
 @given(st.sampled_from(properties.OPTIONS), properties.flag_values)
 @example("rl_env_config", "[" * properties.DEEP)
-@example("trl", "delta=" + "[" * properties.DEEP)
+@example("trl", "num_iterations=" + "[" * properties.DEEP)
 @example("seed", "9" * 5000)
 @example("project_name", "ab\udcff")
 @example("output_dir", "\udcff")

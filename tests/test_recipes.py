@@ -31,7 +31,7 @@ def by_name(recipe: Recipe) -> str:
 @pytest.mark.parametrize("recipe", ALL, ids=by_name)
 def test_a_recipe_says_what_there_is_to_know_and_its_options_are_valid(recipe: Recipe) -> None:
     for name in ("title", "about", "hardware", "minutes", "before", "after", "source"):
-        assert getattr(recipe, name), name
+        assert recipe.facts[name], name
     resolve(TrainConfig, None, {}, recipe.options())
     with pytest.raises(ConfigError, match="Did you mean"):
         read_recipe(f"{recipe.name}x")
@@ -42,8 +42,8 @@ def test_a_recipe_says_what_there_is_to_know_and_its_options_are_valid(recipe: R
 @pytest.mark.parametrize("recipe", ALL, ids=by_name)
 @pytest.mark.slow
 def test_the_twin_of_a_recipe_trains_with_the_tiny_model(recipe: Recipe, here: Path, preloaded_aitrain: Path) -> None:
-    if recipe.needs and find_spec(recipe.needs.replace("-", "_")) is None:
-        pytest.skip(f"{recipe.needs} is not installed")
+    if recipe.facts["needs"] and find_spec(recipe.facts["needs"].replace("-", "_")) is None:
+        pytest.skip(f"{recipe.facts['needs']} is not installed")
     command = [str(preloaded_aitrain / "aitrain"), "recipe", "run", recipe.name, "--tiny", "--max-steps", "1", "--json"]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=variables)

@@ -1,4 +1,4 @@
-"""`aitrain runs`: live runs told from dead ones, folders that are damaged or somebody else's, and what a line shows."""
+"""`aitrain show`: live runs told from dead ones, folders that are damaged or somebody else's, and what a line shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.cli.runs import runs
+from aitrain.cli.show import show
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import runs_in
@@ -113,7 +113,7 @@ def test_every_kind_of_run_is_one_line_that_fits_with_its_scores_and_whose_name_
     swept = {"job": "sweep", "step": 2, "steps": 4}
     make(tmp_path, "lrs", status | swept, score_before=0.75, score_after=0.25)
 
-    assert runs(tmp_path) == 0
+    assert show(str(tmp_path)) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "evil?[2J??" in out

@@ -37,11 +37,8 @@ def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(model: str, capsys: pytest.CaptureFixture[str], **given: object) -> list[str]:
     """The words that `--print` prints."""
-    assert serve(model, print_only=True, port=8000, dtype=None, model_max_length=None, **DEFAULTS | given) == 0  # type: ignore[arg-type]
+    assert serve(model, print_only=True, port=8000, **given) == 0  # type: ignore[arg-type]
     return shlex.split(capsys.readouterr().out)
-
-
-DEFAULTS = {"vllm_gpu_memory_utilization": 0.9, "vllm_tensor_parallel_size": 1, "trust_remote_code": False}
 
 
 def test_an_adapter_is_served_beside_its_base_each_by_its_name(
@@ -81,10 +78,10 @@ def test_without_a_key_of_the_users_it_makes_one_and_shows_it(
     monkeypatch.setattr("aitrain.vllm.server_process.running", start)
     monkeypatch.setattr("signal.signal", MagicMock())
     monkeypatch.setattr("aitrain.packages.installed", MagicMock())
-    monkeypatch.setattr("aitrain.cli.serve._check_port", MagicMock())
+    monkeypatch.setattr("aitrain.cli.serve.check_port", MagicMock())
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     run(LORA)
-    assert serve("mine", as_json=True, port=8000, dtype=None, model_max_length=None, **DEFAULTS) == 0  # type: ignore[arg-type]
+    assert serve("mine", as_json=True, port=8000) == 0  # type: ignore[arg-type]
     given, up = map(json.loads, capsys.readouterr().out.splitlines())
     assert len(up["VLLM_API_KEY"]) > 20
     assert up["VLLM_API_KEY"] == start.call_args.args[0][0].environment()["VLLM_API_KEY"]

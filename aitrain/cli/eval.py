@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.completion import run_names
-from aitrain.cli.flags import Flag, given_flags, with_options
-from aitrain.cli.verbosity import Verbosity
+from aitrain.cli.flags import (
+    AsJson,
+    ConfigFile,
+    Debug,
+    Flag,
+    Quiet,
+    Resume,
+    Verbose,
+    Verbosity,
+    given_flags,
+    print_json,
+    run_names,
+    with_options,
+)
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted
-from aitrain.options.documentation import help_text
+from aitrain.events import Event, Note, Phase
+from aitrain.options.environment import DECLARED_OPTIONS, EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
-from aitrain.ui.loading import loading
+from aitrain.options.reading import place_of_run, read_file, resolve
+from aitrain.runs.eval_result import JOB, EvalResult, changed_since
+from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.model_reference import ModelReference, read_model, run_options
+from aitrain.runs.run_folder import RunFolder, read_object
 
 if TYPE_CHECKING:
-    from aitrain.runs.model_reference import ModelReference
-    from aitrain.runs.run_folder import RunFolder
+    from aitrain.launch.preflight import RunPlan
 
-HIDDEN = {"eval_cases", "eval_samples", "model"}
-"""Options with another flag here: --cases, --samples, and the argument."""
-SHOWN = EVAL_FLAGS - HIDDEN
+SHOWN = EVAL_FLAGS - {"model"}
+"""Options without the argument."""
 MAY_DIFFER = {
     *("project_name", "output_dir", "stall_timeout", "telemetry", "num_processes", "ddp_timeout", "rl_max_failed"),
     *("rl_env_workers", "rl_env_isolation", "rl_env_timeout", "rl_env_retries"),
@@ -36,64 +47,32 @@ MAY_DIFFER = {
 """Options that a resumed eval may change: its episodes stay the same."""
 
 
-def _show_help(ctx: typer.Context, wanted: bool) -> None:
-    """Print the help; Typer's has no sections, and cuts long flags."""
-    if wanted and not ctx.resilient_parsing:
-        typer.echo(HELP + help_text(EvalConfig, min(100, shutil.get_terminal_size().columns), SHOWN))
-        raise typer.Exit()
-
-
-HELP = """\
-Usage: aitrain eval MODEL... [OPTIONS]
-
-  Score models on held-out cases of an environment:
-
-    aitrain eval tiny runs/sums --rl-env path/to/file.py:Class
-
-  A MODEL is a run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a
-  Hub name, or the address of an OpenAI-compatible server (key: OPENAI_API_KEY). Options of a run,
-  such as its environment, are taken over where no flag is given.
-
-Command:
-  --cases INTEGER
-        Held-out cases; unset: those of a training with these options.
-  --samples INTEGER
-        Sampled completions of each case; with several, pass@1 to pass@K are reported.
-  --config FILE
-        YAML file with options; flags override it.
-  --resume
-        Continue evals that were interrupted; finished ones are shown and not played again.
-  --json
-        Print the results as a JSON list.
-  -q, --quiet
-        Show errors and the results only.
-  -v, --verbose
-        Also show the output of the libraries and the environment.
-  --debug
-        Show tracebacks, and all output at the end.
-  -h, --help
-        Show this. A switch below has a --no- form as well; [..] is the default.
-
-"""
-
-
 @with_options(EvalConfig, SHOWN)
 def eval(
-    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL...", autocompletion=run_names)] = None,
-    config: Annotated[Path | None, typer.Option("--config")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL...",
+            autocompletion=run_names,
+            help="A run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a Hub name, or"
+            " the address of an OpenAI-compatible server (key: OPENAI_API_KEY).",
+        ),
+    ] = None,
+    config: ConfigFile = None,
     *,
-    cases: Annotated[str | None, typer.Option("--cases")] = None,
-    samples: Annotated[str | None, typer.Option("--samples")] = None,
-    resume: Annotated[bool, typer.Option("--resume")] = False,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
-    debug: Annotated[bool, typer.Option("--debug")] = False,
-    show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
+    resume: Resume = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
     **flags: Flag,
 ) -> int:
-    """Score models on the held-out cases of an environment."""
-    given = given_flags(flags, eval_cases=cases, eval_samples=samples)
+    """Score models on the held-out cases of an environment.
+
+    Options of a run, such as its environment, are taken over where no flag is given:
+    aitrain eval tiny runs/sums --samples 4
+    """
+    given = given_flags(flags)
     asked = AskedEvals(models or [], given, config, "resume" if resume else "new", Verbosity(quiet, verbose, debug))
     folders = list[Path]()
     try:
@@ -106,15 +85,14 @@ def eval(
 
 
 def _print(folders: Sequence[Path], as_json: bool) -> None:
-    from aitrain.runs.eval_result import EvalResult  # here, because help needs none of it
+    from rich.console import Console
+
     from aitrain.ui.eval_table import eval_table, remarks
 
     results = [EvalResult.read(folder) for folder in folders]
     if as_json:
-        typer.echo(json.dumps([{**one.to_json(), "folder": str(one.folder)} for one in results], indent=2))
+        print_json([{**one.to_json(), "folder": str(one.folder)} for one in results])
         return
-    from rich.console import Console
-
     console = Console(highlight=False)
     console.print(eval_table(results), soft_wrap=True)
     for line in (*remarks(results), *(f"eval folder: {folder}" for folder in folders)):
@@ -152,18 +130,17 @@ def each_eval(asked: AskedEvals) -> Iterator[Path]:
     Raises:
         AitrainError: an option is wrong, or an eval failed.
     """
-    with loading("checking the options", asked.verbosity.quiet):
-        from aitrain.cli.eval_run import run_eval  # here, because help needs none of it
-        from aitrain.launch.preflight import check_eval
+    from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
+    from aitrain.runs.new_folder import locked, new_run_folder
 
-        configs = _configs(asked)
-        plans = [check_eval(config, reference) for reference, config in configs]
+    configs = _configs(asked)
+    plans = [check_eval(config, reference) for reference, config in configs]
     failures = list[AitrainError]()
     for (reference, config), plan in zip(configs, plans, strict=True):
         folder = _existing(asked, reference, config)
         try:
             if folder is None or not _is_finished(folder):
-                with _to_play_in(asked, reference, config) as folder:
+                with new_run_folder(config) if folder is None else locked(folder) as folder:
                     if not _is_finished(folder):  # else another command has played it meanwhile
                         run_eval(plan, config, folder, asked.verbosity)
         except AitrainError as error:
@@ -178,12 +155,24 @@ def each_eval(asked: AskedEvals) -> Iterator[Path]:
         raise first
 
 
+def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder, verbosity: Verbosity) -> None:
+    """Run an eval in its folder, which is locked.
+
+    Raises:
+        AitrainError: it failed or was stopped; the message names its folder, which is removed if nothing was scored.
+    """
+    from aitrain.cli.running import run_in
+    from aitrain.runs.new_folder import remarks
+
+    begin: list[Event] = [Phase(f"evaluating {config.model}")]
+    begin += [Note(remark) for remark in remarks(folder, config.project_name, is_eval=True)]
+    folder.write_config(config)
+    run_in(folder.claimed(1, job=JOB, **sign_of_life()), plan, begin, verbosity)
+
+
 def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.preflight import absolute
-    from aitrain.options.environment import EnvironmentOptions
-    from aitrain.options.reading import place_of_run, read_file, resolve
-    from aitrain.runs.model_reference import ModelReference, read_model, run_options
 
     in_file = read_file(EvalConfig, asked.config) if asked.config else {}
     flags = {**(place_of_run(asked.config) if asked.config and asked.existing == "resume" else {}), **asked.flags}
@@ -194,100 +183,53 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     run = next((reference for reference in references if reference.run is not None), None)
     if asked.like is not None:
         run = ModelReference(str(asked.like), "run", "", run=asked.like)
+    given = {**in_file, **asked.flags}
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
-    if {"rl_env", "rl_env_module"} & {*in_file, *asked.flags}:
+    if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    given = {**taken, **in_file, **asked.flags}
-    if "eval_cases" in {*in_file, *asked.flags}:
+    if "eval_cases" in given:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
-    if given.get("dtype") == "float16" or given.get("quantization"):
+    if {**taken, **given}.get("dtype") == "float16" or {**taken, **given}.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     shared = resolve(EvalConfig, asked.config, {"model": "tiny", **flags}, taken)
-    names = _names(references, shared, "project_name" in {*in_file, *asked.flags})
-    return [
-        (one, shared.model_copy(update={"model": absolute(_place(one)), "project_name": name}))
-        for one, name in zip(references, names, strict=True)
-    ]
-
-
-def _place(reference: ModelReference) -> str:
-    """What a later start finds the same model by, from any folder."""
-    if reference.kind == "run" and reference.run is not None:
-        return str(reference.run)
-    return reference.given
-
-
-def _names(references: Sequence[ModelReference], config: EvalConfig, is_named: bool) -> list[str]:
-    """Names of the folders, each one once."""
-
-    names: list[str] = []
+    configs = list[tuple[ModelReference, EvalConfig]]()
     for reference in references:
-        label = replace(reference, name=config.model_name).label
-        name = config.project_name if is_named else f"eval-{label}"
-        name = f"{name}-{label}" if is_named and len(references) > 1 else name
-        names.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in names))
-    return names
+        label = replace(reference, name=shared.model_name).label
+        name = f"eval-{label}"
+        if "project_name" in given:
+            name = f"{shared.project_name}-{label}" if len(references) > 1 else shared.project_name
+        # what a later start finds the same model by, from any folder
+        place = str(reference.run) if reference.kind == "run" and reference.run is not None else reference.given
+        configs.append((reference, shared.model_copy(update={"model": absolute(place), "project_name": name})))
+    return configs
 
 
 # -- evals that exist
 
 
-@contextmanager
-def _to_play_in(asked: AskedEvals, reference: ModelReference, config: EvalConfig) -> Iterator[RunFolder]:
-    """The folder to play an eval in, locked until the block ends.
-
-    Raises:
-        ConfigError: another eval was begun there meanwhile.
-    """
-    from aitrain.runs.new_folder import is_foreign, locked, new_run_folder  # here, because help needs none of it
-    from aitrain.runs.run_folder import RunFolder
-
-    named = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
-    existing = _existing(asked, reference, config)
-    if existing is None and (asked.existing == "new" or named.config.exists() or is_foreign(named)):
-        with new_run_folder(config) as folder:
-            yield folder
-        return
-    with locked(existing or named) as folder:
-        if folder.config.exists() and (other := _differences(folder, reference, config)):
-            raise ConfigError(f"{folder.path} has become another eval: {', '.join(other[:3])}\nRepeat the command.")
-        yield folder
-
-
 def _existing(asked: AskedEvals, reference: ModelReference, config: EvalConfig) -> RunFolder | None:
-    """The folder of an earlier start of the same eval; None: it is to be made.
+    """The folder of an earlier start of the same eval, the newest one, and a finished one before others; None: it is to
+    be made.
 
     Raises:
         ConfigError: the eval that is to be resumed is another one.
     """
-    from aitrain.runs.run_folder import RunFolder
-
     if asked.existing == "new":
         return None
     named = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
-    begun = [RunFolder(file.parent) for file in named.path.parent.glob("*/config.yaml")]
-    begun = [folder for folder in begun if folder.path.name.startswith(named.path.name)]
-    same = [folder for folder in begun if not _differences(folder, reference, config)]
-    if asked.existing == "resume" and named in begun and not same:
+    begun = [RunFolder(file.parent) for file in named.path.parent.glob(f"{named.path.name}*/config.yaml")]
+    differences = {folder: _differences(folder, reference, config) for folder in begun}
+    if asked.existing == "resume" and differences.get(named) and all(differences.values()):
         raise ConfigError(
-            f"--resume: {named.path} is another eval: {', '.join(_differences(named, reference, config)[:3])}\n"
+            f"--resume: {named.path} is another eval: {', '.join(differences[named][:3])}\n"
             "Repeat its options, or omit --resume to start another one."
         )
-
-    def rank(folder: RunFolder) -> tuple[bool, bool, int]:
-        is_wanted = _is_finished(folder) == (asked.existing == "reuse")
-        return is_wanted, folder == named, folder.config.stat().st_mtime_ns
-
-    return max(same, key=rank, default=None)
+    same = [folder for folder in begun if not differences[folder]]
+    return max(same, key=lambda folder: (_is_finished(folder), folder.config.stat().st_mtime_ns), default=None)
 
 
 def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfig) -> list[str]:
     """What decides on the episodes and differs from the eval in a folder: options, weights, environment."""
-    from aitrain.options.environment import DECLARED_OPTIONS
-    from aitrain.options.reading import resolve
-    from aitrain.runs.eval_result import JOB, changed_since
-    from aitrain.runs.run_folder import read_object
-
     if read_object(folder.status).get("job") != JOB:
         return ["it is not an eval"]
     try:
@@ -302,6 +244,4 @@ def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfi
 
 
 def _is_finished(folder: RunFolder) -> bool:
-    from aitrain.runs.run_folder import read_object
-
     return read_object(folder.result).get("status") == "finished"

@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from aitrain.cli.completion import run_names
+from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
+from aitrain.cli.terminal_process import run_on_terminal
+from aitrain.errors import ConfigError
+from aitrain.options.reading import resolve
+from aitrain.options.run import HubOptions
+from aitrain.runs.export_request import DTYPES, ExportRequest
+from aitrain.runs.model_reference import read_model
+from aitrain.runs.new_folder import refuse_existing
 
-MODEL_HELP = "A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub)."
-ADAPTER_HELP = "Export the adapter as it is, to be loaded beside its base."
 
-
+@with_options(HubOptions)
 def export(
-    model: Annotated[str, typer.Argument(metavar="RUN", autocompletion=run_names, help=MODEL_HELP)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub).",
+        ),
+    ],
     *,
     out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder to write; unset: exports/NAME.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; unset: as in training.")] = None,
-    adapter_only: Annotated[bool, typer.Option("--adapter-only", help=ADAPTER_HELP)] = False,
-    shard_size: Annotated[str, typer.Option(help="Maximum size of a weight file, such as 500MB.")] = "5GB",
-    push_to_hub: Annotated[
-        bool, typer.Option("--push-to-hub", help="Upload to the Hub (token from HF_TOKEN).")
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Export the adapter as it is, to be loaded beside its base.")
     ] = False,
-    repo_id: Annotated[str | None, typer.Option(help="Repository to upload to; unset: USERNAME/NAME.")] = None,
-    username: Annotated[str | None, typer.Option(help="Its owner; unset: the owner of the token.")] = None,
-    hub_private: Annotated[bool, typer.Option(help="Make the Hub repository private.")] = True,
+    shard_size: Annotated[str, typer.Option(help="Maximum size of a weight file, such as 500MB.")] = "5GB",
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
+    **flags: Flag,
 ) -> int:
     """Export a trained model: merged weights, tokenizer, chat template, generation config and model card.
 
     An adapter is merged into a copy of its base, in the dtype of the training. The result is compared with base plus
     adapter before it gets its name.
     """
-    import os  # these here, because help needs none of them
-    import re
-    from dataclasses import asdict
-    from pathlib import Path
-
-    from aitrain.cli.env_process import run_on_terminal
-    from aitrain.errors import ConfigError, did_you_mean
-    from aitrain.runs.export_request import DTYPES, ExportRequest
-    from aitrain.runs.model_reference import read_model
-    from aitrain.runs.new_folder import refuse_existing
-    from aitrain.runs.run_folder import RUNS
-
+    hub = resolve(HubOptions, None, given_flags(flags))
+    push_to_hub = hub.push_to_hub
     request = ExportRequest(
-        model, out, dtype, adapter_only, shard_size, push_to_hub, repo_id, username, hub_private,
+        model, out, dtype, adapter_only, shard_size, push_to_hub, hub.repo_id, hub.username, hub.hub_private,
         trust_remote_code, as_json,
     )  # fmt: skip
     if dtype not in (None, *DTYPES):
@@ -55,9 +57,10 @@ def export(
         raise ConfigError(f"--shard-size {shard_size}: write a number and KB, MB, GB or TB, such as 500MB")
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
-        runs = [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
-        near = did_you_mean(model, runs)
-        raise ConfigError(f"There is no run or folder {model} here.{near}\nGive a run, a checkpoint or an adapter.")
+        from aitrain.ui.run_registry import places
+
+        places([model])  # raises, with what is near
+        raise ConfigError(f"{model} is no run, checkpoint or adapter here")
     if adapter_only and reference.adapter is None:
         raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
     if reference.kind == "folder" and out is None and not push_to_hub:

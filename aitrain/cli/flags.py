@@ -1,45 +1,130 @@
-"""Flags of a command, made from the options of a job."""
+"""Flags: those that several commands have, those made of the options of a job, and the help that shows them."""
 
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Annotated
+import json
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
-from aitrain.cli.completion import VARIABLE
-from aitrain.options.option import Option, options_of
-from aitrain.options.section import Options
-from aitrain.options.value_types import REPEATED, TABLES
+from aitrain.errors import ConfigError
+from aitrain.runs.run_folder import RUNS
 
-BASH = "complete_bash"
-Command = Callable[..., int]
+if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter
+    from typer._click.core import Parameter
+
+    from aitrain.options.section import Options
+
+COMMON = {
+    "model", "rl_env", "peft", "lr", "rl_prompts_per_step", "rl_num_generations", "rl_max_new_tokens", "max_steps",
+    "use_vllm", "project_name", "decoding", "rl_temperature", "eval_cases", "eval_samples",
+}  # fmt: skip
+"""The most used options of jobs: the others are shown by --help-all only."""
+SHORT = {"eval_cases": "--cases", "eval_samples": "--samples"}
+"""Second names of flags."""
+FEW = 12
+"""Number of options of a job up to which the help shows all of them."""
+SHOWS_ALL = "shows all options"
+"""Key of a context whose help shows all options."""
+
+
+def run_names() -> list[str]:
+    """Names of the runs in runs/, for completion."""
+    return sorted(status.parent.name for status in Path(RUNS).glob("*/status.json"))
+
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", autocompletion=run_names, help="A run folder, or the name of a run in runs/.")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="YAML file with options; flags override it.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted command of this kind ended.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
+OptionsOnly = Annotated[
+    bool,
+    typer.Option("--options-only", help="Check options and files only, in a fraction of a second (with --dry-run)."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the result only.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the output of libraries and environment.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and all output at the end.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (aitrain options --schema events).")]
+
+
+@dataclass(frozen=True)
+class Verbosity:
+    """How much of a run its command shows. Quiet and verbose at the same time raise ConfigError."""
+
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+    as_json: bool = False
+    """Events as JSON lines on standard output, instead of a screen."""
+
+    def __post_init__(self) -> None:
+        if self.as_json and (self.quiet or self.verbose):
+            raise ConfigError("--json: leave out --quiet and --verbose, which are about the screen")
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose: give one of them")
+
+
+def print_json(value: object) -> None:
+    """Print a value for programs, in ASCII, so that it contains no control characters."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def group(sentence: str) -> typer.Typer:
+    """A command that has commands."""
+    made = typer.Typer(help=sentence, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+    made.callback()(lambda: None)  # else one command alone would be the group
+    return made
+
+
+# -- the options of a job
+
 Flag = str | bool | list[str] | None
 """A flag's value from Typer; None if it is not given."""
 
 
-def given_flags(flags: Mapping[str, Flag], **more: Flag) -> dict[str, Flag]:
-    """The options given on the command line; those of `more` come from flags of other names, and the flags win."""
-    given = {name: value for values in (more, flags) for name, value in values.items() if value not in (None, [])}
-    return {name: _only(name, value) for name, value in given.items()}
+def given_flags(flags: Mapping[str, Flag]) -> dict[str, object]:
+    """The options given on the command line; a single environment is no list."""
+    given: dict[str, object] = {name: value for name, value in flags.items() if value not in (None, [])}
+    match given.get("rl_env"):
+        case [place]:
+            given["rl_env"] = place
+    return given
 
 
-def _only(name: str, value: Flag) -> Flag:
-    """The value of a flag that may be repeated and was not; tables are lists of texts in any case."""
-    return value[0] if isinstance(value, list) and len(value) == 1 and name not in TABLES else value
-
-
-def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[[Command], Command]:
+def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[..., Callable[..., int]]:
     """Replace the `**flags` of a command by one parameter for each option of a job, so that Typer makes its flags; with
-    `names`, only for these."""
+    `names`, only for these. Values are text, as the job's class parses and checks them."""
+    from aitrain.options.option import options_of
 
-    def decorate(command: Command) -> Command:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        made = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
         options = [option for option in options_of(job) if names is None or option.name in names]
-        parameters = [*own, *map(_parameter, options)]
-        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
+        if len(options) > FEW:
+            made.append(_parameter("help_all", bool | None, HELP_ALL))
+        for option in options:
+            info = typer.Option(
+                f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
+                *filter(None, [SHORT.get(option.name)]),
+                help=f"{option.description} [{option.shown_default}]",
+                metavar=option.placeholder,
+                rich_help_panel=option.section,
+                autocompletion=_always(option.choices),
+            )
+            repeated = list[str] if option.is_repeated else str
+            made.append(_parameter(option.name, (bool if option.is_switch else repeated) | None, info))
+        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in made]
         vars(command)["__signature__"] = inspect.Signature(keywords)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
         return command
@@ -47,13 +132,55 @@ def with_options(job: type[Options], names: Collection[str] | None = None) -> Ca
     return decorate
 
 
-def _parameter(option: Option) -> inspect.Parameter:
-    """The parameter of an option. Values are text, as the job's class parses and checks them. The help text is for
-    shells that show it beside completions; commands have their own help pages."""
-    flags = f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag
-    description = option.description if os.environ.get(VARIABLE, BASH) != BASH else None
-    info = typer.Option(flags, help=description, autocompletion=lambda: list(option.choices))
-    kind: object = bool | None if option.is_switch else list[str] | None if option.name in REPEATED else str | None
-    return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
-    )
+def _always(choices: Iterable[str]) -> Callable[[], list[str]]:
+    return lambda: list(choices)
+
+
+def _parameter(name: str, kind: object, info: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[SHOWS_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit()
+
+
+HELP_ALL: object = typer.Option(
+    "--help-all", is_eager=True, expose_value=False, callback=_show_all, help="Show all options, and exit."
+)
+
+
+class SectionedCommand(TyperCommand):
+    """A command whose help has a section for each group of options; in brackets are defaults."""
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the options, and those of a job that are used rarely only with --help-all."""
+        parameters = self.get_params(ctx)
+        shows_all = SHOWS_ALL in ctx.meta or all(one.name != "help_all" for one in parameters)
+        shown = [one for one in parameters if shows_all or not _section(one) or one.name in COMMON]
+        write_options(ctx, formatter, shown)
+        if len(shown) < len(parameters):
+            formatter.write("\nAll options: --help-all. Options about something: aitrain options WORD\n")
+
+
+def _section(parameter: Parameter) -> str:
+    return getattr(parameter, "rich_help_panel", None) or ""
+
+
+def write_options(ctx: Context, formatter: HelpFormatter, parameters: Iterable[Parameter]) -> None:
+    """Write arguments and options, section by section."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in parameters:
+        if record := parameter.get_help_record(ctx):
+            own = "Arguments" if parameter.param_type_name == "argument" else "Command"
+            sections.setdefault(_section(parameter) or own, []).append(record)
+    indent = " " * 8
+    for title, records in sections.items():
+        formatter.write(f"\n{title}:\n")
+        for flags, text in records:  # a flag in a text stays in one piece
+            wrapped = textwrap.fill(
+                text, formatter.width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+            )
+            formatter.write(f"  {flags}\n{wrapped}\n")

@@ -1,4 +1,4 @@
-"""`aitrain`: its commands, and how errors are shown."""
+"""`aitrain`: its commands, which are imported when they are called, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
 
 import aitrain
-from aitrain.cli import completion
-from aitrain.cli.lazy_group import LazyGroup
+from aitrain import packages
+from aitrain.cli.flags import SectionedCommand
 from aitrain.errors import AitrainError, WorseError, did_you_mean, write_error_file
 
 if TYPE_CHECKING:
-    from typer.models import OptionInfo
+    from typer._click import Command, Context
 
 COMMANDS = {
     "grpo": "Train a model with GRPO on your environment.",
@@ -26,8 +27,7 @@ COMMANDS = {
     "eval": "Score models on the held-out cases of an environment.",
     "sweep": "Search the options of a run, one trial after another.",
     "plan": "Show what a run would do, and what it needs.",
-    "runs": "List the runs of a folder with status and scores.",
-    "show": "Show a run in the terminal: scores, curve, rollouts.",
+    "show": "Show a run in the terminal: scores, curve, rollouts; or list runs.",
     "reproduce": "Train a run again from its folder, and compare: the same bits?",
     "chat": "Talk to a trained model and its base, side by side.",
     "compare": "Compare models on the same cases: better, worse, and on which.",
@@ -35,25 +35,59 @@ COMMANDS = {
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
     "export": "Export a trained model: merged weights, the Hub.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
-    "options": "Search the options of a training by words.",
-    "schema": "Print the JSON schema of config files, for editors.",
+    "options": "Search the options of a training by words; JSON schemas of files.",
     "mcp": "Serve these commands as tools to a coding agent (MCP).",
     "env": "Write, check, play and inspect environments.",
     "data": "Datasets for the bundled environments, and a small pretrained model.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
+MODULES = {"demo": "recipe"}
+"""Modules of commands that are in the module of another one."""
+OTHER_COMMANDS = {
+    "llm": "aitrain grpo",
+    "train": "aitrain grpo",
+    "rl": "aitrain grpo",
+    "merge": "aitrain export",
+    "merge-llm-adapter": "aitrain export",
+    "infer": "aitrain chat",
+    "evaluate": "aitrain eval",
+    "api": "aitrain serve",
+    "runs": "aitrain show",
+    "schema": "aitrain options --schema",
+}
+"""Commands of other tools and of earlier versions, and what they are here."""
 
 LAUNCHED = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 """Variables of processes that torchrun, accelerate launch, srun or mpirun started."""
 
+
+class CommandGroup(TyperGroup):
+    """The commands by name and short help only, so that help starts at once."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """The called command, imported."""
+        if args and (command := OTHER_COMMANDS.get(args[0])):
+            ctx.fail(f"No such command '{args[0]}'. Here it is {command}.")
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        return name, placeholder and load_command(str(name)), rest
+
+
+def load_command(name: str) -> Command:
+    """The command as Typer parses it, with all its options."""
+    command = getattr(import_module(f"aitrain.cli.{MODULES.get(name, name)}"), name)
+    if not isinstance(command, typer.Typer):
+        function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
+        command.command(name, cls=SectionedCommand)(function)
+    return typer.main.get_command(command)
+
+
 app = typer.Typer(
-    cls=LazyGroup,
-    help="Fine-tune a language model with GRPO on a task of your own.",
+    cls=CommandGroup,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     context_settings={
         "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
     pretty_exceptions_enable=False,
@@ -62,35 +96,18 @@ for _name, _sentence in COMMANDS.items():
     app.command(_name, short_help=_sentence)(lambda: None)
 
 
-def _print_version(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        typer.echo(f"aitrain {aitrain.__version__}")
-        raise typer.Exit()
-
-
-def _print_constraints(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from aitrain.packages import CONSTRAINTS
-
-        typer.echo(CONSTRAINTS)
-        raise typer.Exit()
-
-
-def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], None]) -> OptionInfo:
-    option: OptionInfo = typer.Option(name, help=sentence, is_eager=True, callback=callback)
-    return option
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[bool, _flag("--version", "Show the version.", _print_version)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
     constraints: Annotated[
-        bool, _flag("--constraints", "Show the file of tested versions, for pip install -c.", _print_constraints)
+        bool, typer.Option("--constraints", help="Show the file of tested versions, for pip install -c.")
     ] = False,
-    install: Annotated[bool, _flag("--install-completion", "Set up shell completion.", completion.install)] = False,
-    show: Annotated[bool, _flag("--show-completion", "Print its script instead.", completion.show)] = False,
 ) -> None:
     """Fine-tune a language model with GRPO on a task of your own."""
+    if version:
+        typer.echo(f"aitrain {aitrain.__version__}")
+    if constraints:
+        typer.echo(packages.CONSTRAINTS)
 
 
 def main() -> None:
@@ -105,8 +122,6 @@ def main() -> None:
 
 
 def _run() -> int:
-    if completion.VARIABLE in os.environ:
-        completion.register()
     try:
         if any(name in os.environ for name in LAUNCHED):
             from aitrain.launch.launched_ranks import start_rank  # here, because no other process needs it
@@ -145,7 +160,7 @@ ARGUMENTS = {
     "run": ("run", "runs", "model", "models"),
     "env": ("env",),
     "rl_env": ("env",),
-    "output_dir": ("folder",),
+    "output_dir": ("folder", "run"),
 }
 """Arguments of commands, by the flags that other commands have for them."""
 

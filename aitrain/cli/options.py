@@ -1,46 +1,71 @@
-"""`aitrain options`: the options of a training, searched by words."""
+"""`aitrain options`: the options of a training, searched by words, and the JSON schemas of files."""
 
 from __future__ import annotations
 
-import json
-import shutil
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from aitrain.cli.flags import AsJson, print_json, write_options
 from aitrain.errors import ConfigError
+from aitrain.events import events_schema
+from aitrain.options.option import json_schema, options_of, options_with
+from aitrain.options.other_names import unknown_option
+from aitrain.options.train import TrainConfig
+from aitrain.runs.record_schemas import metrics_schema, rollouts_schema
+
+SCHEMAS: dict[str, Callable[[], dict[str, object]]] = {
+    "config": lambda: json_schema(TrainConfig),
+    "events": events_schema,
+    "rollouts": rollouts_schema,
+    "metrics": metrics_schema,
+}
 
 
 def options(
+    ctx: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="Words of a name or a description; unset: all.")
+        list[str] | None, typer.Argument(metavar="WORD...", help="Words of a name or a description; unset: all.")
     ] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON, with types and defaults.")] = False,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            autocompletion=lambda: list(SCHEMAS),
+            help="Print a JSON schema: of config, the files of --config; events, the lines of --json; rollouts or"
+            " metrics, the lines of a run folder.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> int:
     """Search the options of aitrain grpo.
 
     Shows those whose name or description has all words. A name of TRL, AITraining or Unsloth finds the option that
-    means the same.
-    """
-    from aitrain.options.documentation import (  # these here, because help needs none of them
-        as_entry,
-        help_text,
-        options_with,
-    )
-    from aitrain.options.option import options_of
-    from aitrain.options.other_names import unknown_option
-    from aitrain.options.train import TrainConfig
+    means the same. For an editor, save the schema of config beside the file, with `aitrain options --schema config >
+    config.schema.json`, and begin the file with the line
 
+    # yaml-language-server: $schema=config.schema.json
+    """
+    if schema is not None:
+        if schema not in SCHEMAS:
+            raise ConfigError(f"--schema {schema}: use one of {', '.join(SCHEMAS)}")
+        print_json(SCHEMAS[schema]())
+        return 0
     found = options_with(TrainConfig, words or [])
     if not found:
         message = unknown_option(f"--{(words or [''])[0].lstrip('-')}", TrainConfig.model_fields)
-        found = [name for name in TrainConfig.model_fields if f"--{name.replace('_', '-')}." in message]
+        found = [option for option in options_of(TrainConfig) if f"{option.flag}." in message]
         if not found:
             raise ConfigError(f"No option has {' and '.join(words or [])} in its name or description.")
     if as_json:
-        entries = [as_entry(option) for option in options_of(TrainConfig) if option.name in found]
-        typer.echo(json.dumps(entries, indent=2))
+        print_json([asdict(option) for option in found])
         return 0
-    typer.echo(help_text(TrainConfig, min(100, shutil.get_terminal_size().columns), found))
+    from aitrain.cli.main import load_command
+
+    names, formatter = {option.name for option in found}, ctx.make_formatter()
+    write_options(ctx, formatter, [one for one in load_command("grpo").params if one.name in names])
+    typer.echo(formatter.getvalue().strip("\n"))
     return 0

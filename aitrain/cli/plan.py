@@ -2,234 +2,242 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import resource
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
-from aitrain.batch import RolloutSize, schedule_cases
-from aitrain.cli.flags import Flag, with_options
-from aitrain.cli.grpo import NOT_CHECKED, checked_lines, plan_lines, train_options
-from aitrain.errors import AitrainError, ConfigError
-from aitrain.events import Failed
-from aitrain.launch.model_shape import read_model_shape
-from aitrain.launch.preflight import RunPlan, check
-from aitrain.launch.resource_estimate import (
-    MIB,
-    PROMPT,
-    device_memory,
-    estimate_disk,
-    estimate_memory,
-    format_bytes,
-    free_disk,
-    memory_savers,
-    processes_sharing,
-)
-from aitrain.options.documentation import help_text
+from aitrain.batch import RolloutSize
+from aitrain.cli.flags import AsJson, ConfigFile, Debug, Flag, OptionsOnly, given_flags, print_json, with_options
+from aitrain.options.algorithms import described
 from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
-from aitrain.runs.metrics_line import read_metrics
-from aitrain.runs.run_folder import RunFolder, read_object
-from aitrain.ui.duration import duration
+from aitrain.ui.escape_controls import escape_controls
 
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes of a unit of ru_maxrss."""
+if TYPE_CHECKING:
+    from aitrain.launch.preflight import RunPlan
 
-
-def _show_help(wanted: bool) -> None:
-    if wanted:
-        typer.echo(HELP + help_text(TrainConfig, min(100, shutil.get_terminal_size().columns)))
-        raise typer.Exit()
-
-
-HELP = """\
-Usage: aitrain plan [OPTIONS]
-
-  Show what a run would do, and what it needs of memory, disk and time:
-
-    aitrain plan --model tiny --rl-env path/to/file.py:Class --measure 3
-
-Command:
-  --config FILE
-        YAML file with options; flags override it.
-  --measure INTEGER
-        Train at least this number of steps in a temporary folder, to show how long the run would take.
-  --options-only
-        Check options and files only, in a fraction of a second; do not load the environment.
-  --debug
-        Show tracebacks and the libraries' output.
-  --json
-        Print a JSON object instead of lines.
-  -h, --help
-        Show this. A switch below has a --no- form as well; [..] is the default.
-
-"""
+Line: TypeAlias = tuple[str, str]
+"""The name of a line and its text; further lines of a name have none."""
 
 
 @with_options(TrainConfig)
 def plan(
-    config: Annotated[Path | None, typer.Option("--config")] = None,
-    measure: Annotated[int | None, typer.Option("--measure", min=2)] = None,
+    config: ConfigFile = None,
     *,
-    options_only: Annotated[bool, typer.Option("--options-only")] = False,
-    resume: Annotated[bool, typer.Option("--resume")] = False,
-    debug: Annotated[bool, typer.Option("--debug")] = False,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-    show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
+    options_only: OptionsOnly = False,
+    debug: Debug = False,
+    as_json: AsJson = False,
     **flags: Flag,
 ) -> int:
-    """Show what a run would do, and what it needs."""
-    if measure and options_only:
-        raise ConfigError("--measure: trains, so it cannot be combined with --options-only\nLeave one of them out.")
-    wanted = check(train_options(config, flags, resume))
-    lines = chain(
-        plan_lines(wanted),
-        _resource_lines(wanted),
-        _measured(wanted, measure, debug) if measure else _time_left(wanted),
-    )
-    found = checked_lines(wanted, options_only, debug)
-    if as_json:
-        typer.echo(json.dumps(_document(wanted, list(lines), list(found)), indent=2))
-        return 0
-    for line in chain(lines, found):
-        typer.echo(line)
+    """Show what a run would do, and what it needs of memory and disk.
+
+    aitrain plan --model tiny --rl-env path/to/file.py:Class
+    """
+    from aitrain.launch.preflight import check
+    from aitrain.options.reading import resolve
+
+    show_plan(check(resolve(TrainConfig, config, given_flags(flags))), options_only, debug, as_json)
     return 0
 
 
-def _document(wanted: RunPlan, lines: list[str], found: list[str]) -> dict[str, object]:
-    """The plan for programs: numbers as numbers, and every line of the text by its name."""
-    named: dict[str, list[str]] = {}
-    for line in "\n".join(lines).splitlines():
-        name = line[:12].strip() or next(reversed(named))
-        named.setdefault(name, []).append(line[13:].strip())
-    open_ends = [one.removeprefix(NOT_CHECKED) for one in found if one.startswith(NOT_CHECKED)]
-    return {
-        "options": wanted.config.changed(),
-        "processes": wanted.processes,
-        "gpus": list(wanted.gpus),
-        "completions_per_step": wanted.batch.completions_per_step,
-        "prompts_per_step": wanted.batch.prompts_per_step,
-        "lines": {name: "\n".join(texts) for name, texts in named.items()},
-        "notes": [one for one in found if not one.startswith(NOT_CHECKED)],
-        "not_checked": open_ends,
-    }
+def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = False) -> None:
+    """Show a plan, after it the notes of the process that checks it, and what is not checked.
 
+    Raises:
+        AitrainError: the run would be refused.
+    """
+    from aitrain.launch.preflight import not_checked
 
-# -- memory and disk
-
-
-def _resource_lines(wanted: RunPlan) -> Iterator[str]:
-    shape = read_model_shape(wanted.config.model)
-    if shape is None:
-        yield _line("memory", "unknown: this model's files are not on this machine, or not safetensors")
+    lines = chain(_run(plan), _needs(plan))
+    if as_json:
+        named: dict[str, list[str]] = {}
+        for name, text in lines:
+            named.setdefault(name or next(reversed(named)), []).append(text.strip())
+    else:
+        for name, text in lines:
+            typer.echo(f"{name:12} {text}")
+        sys.stdout.flush()  # the process takes seconds
+    notes = [f"! {note}" for note in plan.notes] + ([] if options_only else _dry_run(plan, debug))
+    left = list(not_checked(plan, with_environment=not options_only))
+    if not as_json:
+        for line in (*notes, *(f"not checked: {what}" for what in left)):
+            typer.echo(line)
         return
-    device = device_memory(wanted.gpus)
-    need = estimate_memory(shape, wanted.config, wanted.batch, device)
-    sharing = processes_sharing(wanted.processes, device)
+    document = {
+        "options": plan.config.changed(),
+        "processes": plan.processes,
+        "gpus": list(plan.gpus),
+        "completions_per_step": plan.batch.completions_per_step,
+        "prompts_per_step": plan.batch.prompts_per_step,
+        "lines": {name: "\n".join(texts) for name, texts in named.items()},
+        "notes": notes,
+        "not_checked": left,
+    }
+    print_json(document)
+
+
+def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
+    """The notes of a training process that loads all but the weights."""
+    from rich.console import Console
+
+    from aitrain.launch.dry_run import dry_run
+    from aitrain.launch.model_shape import folder_of
+
+    def show_output(text: str) -> None:
+        print(escape_controls(text), file=sys.stderr)
+
+    if folder_of(plan.config.model) is None:
+        print(f"loading the tokenizer of {plan.config.model}, which is not on this machine", file=sys.stderr)
+    with Console(stderr=True, highlight=False, markup=False).status("checking") as status:
+        notes = dry_run(
+            plan, show_output if debug else None, lambda phase: status.update(f"checking: {escape_controls(phase)}")
+        )
+    return [note.mark + escape_controls(note.text) for note in notes]
+
+
+# -- the run
+
+
+def _run(plan: RunPlan) -> Iterator[Line]:
+    config = plan.config
+    rollout = RolloutSize.of(config, plan.batch)
+    yield "model", config.model
+    yield from _named("environment", _environments(plan))
+    yield from _named("judges", _judges(plan))
+    yield "batch", str(plan.batch)
+    yield "rollout", str(rollout)
+    yield from _named("preset", described(config))
+    custom = config.custom_loss and f"{config.custom_loss}, averaged as {config.rl_loss_type}"
+    yield "loss", custom or str(config.loss)
+    kl = f"{config.rl_kl_estimator} x {config.rl_kl_coef:g} in the {config.rl_kl_in}"
+    yield "KL term", kl if config.rl_kl_coef else "none"
+    if config.rl_baseline == "leave_one_out":
+        yield "baseline", "the mean of the others in the group"
+    if config.rl_dual_clip is not None:
+        yield "dual clip", f"ratio at most {config.rl_dual_clip:g} where the advantage is negative"
+    if config.rl_entropy_coef:
+        yield "entropy", f"bonus x {config.rl_entropy_coef:g}"
+    if config.overlong_buffer is not None:
+        limit, first = config.rl_max_new_tokens, config.rl_max_new_tokens - config.overlong_buffer
+        yield "overlong", f"rewards fall by {config.rl_overlong_penalty:g} from {first} to {limit} tokens"
+    trained = "for LoRA" if config.peft else "for all weights"
+    yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
+    yield "steps", _steps(plan, rollout)
+    if config.custom_sampler:
+        yield "cases", f"chosen by {config.custom_sampler}"
+    if config.rl_sampling == "difficulty":
+        yield "cases", "drawn by how much their scores vary; an epoch is as many groups as there are cases"
+    if config.rl_sampling == "refill":
+        yield "cases", f"groups of equal scores are replaced, at most {config.rl_refill_limit} times in a batch"
+    if config.rl_ahead:
+        turns = "; weights are also loaded between turns" if config.rl_ahead_turns else ""
+        yield "ahead", f"the next rollout is sampled while one trains, with weights that are one rollout old{turns}"
+    if config.custom_callbacks:
+        yield "callbacks", config.custom_callbacks
+    machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
+    yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
+    if config.starts_vllm_servers:
+        from aitrain.launch.managed_server import servers_in_words
+
+        yield "vLLM servers", servers_in_words(plan)
+    yield "run folder", str(plan.folder.path if plan.folder else Path(config.output_dir) / config.project_name)
+    if plan.checkpoint:
+        yield "resumes from", str(plan.checkpoint)
+    if plan.is_done:
+        yield "left to do", "nothing"
+
+
+def _named(name: str, texts: Iterator[str]) -> Iterator[Line]:
+    """The lines of several texts, the first one with the name."""
+    for number, text in enumerate(texts):
+        yield "" if number else name, text
+
+
+def _environments(plan: RunPlan) -> Iterator[str]:
+    """Where the environment is; of several, the share of each in a batch, and in the held-out score."""
+    if not plan.sources:
+        yield "from Python"
+    shares, given = plan.config.env_shares, plan.config.environments
+    for name, source in plan.sources.items():
+        place = given[name].env_place if source.adapter else str(source.file or source.module)
+        yield f"{name}: {shares[name]:.1%} of the prompts, {place}" if len(plan.sources) > 1 else place
+
+
+def _judges(plan: RunPlan) -> Iterator[str]:
+    """What scores the rows of `--rl-env rows:FILE`."""
+    for name, source in plan.sources.items():
+        if source.adapter is not None and source.adapter.name == "rows":
+            from aitrain.environment.judges.judge_set import Judges
+
+            settings: Mapping[str, Any] = plan.config.environments[name].rl_env_config or {}
+            yield f"{name and name + ': '}{Judges.described(settings.get('judges'))}"
+
+
+def _steps(plan: RunPlan, rollout: RolloutSize) -> str:
+    """Number of steps, and what ends the run earlier."""
+    config = plan.config
+    updates = config.trl_integer("num_iterations", 1)
+    repeated = f" x {updates} updates with each batch" if updates > 1 else ""
+    rounded = "rounded up to whole rollouts" if rollout.steps > 1 else "rounded up"
+    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, {rounded}"
+    ends = [f"a held-out score whose interval begins at {config.until:g} or above"] if config.until is not None else []
+    if config.patience is not None:
+        ends.append(f"{config.patience} evaluations in a row without a better one")
+    every = f"{config.eval_steps} steps" if config.eval_strategy == "steps" else "epoch"
+    earlier = f", fewer after {' or '.join(ends)}; an evaluation every {every}" if ends else ""
+    return f"{config.max_steps or cases}{earlier}"
+
+
+# -- what it needs
+
+
+def _needs(plan: RunPlan) -> Iterator[Line]:
+    """Memory and disk."""
+    from aitrain.launch.model_shape import read_model_shape
+    from aitrain.launch.resource_estimate import (
+        MIB,
+        PROMPT,
+        device_memory,
+        estimate_disk,
+        estimate_memory,
+        format_bytes,
+        free_disk,
+        memory_savers,
+        processes_sharing,
+    )
+
+    config = plan.config
+    shape = read_model_shape(config.model)
+    if shape is None:
+        yield "memory", "unknown: this model's files are not on this machine, or not safetensors"
+        return
+    device = device_memory(plan.gpus)
+    need = estimate_memory(shape, config, plan.batch, device)
+    sharing = processes_sharing(plan.processes, device)
     free = "" if device.free is None else f", {format_bytes(device.free)} free"
-    yield _line("shape", str(shape))
+    yield "shape", str(shape)
     each = f" for each of {sharing} processes" if sharing > 1 else ""
-    config, prompt = wanted.config, wanted.config.rl_max_prompt_length
-    prompts = f"prompts of {prompt}" if prompt else f"prompts of {PROMPT} (assumed; --rl-max-prompt-length)"
-    lengths = f"{prompts} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
-    yield _line("memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {lengths}")
+    prompt = f"{config.rl_max_prompt_length or f'{PROMPT} (assumed; --rl-max-prompt-length)'}"
+    lengths = (
+        f"prompts of {prompt} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
+    )
+    yield "memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {lengths}"
     phases = {f"{name} (the largest of these counts)": size for name, size in need.phases.items()}
-    parts = [*need.stay.items(), *phases.items()]
-    yield from (_line("", f"{format_bytes(size):>10} {name}") for name, size in parts if size >= MIB)
+    for name, size in {**need.stay, **phases}.items():
+        if size >= MIB:
+            yield "", f"{format_bytes(size):>10} {name}"
     if need.merging == need.peak:
-        yield _line("", f"{format_bytes(need.merging):>10} at the end, while the adapter is merged")
-    for flag, saved in memory_savers(shape, wanted.config, wanted.batch, device)[:4]:
-        yield _line("", f"{'-' + format_bytes(saved):>10} with {flag}")
-    room = estimate_disk(shape, config, wanted.batch)
+        yield "", f"{format_bytes(need.merging):>10} at the end, while the adapter is merged"
+    for flag, saved in memory_savers(shape, config, plan.batch, device)[:4]:
+        yield "", f"{'-' + format_bytes(saved):>10} with {flag}"
+    room = estimate_disk(shape, config, plan.batch)
     if config.distributed_backend == "fsdp2":
-        sizes = f"over {wanted.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
-        yield _line("sharding", f"{sizes}; {fsdp_settings(config, shape.weights)}")
+        sizes = f"over {plan.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
+        yield "sharding", f"{sizes}; {fsdp_settings(config, shape.weights)}"
     rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
     kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}"
-    yield _line("disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free")
-
-
-# -- time
-
-
-def _time_left(wanted: RunPlan) -> Iterator[str]:
-    """Estimate the time from the run folder of this name, if it has timed steps."""
-    folder = RunFolder(Path(os.path.expanduser(wanted.config.output_dir)) / wanted.config.project_name)
-    status = read_object(folder.status)
-    pace, steps, step = _pace(folder), status.get("steps"), status.get("step")
-    if pace is None:
-        count = _whole_rollouts(3, wanted)
-        yield _line("time", f"unknown: --measure {count} trains {count} steps to measure it")
-    elif isinstance(steps, int) and isinstance(step, int) and status.get("status") != "finished":
-        yield _line("time", f"{duration(pace)} a step in {folder.path}: {duration(pace * (steps - step))} left there")
-    else:
-        yield _line("time", f"{_whole(pace, wanted, steps)} as in {folder.path}")
-
-
-def _whole(pace: float, wanted: RunPlan, steps: object) -> str:
-    count = wanted.config.max_steps or steps
-    whole = f", {duration(pace * count)} for {count} steps" if isinstance(count, int) else ""
-    return f"{pace:.2f}s a step{whole}, without scoring held-out cases,"
-
-
-def _pace(folder: RunFolder) -> float | None:
-    """Seconds per step, without the first line of metrics, as first steps are slow."""
-    timed = [(line.step, line.seconds) for line in read_metrics(folder.metrics) if line.seconds is not None]
-    if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
-        return None
-    (first, start), (last, end) = timed[0], timed[-1]
-    return (end - start) / (last - first)
-
-
-def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
-    """Train some steps in a temporary folder, and measure time and memory."""
-    if wanted.config.resume_from_checkpoint is not None:
-        raise ConfigError("--measure: cannot be combined with --resume-from-checkpoint\nLeave one of them out.")
-    count = _whole_rollouts(count, wanted)
-    with tempfile.TemporaryDirectory(prefix="aitrain-plan-") as parent:
-        short = {"max_steps": count, "eval_cases": 0, "eval_strategy": "no", "save_strategy": "no", "log": "none"}
-        quiet = {"output_dir": parent, "merge_adapter": False, "push_to_hub": False, "logging_steps": 1}
-        folder = _train(replace(wanted, config=wanted.config.model_copy(update=short | quiet)), debug)
-        pace, cases = _pace(folder), read_object(folder.result).get("train_cases")
-    if pace is None:
-        raise AitrainError("--measure: no step could be timed")
-    steps = schedule_cases(wanted.config, wanted.batch, cases).steps if isinstance(cases, int) else None
-    rollout = RolloutSize.of(wanted.config, wanted.batch).steps
-    sampled = f", with a rollout every {rollout}" if rollout > 1 else ""
-    yield _line("time", f"{_whole(pace, wanted, steps)} measured in {count} steps{sampled}")
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
-    yield _line("", f"{format_bytes(peak):>10} of the CPU's memory were used at most by a process")
-
-
-def _whole_rollouts(count: int, wanted: RunPlan) -> int:
-    """At least this number of steps, so that after the first one, which is slow, whole rollouts are timed."""
-    steps = RolloutSize.of(wanted.config, wanted.batch).steps
-    return 1 + steps * math.ceil((count - 1) / steps)
-
-
-def _train(short: RunPlan, debug: bool) -> RunFolder:
-    from aitrain.launch.ray_processes import launcher_of
-
-    with short.open_folder() as folder:
-        end = launcher_of(short)(short, folder, lambda event: None).run()  # its events are not shown
-    if debug:
-        typer.echo(folder.log.read_text(encoding="utf-8", errors="replace"), err=True)
-    if isinstance(end, Failed):
-        error = AitrainError(end.message)
-        error.exit_code = end.exit_code
-        raise error
-    return folder
-
-
-def _line(name: str, text: str) -> str:
-    return f"{name:12} {text}"
+    yield "disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"

@@ -1,103 +1,108 @@
-"""`aitrain recipe`: settings for known tasks, each with its environment, hardware and expected scores."""
+"""`aitrain recipe`: settings for known tasks, each with its environment, hardware and scores; `aitrain demo`."""
 
 from __future__ import annotations
 
-import json
-from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
-from aitrain.cli.flags import Flag, given_flags, with_options
-from aitrain.cli.verbosity import Verbosity
-from aitrain.errors import ConfigError
-from aitrain.options.train import TrainConfig
-from aitrain.ui.loading import loading
-
-recipe = typer.Typer(
-    help="Settings for known tasks, each with its environment, hardware and expected scores.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
+from aitrain.cli.flags import (
+    AsEvents,
+    AsJson,
+    Debug,
+    DryRun,
+    Flag,
+    Quiet,
+    SectionedCommand,
+    Verbose,
+    Verbosity,
+    given_flags,
+    group,
+    print_json,
+    with_options,
 )
+from aitrain.cli.grpo import train
+from aitrain.options.reading import resolve
+from aitrain.options.recipes import read_recipe, recipes
+from aitrain.options.train import TrainConfig
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")]
+
+recipe = group("Settings for known tasks, each with its environment, hardware and expected scores.")
 
 
-@recipe.callback()
-def _group() -> None:
-    """Settings for known tasks, each with its environment, hardware and expected scores."""
-
-
-@recipe.command("list")
-def recipe_list(
-    *, as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False
-) -> int:
+@recipe.command("list", cls=SectionedCommand)
+def recipe_list(*, as_json: AsJson = False) -> int:
     """List the recipes."""
-    from aitrain.options.recipes import recipes  # here, because help needs none of it
-
-    found = recipes()
     if as_json:
-        typer.echo(json.dumps([one.facts() for one in found], indent=2))
+        print_json([one.document() for one in recipes()])
         return 0
-    for one in found:
-        typer.echo(f"{one.name:14} {one.title}\n{'':14} {one.about}")
+    for one in recipes():
+        typer.echo(f"{one.name:14} {one.facts['title']}\n{'':14} {one.facts['about']}")
     return 0
 
 
-@recipe.command()
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")],
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
-) -> int:
+@recipe.command(cls=SectionedCommand)
+def show(name: Name, *, as_json: AsJson = False) -> int:
     """Show a recipe: hardware, minutes, expected scores with their source, options and command."""
-    from aitrain.options.recipes import read_recipe
-
     found = read_recipe(name)
     if as_json:
-        typer.echo(json.dumps(found.facts(), indent=2))
+        print_json(found.document())
         return 0
-    facts = found.facts()
-    for key in ("title", "about", "hardware", "minutes", "before", "after", "source"):
-        typer.echo(f"{key:9} {facts[key]}")
-    typer.echo(f"{'measured':9} {'by us' if found.is_measured else 'not by us'}")
-    typer.echo(f"{'command':9} {found.command}")
-    typer.echo(f"{'options':9} {found.config}\n")
+    measured = "by us" if found.is_measured else "not by us"
+    more = {"measured": measured, "command": f"aitrain recipe run {name}", "options": str(found.config)}
+    for key, text in {**found.facts, **more}.items():
+        if text:
+            typer.echo(f"{key:9} {text}")
+    typer.echo()
     typer.echo(found.config.read_text(encoding="utf-8").partition("\n")[2].rstrip())
     return 0
 
 
-@recipe.command()
+@recipe.command(cls=SectionedCommand)
 @with_options(TrainConfig)
 def run(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")],
+    name: Name,
     tiny: Annotated[bool, typer.Option("--tiny", help="With the tiny model, in seconds on the CPU.")] = False,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and train nothing.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the last line only.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries print as well.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write events as JSON lines.")] = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    as_json: AsEvents = False,
     **flags: Flag,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
-    with loading("checking the options", quiet):
-        from aitrain.launch.preflight import check
-        from aitrain.options.reading import resolve
-        from aitrain.options.recipes import read_recipe
+    options = resolve(TrainConfig, None, given_flags(flags), read_recipe(name).options(tiny))
+    return train(options, Verbosity(quiet, verbose, debug, as_json), dry_run)
 
-        found = read_recipe(name)
-        options = resolve(TrainConfig, None, given_flags(flags), found.options(tiny))
-    if dry_run and as_json:
-        raise ConfigError("--json: a dry run of a recipe is text; leave it out")
-    if dry_run:
-        from aitrain.cli.grpo import checked_lines, plan_lines
 
-        plan = check(options)
-        for line in (*plan_lines(plan), *checked_lines(plan, False, debug)):
-            typer.echo(line)
-        return 0
-    with loading("starting", quiet):
-        from aitrain.cli.running import start
+DEMO: dict[str, object] = {
+    "model": "tiny",
+    "rl_env": "envs.arithmetic",
+    "rl_prompts_per_step": 16,
+    "rl_num_generations": 8,
+    "batch_size": 128,
+    "rl_max_new_tokens": 8,
+    "rl_kl_coef": 0.0,
+    "rl_loss_type": "dapo",
+    "lr": 4e-4,
+    "max_steps": 80,
+    "eval_cases": 200,
+    "eval_strategy": "no",
+    "disable_gradient_checkpointing": True,
+    "project_name": "demo",
+}
 
-    with ExitStack() as locks:
-        return start(check(options, locks=locks), Verbosity(quiet, verbose, debug, as_json))
+
+@with_options(TrainConfig, {"seed", "project_name", "output_dir"})
+def demo(
+    *,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    as_json: AsEvents = False,
+    **flags: Flag,
+) -> int:
+    """Teach the tiny model to add, in about a minute on two CPU cores."""
+    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), Verbosity(quiet, verbose, debug, as_json))

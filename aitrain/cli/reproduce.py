@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aitrain.cli.completion import run_names
-from aitrain.cli.verbosity import Verbosity
+from aitrain.cli.flags import AsJson, Debug, Quiet, RunName, Verbose, Verbosity, print_json, run_names
 from aitrain.errors import ConfigError, WorseError
-from aitrain.ui.loading import loading
 
 if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
@@ -24,10 +21,7 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", autocompletion=run_names, help="A run folder, or the name of a run in runs/."),
-    ],
+    run: RunName,
     again: Annotated[
         str | None,
         typer.Argument(
@@ -35,10 +29,10 @@ def reproduce(
         ),
     ] = None,
     *,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the comparison only.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries print as well.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as a JSON object.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    as_json: AsJson = False,
 ) -> int:
     """Train a run again from its folder, and compare records, metrics and weights."""
     from aitrain.runs.reproduction import compare_repetition  # here, because help needs none of it
@@ -51,7 +45,7 @@ def reproduce(
         return code
     compared = compare_repetition(before, after)
     if as_json:
-        typer.echo(json.dumps(compared.to_json(), indent=2))
+        print_json(compared.to_json())
     else:
         _print(compared)
     if first := compared.first_difference:
@@ -81,23 +75,21 @@ def _ended_run(name: str) -> RunFolder:
 
 def _train_again(before: RunFolder, verbosity: Verbosity) -> tuple[int, RunFolder]:
     """Train with the options and the environment of a run, in a new folder beside it; returns the exit code as well."""
-    with ExitStack() as locks:
-        with loading("checking the options", verbosity.quiet):
-            from aitrain.launch.preflight import check
-            from aitrain.runs.new_folder import new_run_folder
+    from aitrain.cli.running import train_here
+    from aitrain.launch.preflight import check
+    from aitrain.runs.new_folder import new_run_folder
 
-            options, notes = _options(before)
-            plan = check(options)
-            folder = locks.enter_context(new_run_folder(options))
-            plan = replace(plan, folder=folder, notes=(*notes, *plan.notes))
-        with loading("starting", verbosity.quiet):
-            from aitrain.cli.running import start
-        return start(plan, verbosity), folder
+    options, notes = _options(before)
+    plan = check(options)
+    with new_run_folder(options) as folder:
+        plan = replace(plan, folder=folder, notes=(*notes, *plan.notes))
+        return train_here(plan, verbosity), folder
 
 
 def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
     """The options of the repetition, and notes on what is known to differ already."""
     from aitrain.options.environment import named_place
+    from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
     from aitrain.runs.environment_source import package_version
     from aitrain.runs.model_reference import ModelReference, run_options
@@ -126,7 +118,7 @@ def _options(before: RunFolder) -> tuple[TrainConfig, list[str]]:
         place = _place(str(given or ""), made, before.environment_source, notes)
         if place != (given or ""):
             options |= {"rl_env": place, "rl_env_class": None, "rl_env_module": None}
-    return TrainConfig.read(options), notes
+    return resolve(TrainConfig, None, options), notes
 
 
 def _place(place: str, made: dict[str, Any], kept: Path, notes: list[str]) -> str:

@@ -9,75 +9,78 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from aitrain.cli.completion import run_names
+from aitrain import packages
+from aitrain.cli.flags import AsJson, Flag, given_flags, run_names, with_options
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.options.generation import VLLMOptions
+from aitrain.options.reading import resolve
+from aitrain.options.run import ModelOptions
 
-if TYPE_CHECKING:
-    from aitrain.vllm.server_process import ServerConfig
-
-PORT = 8000
 POLL_SECONDS = 0.5
-MODEL_HELP = "A run, a checkpoint, an adapter, a folder with a whole model, or a Hub name."
-LENGTH_HELP = "Maximum tokens of prompt and completion together; unset: as in training, else what fits."
+RECORDED = ("dtype", "model_max_length")
+"""Options that are those of the training, unless they are given."""
 
 
+class ServeConfig(ModelOptions, VLLMOptions):
+    """The options of a training that serving has as well."""
+
+
+@with_options(ServeConfig, {*RECORDED, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "trust_remote_code"})
 def serve(
-    model: Annotated[str, typer.Argument(metavar="RUN", autocompletion=run_names, help=MODEL_HELP)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run, a checkpoint, an adapter, a folder with a whole model, or a Hub name.",
+        ),
+    ],
     *,
     print_only: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
-    dtype: Annotated[str | None, typer.Option(help="Type of the weights; unset: as in training.")] = None,
-    model_max_length: Annotated[int | None, typer.Option(min=1, help=LENGTH_HELP)] = None,
-    vllm_gpu_memory_utilization: Annotated[float, typer.Option(help="Fraction of each GPU's memory.")] = 0.9,
-    vllm_tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the model.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print command and address as JSON lines.")] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    as_json: AsJson = False,
+    **flags: Flag,
 ) -> int:
     """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
 
     Prints vLLM's command first. Clients must send a key: VLLM_API_KEY of the environment, else a random one, which is
-    shown.
+    shown. Type and length are those of the training where they are not given.
     """
     from aitrain.launch.nvidia import visible_gpus  # these here, because help needs none of them
     from aitrain.named_models import named_folder
-    from aitrain.packages import installed
-    from aitrain.runs.export_request import DTYPES
     from aitrain.runs.model_reference import read_model, run_options
+    from aitrain.vllm.addresses import KEY_VARIABLE
     from aitrain.vllm.server_arguments import common_arguments
-    from aitrain.vllm.server_process import ServerConfig
+    from aitrain.vllm.server_process import ServerConfig, running
     from aitrain.vllm.serving import adapter_arguments, adapter_rank, shell_command
 
-    if dtype not in (None, "auto", *DTYPES):
-        raise ConfigError(f"--dtype {dtype}: use one of auto, {', '.join(DTYPES)}")
-    reference = read_model(model)
+    reference, gpus = read_model(model), visible_gpus()
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")
+    recorded = {name: value for name, value in run_options(reference).items() if name in RECORDED}
+    config = resolve(ServeConfig, None, given_flags(flags), recorded)
     folder = named_folder(reference.base) or Path(reference.base).expanduser()
-    options, gpus = run_options(reference), visible_gpus()
-    recorded, length = options.get("dtype"), options.get("model_max_length")
-    trained_in = recorded if isinstance(recorded, str) and recorded != "auto" else "auto" if gpus else "float32"
     name = reference.base if reference.kind == "hub" else reference.label
     base = folder.name if folder.is_dir() and named_folder(reference.base) is None else reference.base
     if base == name and reference.adapter is not None:
         base = f"{name}-base"
-    gpus = gpus[:vllm_tensor_parallel_size]
+    gpus = gpus[: config.vllm_tensor_parallel_size]
     arguments = common_arguments(
         str(folder.resolve()) if folder.is_dir() else reference.base,
         gpus,
         lora_rank=adapter_rank(reference),
-        dtype=dtype or trained_in,
-        memory=vllm_gpu_memory_utilization,
-        tensor_parallel=vllm_tensor_parallel_size,
-        trust_remote_code=trust_remote_code,
+        dtype=config.dtype if gpus or config.dtype != "auto" else "float32",
+        memory=config.vllm_gpu_memory_utilization or 0.9,
+        tensor_parallel=config.vllm_tensor_parallel_size,
+        trust_remote_code=config.trust_remote_code,
     )
-    arguments["max_model_len"] = model_max_length or (length if isinstance(length, int) else "auto")
+    arguments["max_model_len"] = config.model_max_length or "auto"
     arguments |= adapter_arguments(reference, name)
     first = name if reference.adapter is None else base
     plan = ServerConfig(arguments, Path(os.devnull), gpus, first, takes_weights=False)
@@ -85,40 +88,30 @@ def serve(
     typer.echo(json.dumps({"command": command}) if as_json else command)
     if print_only:
         return 0
-    if installed("vllm") is None:
+    if packages.installed("vllm") is None:
         raise ConfigError('vLLM is not installed here: pip install "aitrain[vllm]", or run the command where it is.')
-    _check_port(port)
+    check_port(port)
     handle, log = tempfile.mkstemp(prefix="aitrain-serve-", suffix=".log")
     os.close(handle)
-    return _serve(replace(plan, log=Path(log)), name, port, as_json)
-
-
-def _check_port(port: int) -> None:
-    """Check that nothing listens on the port: vLLM would share it with another vLLM without an error."""
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ConfigError(
-                f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}\nChoose another with --port."
-            ) from None
-
-
-def _serve(plan: ServerConfig, name: str, port: int, as_json: bool) -> int:
-    """Run the server until Ctrl-C, SIGTERM, or its own end."""
-    from aitrain.vllm.addresses import KEY_VARIABLE
-    from aitrain.vllm.server_process import running
-
+    plan = replace(plan, log=Path(log))
     for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore Ctrl-C by default
         signal.signal(number, signal.default_int_handler)
     typer.echo(f"vLLM's output is in {plan.log}", err=True)
     with running([plan], _show_progress, port) as (server,):
         try:
             key = {} if os.environ.get(KEY_VARIABLE) else {KEY_VARIABLE: plan.key}
-            base = None if name == plan.name else plan.name
-            up = {"url": f"{server.url}/v1", "model": name, "base": base, **key}
-            typer.echo(json.dumps(up) if as_json else _introduction(name, base, server.url, key))
+            if as_json:
+                shown_base = None if first == name else first
+                typer.echo(json.dumps({"url": f"{server.url}/v1", "model": name, "base": shown_base, **key}))
+            else:
+                typer.echo(f"\nserving at {server.url}/v1  (stop with Ctrl-C)\n  model {name}")
+                if first != name:
+                    typer.echo(f"  model {first}, the base without the adapter")
+                for variable, value in key.items():
+                    typer.echo(f"  export {variable}={value}")
+                request = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+                curl = f"curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{request}'"
+                typer.echo(f'  {curl} -H @- <<< "Authorization: Bearer $VLLM_API_KEY"')  # the key in no argument
             while (code := server.poll()) is None:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
@@ -129,17 +122,21 @@ def _serve(plan: ServerConfig, name: str, port: int, as_json: bool) -> int:
     raise RunFailed(f"vLLM's server ended by itself ({how})\nSee {plan.log}")
 
 
+def check_port(port: int) -> None:
+    """Check that nothing listens on the port: vLLM would share it with another vLLM without an error.
+
+    Raises:
+        ConfigError: something does.
+    """
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(("127.0.0.1", port))
+        except OSError as error:
+            why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
+            raise ConfigError(f"{why}\nChoose another with --port.") from None
+
+
 def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         typer.echo(f"\r{text}", nl=False, err=True)
-
-
-def _introduction(name: str, base: str | None, url: str, key: Mapping[str, str]) -> str:
-    """The address, the models, a key that was made, and a first request, which has the key in no argument."""
-    request = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
-    lines = [f"\nserving at {url}/v1  (stop with Ctrl-C)", f"  model {name}"]
-    if base is not None:
-        lines.append(f"  model {base}, the base without the adapter")
-    lines += [f"  export {variable}={value}" for variable, value in key.items()]
-    curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{request}'"
-    return "\n".join([*lines, f'  {curl} -H @- <<< "Authorization: Bearer $VLLM_API_KEY"'])

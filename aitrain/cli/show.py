@@ -1,43 +1,47 @@
-"""`aitrain show`: a run and its rollouts in the terminal."""
+"""`aitrain show`: a run and its rollouts in the terminal, or the runs of a folder, one line each."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from aitrain.cli.completion import run_names
-from aitrain.cli.pager import page, rendered
+from aitrain.cli.flags import AsJson, print_json, run_names
 from aitrain.errors import ConfigError
+from aitrain.runs.run_folder import RUNS
+from aitrain.ui.duration import duration
 
 if TYPE_CHECKING:
-    from aitrain.runs.rollout_index import RolloutIndex
+    from aitrain.runs.run_list import Run
 
-
-@dataclass(frozen=True)
-class Asked:
-    """The options of the command: a filter of episodes; without options, the run itself is shown."""
-
-    step: int | None
-    case: str | None
-    worst: bool
-    failed: bool
-    limit: int | None
-
-    @property
-    def is_overview(self) -> bool:
-        """Whether the run itself is shown, and no episodes."""
-        return self.step is None and self.case is None and not (self.worst or self.failed)
+DAY = 86400
+COLOURS = {
+    "running": "green",
+    "failed": "red",
+    "stalled": "red",
+    "dead": "red",
+    "damaged": "red",
+    "stopped": "yellow",
+}
 
 
 def show(
     run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", autocompletion=run_names, help="A run folder, or the name of a run in runs/."),
-    ],
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=run_names,
+            help="A run folder, or the name of a run in runs/; a folder with runs, or a sweep: these. [runs]",
+        ),
+    ] = None,
     *,
     step: Annotated[int | None, typer.Option(help="The rollouts of this step, group by group.")] = None,
     case: Annotated[
@@ -46,68 +50,104 @@ def show(
     worst: Annotated[bool, typer.Option("--worst", help="Sort by score, lowest first.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Episodes that the environment failed on.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the run, or the records of episodes.")] = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Show a run in the terminal: scores, curve, rollouts."""
-    from aitrain.runs.rollout_index import RolloutIndex  # here, because help needs none of it
-    from aitrain.ui.run_registry import is_run, places
+    """Show a run in the terminal: scores, curve, rollouts; or list the runs of a folder with status and scores."""
+    from aitrain.runs.run_list import runs_in
+    from aitrain.ui.run_registry import is_run, is_sweep, places
 
-    (folder,) = places([run])
-    if not is_run(folder):
-        raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain runs {folder}")
-    asked, rollouts = Asked(step, case, worst, failed, limit), RolloutIndex(folder / "rollouts")
+    folder = places([run])[0] if run is not None else Path(RUNS)
+    has_filter = step is not None or case is not None or worst or failed
+    if not is_run(folder) or is_sweep(folder):
+        if has_filter:
+            raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain show {folder}")
+        _list(runs_in(folder) if folder.exists() else [], folder, as_json)
+        return 0
+    from aitrain.runs.rollout_index import RolloutIndex  # here, as the list needs none of these
+    from aitrain.ui.episodes import Query, find
+    from aitrain.ui.overview import Overview
+    from aitrain.ui.transcript import episodes, run_texts
+    from aitrain.ui.transcript import worst as by_score
+
+    rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
-    numbers = None if asked.is_overview else _numbers(rollouts, asked)
-    (_print_json if as_json else _print)(folder, rollouts, numbers)
+    console = Console(highlight=False)
+    if not has_filter:
+        if as_json:
+            print_json(Overview(folder, rollouts).to_json())
+        else:
+            page(console, run_texts(Overview(folder, rollouts), rollouts))
+        return 0
+    query = Query(
+        eval_phase="" if step is None else "training",
+        step=step,
+        case=case or "",
+        failure="any" if failed else "",
+    )
+    numbers = (by_score(rollouts, query) if worst else find(rollouts, query))[:limit]
+    if as_json:
+        print_json([rollouts.record(rollouts.entries[number]).to_json() for number in numbers])
+    elif numbers:
+        page(console, episodes(rollouts, numbers))
+    else:
+        typer.echo("There are no such episodes.")
     return 0
 
 
-def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
-    from aitrain.ui.episodes import Query, find
-    from aitrain.ui.transcript import worst
-
-    steps = sorted({entry.step for entry in rollouts.entries if not entry.eval_phase})
-    if asked.step is not None and asked.step not in steps:
-        known = f"it has rollouts of steps {steps[0]} to {steps[-1]}" if steps else "it has no rollouts of training"
-        raise ConfigError(f"step: there are no rollouts of step {asked.step}: {known}")
-    query = Query(
-        eval_phase="training" if asked.step is not None else "",
-        step=asked.step,
-        case=asked.case or "",
-        failure="any" if asked.failed else "",
-    )
-    found = worst(rollouts, query) if asked.worst else find(rollouts, query)
-    if asked.case is not None and not find(rollouts, Query(case=asked.case)):
-        raise ConfigError(f"case: there is no episode of case {asked.case}")
-    return found[: asked.limit]
+def page(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Show a long text with the user's pager, or print it where output is no terminal."""
+    os.environ.setdefault("LESS", "FRX")  # with colours, and exit if the text fits on one screen
+    with console.pager(styles=True):
+        for part in parts:
+            console.print(part, soft_wrap=not console.is_terminal)
 
 
-def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
-    """Print JSON in ASCII, so that it contains no control characters."""
-    from aitrain.ui.overview import Overview
+# -- the runs of a folder
 
-    if numbers is None:
-        typer.echo(json.dumps(Overview(folder, rollouts).to_json(), indent=2))
+
+def _list(runs: Sequence[Run], folder: Path, as_json: bool) -> None:
+    """Print one line for each run; a name that is too long loses its end."""
+    if as_json:
+        print_json([asdict(run) for run in runs])
         return
-    separator = "[\n"
-    for number in numbers:
-        typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number]).to_json()), nl=False)
-        separator = ",\n"
-    typer.echo("\n]" if numbers else "[]")
-
-
-def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
-    from rich.console import Console
-
-    from aitrain.ui.overview import Overview
-    from aitrain.ui.transcript import episodes, run_texts
-
-    console = Console(highlight=False)
-    if numbers is None:
-        shown = run_texts(Overview(folder, rollouts), rollouts)
-    elif numbers:
-        shown = episodes(rollouts, numbers)
-    else:
-        typer.echo("There are no such episodes.")
+    if not runs:
+        typer.echo(f"There are no runs in {folder}.")
         return
-    page(rendered(console, shown))
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("run")  # the only one that may be narrower than its cells
+    for name in ("status", "step", "", "scores", "age", "host"):
+        table.add_column(name, justify="right" if name in ("step", "age") else "left", no_wrap=True)
+    for run in runs:
+        steps = "" if run.step is None else f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
+        is_elsewhere = run.status in ("running", "stalled") and (run.nodes or run.host != socket.gethostname())
+        others = f" +{len(run.nodes) - 1}" if run.nodes else ""
+        age = "" if run.age is None else duration(run.age).split()[0]
+        if run.age is not None and run.age >= DAY:
+            age = f"{int(run.age // DAY)}d"
+        table.add_row(
+            Text(_printable(run.name), no_wrap=True, overflow="ellipsis"),
+            Text(run.status, COLOURS.get(run.status, "")),
+            steps,
+            *_scores(run),
+            age,
+            _printable(f"{run.host}{others}") if is_elsewhere else "",
+        )
+    Console(highlight=False, markup=False).print(table)
+
+
+def _printable(text: str) -> str:
+    """A name without control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _scores(run: Run) -> tuple[str, str]:
+    """What the scores are, and the held-out ones if there is one after training, else the reward of the first and of
+    the last step. An eval has one score, a sweep those of its best trial."""
+    before, after = run.score_before, run.score_after
+    kind = "held-out" if run.job == "grpo" else run.job
+    if run.job == "grpo" and after is None:
+        kind, before, after = "reward", run.reward_first, run.reward_last
+    if after is None:
+        return "" if run.job == "grpo" else kind, ""
+    first, last = ("-" if score is None else f"{score:.3f}" for score in (before, after))
+    return kind, last if run.job == "eval" else f"{first} -> {last}"

@@ -7,17 +7,14 @@ import os
 import signal
 import sys
 import webbrowser
+from contextlib import suppress
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from aitrain.cli.completion import run_names
+from aitrain.cli.flags import AsJson, run_names
 from aitrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from aitrain.ui.run_registry import RunRegistry
-    from aitrain.ui.server import PageServer
 
 PORT = 8765
 TRIES = 20
@@ -32,15 +29,23 @@ def view(
     ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show runs as a page in the browser, on 127.0.0.1 only.
 
     The address holds a key, without which other users of the machine get nothing.
     """
-    from aitrain.ui.run_registry import RunRegistry, places  # here, because no other command needs what it imports
+    from aitrain.ui.run_registry import RunRegistry, places
+    from aitrain.ui.server import PageServer
 
-    with _server(RunRegistry(places(runs or [])), port) as server, NamedTemporaryFile("w", suffix=".html") as page:
+    registry, tried = RunRegistry(places(runs or [])), range(PORT, PORT + TRIES) if port is None else [port]
+    for number in tried:
+        with suppress(OSError):
+            server = PageServer(registry, number)
+            break
+    else:
+        raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}\nChoose another with --port.")
+    with server, NamedTemporaryFile("w", suffix=".html") as page:
         typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
         has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
@@ -53,15 +58,3 @@ def view(
         except KeyboardInterrupt:
             return 0
     return 0
-
-
-def _server(registry: RunRegistry, port: int | None) -> PageServer:
-    from aitrain.ui.server import PageServer
-
-    tried = range(PORT, PORT + TRIES) if port is None else [port]
-    for number in tried:
-        try:
-            return PageServer(registry, number)
-        except OSError as error:
-            why = error.strerror
-    raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}: {why}\nChoose another with --port.")

@@ -25,8 +25,7 @@ from aitrain.options.environment import DECLARED_OPTIONS
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.options.trl_effects import check_trl_effects
-from aitrain.options.trl_fields import check_trl_fields, enum_values
+from aitrain.options.trl_fields import check_trl_effects, check_trl_fields, enum_values
 from aitrain.packages import installed
 from aitrain.redaction import found_secret
 from aitrain.runs.checkpoint import (

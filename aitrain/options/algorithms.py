@@ -3,19 +3,34 @@
 An algorithm says how scores become advantages, which settings of the loss belong to it, which paper they are from, and
 what the paper trains with beside them, which `--rl-preset` sets as defaults of other options. Learning rate, lengths,
 batch and group size depend on the model and the task, and are no part of it. A new one is one object here, or one class
-if its advantages are its own (docs/extending.md); docs/algorithms.md holds the tables below.
+if its advantages are its own (docs/extending.md); docs/algorithms.md has them in tables.
 
-A setting of the loss is the option that the user gave, else the field given with `--trl`, else the algorithm's own.
+A setting of the loss is the option that the user gave, else the algorithm's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from pydantic import model_validator
+
+from aitrain.options.section import Options, ResumeSafe
+from aitrain.options.value_types import (
+    AboveOne,
+    FunctionNames,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    TwoOrMore,
+    ZeroOrOne,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from aitrain.options.train import TrainConfig
 
 LossName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 PresetName: TypeAlias = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
@@ -134,57 +149,8 @@ ALGORITHMS: dict[LossName, Algorithm] = {
     ),
 }
 
-OPTION_OF = {
-    "importance_sampling_level": "rl_importance_level",
-    "epsilon_high": "rl_clip_range_high",
-    "scale_rewards": "rl_scale_rewards",
-    "delta": "rl_dual_clip",
-    "entropy_coef": "rl_entropy_coef",
-}
-"""Fields of GRPOConfig that `--trl` may set although an option sets them, too."""
-
-DEFAULTS = {"rl_entropy_coef": 0.0}
-"""Those of these options that are never unset."""
-
 SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
 """Loss types that sum token losses: with one ratio a completion, each completion counts by its length."""
-
-
-class LossOptions(Protocol):
-    """The fields of TrainConfig that determine the loss."""
-
-    @property
-    def rl_loss_type(self) -> LossName: ...
-    @property
-    def rl_preset(self) -> str | None: ...
-    @property
-    def rl_importance_level(self) -> str | None: ...
-    @property
-    def rl_clip_range(self) -> float | None: ...
-    @property
-    def rl_clip_range_high(self) -> float | None: ...
-    @property
-    def rl_scale_rewards(self) -> str | None: ...
-    @property
-    def rl_dual_clip(self) -> float | None: ...
-    @property
-    def rl_kl_coef(self) -> float: ...
-    @property
-    def rl_kl_estimator(self) -> str: ...
-    @property
-    def rl_kl_in(self) -> str: ...
-    @property
-    def rl_max_new_tokens(self) -> int: ...
-    @property
-    def overlong_buffer(self) -> int | None: ...
-    @property
-    def rl_overlong_penalty(self) -> float: ...
-    @property
-    def custom_loss(self) -> str | None: ...
-    @property
-    def use_vllm(self) -> bool: ...
-    @property
-    def trl(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True)
@@ -221,127 +187,79 @@ class LossSettings:
         return f"{self.loss_type}, a ratio for each {self.level}{clipped}, scores {scaled}"
 
 
-def settle(options: LossOptions) -> LossSettings:
+def settle(options: TrainConfig) -> LossSettings:
     """The settings of the loss: the given ones, and for the rest those of the algorithm."""
-    given = options.trl
-    level = options.rl_importance_level or _text(given.get("importance_sampling_level"))
+    level = options.rl_importance_level
     is_gspo = options.rl_loss_type == "grpo" and level == "sequence"
     kind = ALGORITHMS["gspo" if is_gspo else options.rl_loss_type]
     low, high = kind.clip or (0.2, 0.2)
-    if options.rl_clip_range is not None:
-        low, high = options.rl_clip_range, max(high, options.rl_clip_range) if low != high else options.rl_clip_range
-    scale = given.get("scale_rewards")
-    if isinstance(scale, bool):  # TRL takes it as well
-        scale = "group" if scale else "none"
-    high_field = given.get("epsilon_high")
+    if (given := options.rl_clip_range) is not None:
+        low, high = given, max(high, given) if low != high else given
     return LossSettings(
         kind.loss_type,
         level or kind.level,
         low,
-        options.rl_clip_range_high or (high_field if isinstance(high_field, (int, float)) else None) or high,
-        options.rl_scale_rewards or _text(scale) or kind.scale,
+        options.rl_clip_range_high or high,
+        options.rl_scale_rewards or kind.scale,
         kind.clip is not None,
-        {name: value for name, value in kind.trl.items() if options.use_vllm and name not in given},
+        {name: value for name, value in kind.trl.items() if options.use_vllm and name not in options.trl},
     )
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """Rules about the loss: whether each is broken, and the message; each assumes that the earlier ones hold."""
-    for name, option in OPTION_OF.items():
-        both = name in options.trl and getattr(options, option) != DEFAULTS.get(option)
-        yield both, f"{option}: also given as --trl {name}: give one of them"
-    yield from _wrong_fields(options)
-    yield from _wrong_parts(options)
-    loss, level = options.rl_loss_type, settle(options).level
-    yield (
-        loss == "luspo" and level != "sequence",
-        "rl_importance_level: luspo needs one ratio for each completion, not for each token\n"
-        "Leave it out, or use --rl-loss-type grpo or dapo with it.",
-    )
-    yield (
-        loss == "gspo" and level != "sequence",
-        "rl_importance_level: gspo has one ratio for each completion\nLeave it out, or use --rl-loss-type grpo.",
-    )
-    yield (
-        loss == "vespo" and level != "token",
-        "rl_importance_level: vespo computes a completion's ratio from its tokens' ratios\nLeave it out.",
-    )
-    yield (
-        loss == "cispo" and settle(options).high < 1,
-        f"rl_clip_range_high: for cispo it is the largest ratio, and {settle(options).high:g} would shrink every"
-        f" gradient\nGive 1 or more, or leave it out for {CISPO_BOUND:g}.",
-    )
-    mode = options.trl.get("vllm_importance_sampling_mode", "token_truncate")
-    corrects = options.use_vllm and bool(options.trl.get("vllm_importance_sampling_correction", True))
-    yield (
-        loss == "vespo" and corrects and mode not in ("token_truncate", "token_mask"),
-        f"--trl vllm_importance_sampling_mode: vespo needs a ratio for each token, {mode} has one for each completion\n"
-        "Leave it out, or give token_truncate or token_mask.",
-    )
-
-
-_CHOICES: dict[str, tuple[str | bool, ...]] = {
-    "importance_sampling_level": ("token", "sequence"),
-    "scale_rewards": ("group", "batch", "none", True, False),
-    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
-}
-
-
-def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """Values that TRL refuses only after the first batch is generated."""
-    for name, choices in _CHOICES.items():
-        words = ", ".join(choice for choice in choices if isinstance(choice, str))
-        value = options.trl.get(name, choices[0])
-        yield value not in choices, f"--trl {name}: must be one of {words}, not {value!r}"
-    high = options.trl.get("epsilon_high")
-    is_bound = high is None or (isinstance(high, (int, float)) and not isinstance(high, bool) and high > 0)
-    yield not is_bound, f"--trl epsilon_high: must be a number above 0, not {high!r}"
-
-
+VLLM_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+"""Values of vllm_importance_sampling_mode; TRL refuses others only after the first batch is generated."""
 IGNORED_BY_CUSTOM_LOSS = ("off_policy_mask_threshold", "top_entropy_quantile")
 """Fields of GRPOConfig that weight the losses of TRL's own types."""
 
 
-def _wrong_parts(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """Parts of the algorithm that do not fit the others."""
-    high, dual = settle(options).high, options.rl_dual_clip
-    yield (
-        dual is not None and _clips(options) and dual <= 1 + high,
-        f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3.",
-    )
-    buffer = options.overlong_buffer
-    yield (
-        buffer is None and options.rl_overlong_penalty != 1.0,
-        "rl_overlong_penalty: nothing is subtracted without --rl-overlong-buffer\nAdd it, or leave this out.",
-    )
-    yield (
-        buffer is not None and buffer > options.rl_max_new_tokens,
-        f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"
-        " (rl_max_new_tokens)",
-    )
-    for name in IGNORED_BY_CUSTOM_LOSS:
+def contradictions(options: TrainConfig) -> Iterator[str]:
+    """The rules about the loss that are broken."""
+    given, loss = options.trl, options.rl_loss_type
+    level, high = settle(options).level, settle(options).high
+    dual, buffer = options.rl_dual_clip, options.overlong_buffer
+    if dual is not None and _clips(options) and dual <= 1 + high:
+        yield f"rl_dual_clip: {dual} is within the clip range, which ends at {1 + high:g}\nGive more; its paper has 3."
+    if buffer is None and options.rl_overlong_penalty != 1.0:
+        yield "rl_overlong_penalty: nothing is subtracted without rl_overlong_buffer\nAdd it, or leave this out."
+    if buffer is not None and buffer > options.rl_max_new_tokens:
         yield (
-            options.custom_loss is not None and name in options.trl,
-            f"custom_loss: --trl {name} weights the losses of TRL's own types only\nLeave one of the two out.",
+            f"rl_overlong_buffer: {buffer} tokens are more than a completion may have, {options.rl_max_new_tokens}"
+            " (rl_max_new_tokens)"
+        )
+    for name in IGNORED_BY_CUSTOM_LOSS:
+        if options.custom_loss is not None and name in given:
+            yield f"custom_loss: trl {name} weights the losses of TRL's own types only\nLeave one of the two out."
+    fixed = {"luspo": "sequence", "gspo": "sequence", "vespo": "token"}.get(loss, level)
+    if level != fixed:
+        yield f"rl_importance_level: {loss} needs one ratio for each {fixed}\nLeave it out, or change rl_loss_type."
+    if loss == "cispo" and high < 1:
+        yield (
+            f"rl_clip_range_high: for cispo it is the largest ratio, and {high:g} would shrink every gradient\n"
+            f"Give 1 or more, or leave it out for {CISPO_BOUND:g}."
+        )
+    mode = given.get("vllm_importance_sampling_mode", VLLM_MODES[0])
+    if mode not in VLLM_MODES:
+        yield f"trl: vllm_importance_sampling_mode: must be one of {', '.join(VLLM_MODES)}, not {mode!r}"
+    corrects = options.use_vllm and bool(given.get("vllm_importance_sampling_correction", True))
+    if loss == "vespo" and corrects and mode not in VLLM_MODES[:2]:
+        yield (
+            f"trl: vllm_importance_sampling_mode: vespo needs a ratio for each token, {mode} has one for each"
+            " completion\nLeave it out, or give token_truncate or token_mask."
         )
 
 
-def _clips(options: LossOptions) -> bool:
+def _clips(options: TrainConfig) -> bool:
     """Whether the loss is the clipped one of PPO, which has a dual clip."""
     return options.custom_loss is None and options.rl_loss_type not in ("cispo", "sapo", "vespo")
 
 
-def remarks(options: LossOptions) -> Iterator[str]:
+def remarks(options: TrainConfig) -> Iterator[str]:
     """Notes about combinations that are allowed."""
     settings = settle(options)
     if settings.level == "sequence" and settings.loss_type in SEQUENCE_SUMS_TOKENS:
         yield (
             f"rl_importance_level sequence with {settings.loss_type}: each completion counts by its length; GSPO's own"
-            " setting is --rl-loss-type gspo."
+            " setting is rl_loss_type gspo."
         )
     ignored = ["rl_clip_range"] if settings.loss_type == "cispo" else []
     if not settings.is_clipped or options.custom_loss is not None:
@@ -382,7 +300,7 @@ def with_preset(values: Mapping[str, object], known: Container[str]) -> dict[str
     return {**{option: value for option, value in settings.items() if option in known}, **values}
 
 
-def described(config: LossOptions) -> Iterator[str]:
+def described(config: TrainConfig) -> Iterator[str]:
     """The settings of the preset of a run, each with the value that the run has instead if one was given."""
     name = config.rl_preset
     if (preset := preset_of(name)) is None:
@@ -400,28 +318,93 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# -- tables of docs/algorithms.md
+# -- options
 
 
-def presets_as_markdown() -> str:
-    """The table of presets."""
-    rows = ["| preset | source | what it sets beside the loss |", "|---|---|---|"]
-    for name, algorithm in ALGORITHMS.items():
-        if (preset := algorithm.preset) is not None:
-            settings = [f"`{option}` {_short(value)}" for option, value in preset.settings.items()]
-            settings += ["`rl_overlong_buffer` a fifth of the limit"] if preset.overlong else []
-            rows.append(f"| `{name}` | {preset.source} | {', '.join(settings)} |")
-    return "\n".join(rows) + "\n"
+class GRPOOptions(Options):
+    """The group and the loss."""
+
+    section = "GRPO"
+
+    rl_num_generations: TwoOrMore = 4
+    """Completions per prompt: the group that a completion is compared with."""
+    rl_kl_coef: NonNegativeFloat = 0.1
+    """Weight of the KL term to the initial model; 0 saves the reference model's memory."""
+    rl_loss_type: LossName = "grpo"
+    """How token losses are formed and averaged; brings the settings of its paper along (docs/algorithms.md)."""
+    rl_clip_range: PositiveFloat | None = None
+    """How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without
+    effect where each batch is used for one update: the ratio is then 1."""
+    rl_clip_range_high: PositiveFloat | None = None
+    """How far the ratio may rise above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for
+    dapo, 5 for cispo."""
+    rl_importance_level: Literal["token", "sequence"] | None = None
+    """A probability ratio for each token, or one for the whole completion (GSPO); unset: by loss type."""
+    rl_scale_rewards: Literal["group", "batch", "none"] | None = None
+    """Standard deviation that advantages are divided by: the group's, the batch's, or none; unset: by loss type."""
+    rl_mask_truncated_completions: bool = False
+    """Leave out of the loss the episodes that a limit ended: a truncated completion, a full context, rl_max_turns."""
+    rl_preset: PresetName | None = None
+    """The settings of one paper together, as defaults of other options: an option that is given itself wins; aitrain
+    plan prints them (docs/algorithms.md)."""
+    rl_kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+    """Estimator of the KL term for each token, with d = log(policy / reference): k1 is d, k2 is d squared / 2, k3 is
+    exp(-d) - 1 + d, abs is |d| (J. Schulman, Approximating KL Divergence, 2020)."""
+    rl_kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL term is: in the loss of each token (GRPO, arXiv 2402.03300), or, summed over the tokens of the
+    episode, subtracted from its reward (as in RLHF with PPO, arXiv 2203.02155)."""
+    rl_baseline: Literal["group", "leave_one_out"] = "group"
+    """What is subtracted from a score: the mean of its group, or that of the others in it (RLOO, arXiv 2402.14740)."""
+    rl_dual_clip: AboveOne | None = None
+    """Largest probability ratio for completions with a negative advantage, above the clip range; 3 in its paper
+    (dual-clip PPO, arXiv 1912.09729)."""
+    rl_overlong_buffer: PositiveInt | None = None
+    """Tokens before the limit of a completion (--rl-max-new-tokens) over which the reward falls linearly, by
+    --rl-overlong-penalty at the limit (soft overlong punishment of DAPO, arXiv 2503.14476, section 3.4); unset: off, or
+    that of --rl-preset."""
+    rl_overlong_penalty: PositiveFloat = 1.0
+    """Reward subtracted from a completion that reaches the limit, with --rl-overlong-buffer."""
+    rl_entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus: the mean entropy of the policy over the tokens, which training then increases (A3C,
+    arXiv 1602.01783)."""
+    rl_updates_per_rollout: PositiveInt = 1
+    """Optimizer steps per rollout: a rollout samples for this number of steps, all but the first of which are
+    off-policy; 16 in DAPO (arXiv 2503.14476), 4 in GSPO (arXiv 2507.18071)."""
+    custom_loss: FunctionNames | None = None
+    """Your loss of each token, as module:function or file.py:function; --rl-loss-type says how it is averaged
+    (docs/extending.md)."""
+    custom_sampler: FunctionNames | None = None
+    """Your choice of cases, as module:function or file.py:function; see docs/extending.md."""
+    custom_callbacks: ResumeSafe[FunctionNames | None] = None
+    """Your callbacks of the trainer, as module:function or file.py:Class, several with commas
+    (docs/extending.md)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, values: object) -> object:
+        return with_preset(values, cls.model_fields) if isinstance(values, dict) else values
 
 
-def losses_as_markdown() -> str:
-    """The table of loss types."""
-    head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
-    lines = [head, "|---|---|---|---|---|---|"]
-    for name, kind in ALGORITHMS.items():
-        clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
-        if name == "cispo":
-            clip = f"ratio at most {CISPO_BOUND:g}"
-        extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
-        lines.append(f"| `{name}` | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |")
-    return "\n".join(lines) + "\n"
+class SamplingOptions(Options):
+    """Which cases are sampled, and when."""
+
+    section = "Cases"
+
+    rl_sampling: Literal["uniform", "refill", "difficulty"] = "uniform"
+    """How the cases of a batch are chosen: uniform, each once per epoch; refill, which replaces groups whose scores are
+    all equal by groups of other cases (dynamic sampling of DAPO, arXiv 2503.14476); difficulty, by their moving success
+    rate, so that cases that are always or never solved become rare."""
+    rl_refill_limit: PositiveInt = 10
+    """How often the groups of a batch are replaced at most, with --rl-sampling refill."""
+    rl_ahead: ZeroOrOne = 0
+    """1: sample the next rollout while this one trains, with weights that are one rollout old; importance weights
+    correct for that. Needs --vllm-mode server."""
+    rl_ahead_turns: bool = False
+    """With --rl-ahead, load new weights also between the turns of episodes, where training would wait for them; such
+    runs depend on timing."""
+
+    def rules(self) -> Iterator[str]:
+        """A limit needs what it limits."""
+        is_given = self.rl_refill_limit != type(self).model_fields["rl_refill_limit"].default
+        if is_given and self.rl_sampling != "refill":
+            yield "rl_refill_limit: no groups are replaced: add rl_sampling refill"

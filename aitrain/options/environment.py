@@ -1,12 +1,11 @@
 """Options of the environment, or of several."""
 
 import re
-from collections import Counter
-from collections.abc import Iterable
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Literal, Self
 
 from aitrain.errors import did_you_mean
-from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     RAY_WORKERS,
     Environments,
@@ -40,7 +39,6 @@ class EnvironmentOptions(Options):
     """Which environment is loaded, and how its code is called."""
 
     section = "Environment"
-    replaces: ClassVar = {"rl_env": ("rl_env_module", "rl_env_class"), "rl_env_module": ("rl_env",)}
 
     rl_env: ResumeSafe[Environments | None] = None
     """Environment, as path/to/file.py:Class, package.module:Class, envs.gsm8k, NAME:ID of an adapter, or the URL of
@@ -115,58 +113,42 @@ class EnvironmentOptions(Options):
         """The lowest and the highest score of rl_score_range; infinite ones for any."""
         return score_bounds(self.rl_score_range) or (0.0, 1.0)  # the option is checked: never None
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """One environment, named once, or several."""
-        named = self.env_place.partition(":")[2]
-        is_served = self.env_place.startswith(_URLS)
-        return [
-            (
-                self.rl_env is not None and self.rl_env_module is not None,
-                "rl_env and rl_env_module both name an environment: give one of them",
-            ),
-            (
-                self.rl_env_class is not None and self.rl_env is None and self.rl_env_module is None,
-                f"rl_env_class: the module of {self.rl_env_class} is missing: add --rl-env-module",
-            ),
-            (
-                self.rl_env_class is not None and named not in ("", self.rl_env_class),
-                f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them",
-            ),
-            (
-                self.rl_env_isolation == "process" and is_served,
-                "rl_env_isolation: the environment runs where its server is: give the option to aitrain env serve",
-            ),
-            (
-                self.is_env_on_ray and is_served,
-                "rl_env_workers: the environment runs where its server is: give a number without ray",
-            ),
-            *self._rules_of_several(),
-        ]
-
-    def _rules_of_several(self) -> Iterable[Rule]:
-        if not isinstance(self.rl_env, list):
-            yield self.rl_env_weights is not None, "rl_env_weights: there is one environment: leave the weights out"
+        if self.rl_env is not None and self.rl_env_module is not None:
+            yield "rl_env and rl_env_module both name an environment: give one of them"
+        if isinstance(self.rl_env, list):
+            yield from self._rules_of_several(self.rl_env)
             return
-        names = [name for name, _ in map(named_place, self.rl_env)]
-        twice = next((name for name, count in Counter(names).items() if count > 1), "")
-        yield bool(twice), f"rl_env: two environments are called {twice}: name them, as in NAME={self.rl_env[-1]}"
-        yield (
-            self.rl_env_class is not None,
-            "rl_env_class: with several environments, name the class of each in --rl-env, as in file.py:Class",
-        )
-        count = len(weights_of(self.rl_env_weights)) if self.rl_env_weights else len(names)
-        yield count != len(names), f"rl_env_weights: {count} weights for {len(names)} environments"
-        yield self.is_env_on_ray, "rl_env_workers: several environments cannot run on Ray: give a number without ray"
+        if self.rl_env_class is not None and self.rl_env is None and self.rl_env_module is None:
+            yield f"rl_env_class: the module of {self.rl_env_class} is missing: add rl_env_module"
+        if self.rl_env_class is not None and self.env_place.partition(":")[2] not in ("", self.rl_env_class):
+            yield f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them"
+        if self.rl_env_weights is not None:
+            yield "rl_env_weights: there is one environment: leave the weights out"
+        if self.env_place.startswith(_URLS) and self.rl_env_isolation == "process":
+            yield "rl_env_isolation: the environment runs where its server is: give the option to aitrain env serve"
+        if self.env_place.startswith(_URLS) and self.is_env_on_ray:
+            yield "rl_env_workers: the environment runs where its server is: give a number without ray"
+
+    def _rules_of_several(self, places: list[str]) -> Iterator[str]:
+        names = [name for name, _ in map(named_place, places)]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            yield f"rl_env: two environments are called {twice}: name them, as in NAME={places[-1]}"
+        if self.rl_env_class is not None:
+            yield "rl_env_class: with several environments, name the class of each in rl_env, as in file.py:Class"
+        if self.rl_env_weights is not None and len(weights_of(self.rl_env_weights)) != len(names):
+            yield f"rl_env_weights: {len(weights_of(self.rl_env_weights))} weights for {len(names)} environments"
+        if self.is_env_on_ray:
+            yield "rl_env_workers: several environments cannot run on Ray: give a number without ray"
         for name, keywords in (self.rl_env_config or {}).items():
-            yield (
-                name not in names,
-                f"rl_env_config: there is no environment {name}.{did_you_mean(name, names)}\nWith several, it has the"
-                f' keywords of each by its name, as in {{"{names[0]}": {{"size": 3}}}}. Names: {", ".join(names)}',
-            )
-            yield (
-                not isinstance(keywords, dict),
-                f"rl_env_config: the keywords of {name} must be a JSON object",
-            )
+            if name not in names:
+                yield (
+                    f"rl_env_config: there is no environment {name}.{did_you_mean(name, names)}\nWith several, it has"
+                    f' the keywords by name, as in {{"{names[0]}": {{"size": 3}}}}. It is one of {", ".join(names)}.'
+                )
+            if not isinstance(keywords, dict):
+                yield f"rl_env_config: the keywords of {name} must be a JSON object"
 
 
 def named_place(given: str) -> tuple[str, str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from aitrain.options.section import Rule
 
 if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
@@ -57,29 +56,19 @@ def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
     )
 
 
-def fsdp_rules(config: TrainConfig) -> list[Rule]:
+def fsdp_rules(config: TrainConfig) -> Iterator[str]:
     """Options that FSDP2 does not go together with."""
-    is_used, given = config.distributed_backend == "fsdp2", config.trl_table("fsdp_config")
-    unknown = next((key for key in given if key not in SETTINGS), "")
-    return [
-        (
-            is_used and config.quantization is not None,
-            "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out.",
-        ),
-        (
-            is_used and config.optimizer not in OPTIMIZERS,
-            f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {', '.join(OPTIMIZERS)}.",
-        ),
-        (
-            is_used and config.peft and given.get("reshard_after_forward") is False,
-            "--trl fsdp_config: with --peft reshard_after_forward is always true\nLeave it out.",
-        ),
-        (
-            is_used and config.peft and str(given.get("state_dict_type", "")).upper() == "SHARDED_STATE_DICT",
-            "--trl fsdp_config: with --peft checkpoints have the adapter, whole\nLeave state_dict_type out.",
-        ),
-        (
-            is_used and bool(unknown),
-            f"--trl fsdp_config: {unknown} is not for you to set\nWhat may be set is {', '.join(SETTINGS)}.",
-        ),
-    ]
+    if config.distributed_backend != "fsdp2":
+        return
+    given = config.trl_table("fsdp_config")
+    if config.quantization is not None:
+        yield "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out."
+    if config.optimizer not in OPTIMIZERS:
+        yield f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {', '.join(OPTIMIZERS)}."
+    if config.peft and given.get("reshard_after_forward") is False:
+        yield "trl: fsdp_config: with peft reshard_after_forward is always true\nLeave it out."
+    if config.peft and str(given.get("state_dict_type", "")).upper() == "SHARDED_STATE_DICT":
+        yield "trl: fsdp_config: with peft checkpoints have the adapter, whole\nLeave state_dict_type out."
+    for key in given:
+        if key not in SETTINGS:
+            yield f"trl: fsdp_config: {key} is not for you to set\nWhat may be set is {', '.join(SETTINGS)}."

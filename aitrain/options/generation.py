@@ -1,11 +1,11 @@
 """Options of generation: sampling, the limits of an episode, and vLLM."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
-from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     Addresses,
     Fraction,
@@ -62,23 +62,23 @@ class GenerationOptions(Options):
 
     @property
     def reshaped_sampling(self) -> list[str]:
-        """The given options, as flags, that change the distribution from softmax(logits / temperature)."""
-        return self.changed_flags("rl_top_k", "rl_top_p", "rl_min_p", *_PENALTIES)
+        """The given options that change the distribution from softmax(logits / temperature), with their values."""
+        names = ("rl_top_k", "rl_top_p", "rl_min_p", *_PENALTIES)
+        return [f"{name} {value}" for name, value in self.changed().items() if name in names]
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """Limits that fit into each other."""
-        return [
-            (
-                (self.rl_max_episode_tokens or self.rl_max_new_tokens) < self.rl_max_new_tokens,
-                f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one completion of"
-                f" {self.rl_max_new_tokens} tokens (rl_max_new_tokens)",
-            ),
-            (
-                self.rl_min_new_tokens > self.rl_max_new_tokens,
-                f"rl_min_new_tokens: {self.rl_min_new_tokens} is more than a completion may have,"
-                f" {self.rl_max_new_tokens} (rl_max_new_tokens)",
-            ),
-        ]
+        most = self.rl_max_new_tokens
+        if self.rl_max_episode_tokens is not None and self.rl_max_episode_tokens < most:
+            yield (
+                f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one completion of {most} tokens"
+                " (rl_max_new_tokens)"
+            )
+        if self.rl_min_new_tokens > most:
+            yield (
+                f"rl_min_new_tokens: {self.rl_min_new_tokens} is more than a completion may have, {most}"
+                " (rl_max_new_tokens)"
+            )
 
 
 class VLLMOptions(Options):
@@ -137,29 +137,27 @@ class VLLMOptions(Options):
         """Whether aitrain starts vLLM servers."""
         return self.use_vllm and self.vllm_mode == "server" and self.vllm_server_url is None
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """An address needs a server; servers that aitrain starts have options of their own."""
         has_url = self.vllm_server_url is not None
         of_ours = [name for name in _OF_AITRAINS_SERVERS if name in self.changed()]
-        return [
-            (
-                bool(of_ours) and not self.starts_vllm_servers,
+        if of_ours and not self.starts_vllm_servers:
+            yield (
                 f"{', '.join(of_ours)}: for vLLM servers that aitrain starts only\n"
-                "Add --use-vllm and --vllm-mode server (an eval: --use-vllm), and leave --vllm-server-url out.",
-            ),
-            (
-                self.vllm_server_gpus == 0 and self.starts_vllm_servers,
+                "Add use_vllm and vllm_mode server (an eval: use_vllm), and leave vllm_server_url out."
+            )
+        if self.vllm_server_gpus == 0 and self.starts_vllm_servers:
+            yield (
                 "vllm_server_gpus: a server that aitrain starts has GPUs of its own\n"
-                "To share one GPU, use --vllm-mode colocate, or start the server yourself (--vllm-server-url).",
-            ),
-            (
-                (self.vllm_speculative or {}).get("rejection_sample_method") == "synthetic",
+                "To share one GPU, use vllm_mode colocate, or start the server yourself (vllm_server_url)."
+            )
+        if (self.vllm_speculative or {}).get("rejection_sample_method") == "synthetic":
+            yield (
                 "vllm_speculative: with synthetic rejection, vLLM samples tokens that the policy would not\n"
-                "Leave rejection_sample_method out.",
-            ),
-            (
-                has_url and not (self.use_vllm and self.vllm_mode == "server"),
-                "vllm_server_url: a server is used with --use-vllm and --vllm-mode server only (an eval: --use-vllm)\n"
-                "Add both, or leave the address out.",
-            ),
-        ]
+                "Leave rejection_sample_method out."
+            )
+        if has_url and not (self.use_vllm and self.vllm_mode == "server"):
+            yield (
+                "vllm_server_url: a server is used with use_vllm and vllm_mode server only (an eval: use_vllm)\n"
+                "Add both, or leave the address out."
+            )

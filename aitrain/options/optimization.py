@@ -1,7 +1,5 @@
 """Options of optimization: batches, steps, and the optimizer."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from aitrain.options.section import Options, ResumeSafe
@@ -15,10 +13,6 @@ class BatchOptions(Options):
     """Prompts and completions per optimizer step, and steps per run."""
 
     section = "Batch"
-    replaces: ClassVar = {
-        "rl_prompts_per_step": ("gradient_accumulation",),
-        "gradient_accumulation": ("rl_prompts_per_step",),
-    }
 
     epochs: ResumeSafe[PositiveInt] = 1
     """Passes over the training cases."""

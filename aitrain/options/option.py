@@ -1,28 +1,16 @@
-"""An option as flags, help and docs need it."""
+"""An option as flags, help and docs need it; the JSON schema of a file of options, for editors."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Annotated, Literal, Union, get_args, get_origin
-
-from annotated_types import Ge, Gt, Interval, Le, Lt
-from pydantic.fields import FieldInfo
 
 from aitrain.options.section import RESUME_SAFE, Options, descriptions, option_names, sections_of
-from aitrain.options.value_types import TABLES
+from aitrain.options.value_types import REPEATED, TABLES, leaves
 
-_TYPE_NAMES = {
-    bool: "switch",
-    int: "integer",
-    float: "number",
-    str: "text",
-    list[str]: "text",
-    str | list[str]: "text",
-    int | str: "integer or ray:N",
-}
+_TYPE_NAMES = {bool: "switch", dict[str, object]: "JSON object", float: "number", int: "integer", str: "text"}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 @dataclass(frozen=True)
@@ -30,27 +18,19 @@ class Option:
     """One option of a job."""
 
     name: str
-    job: type[Options]
+    flag: str
+    """`--rl-num-generations`."""
     section: str
-    default: object
     type_name: str
-    """switch, integer, number, text or JSON object; empty for a choice."""
-    bounds: str
-    """`, at least 2`, or empty."""
+    """switch, integer, number, text or JSON object."""
+    values: str
+    """What may follow the flag: `integer, at least 2`, `colocate, server`."""
     choices: tuple[str, ...]
     """The values that it may have; empty where it is not a choice."""
+    default: object
     resume_safe: bool
     """Whether a resumed run may have another value."""
-
-    @property
-    def description(self) -> str:
-        """Its docstring; read from the source, which takes a tenth of the time of a light command."""
-        return descriptions(self.job).get(self.name, "")
-
-    @property
-    def flag(self) -> str:
-        """The option's flag: `--rl-num-generations`."""
-        return "--" + self.name.replace("_", "-")
+    description: str
 
     @property
     def placeholder(self) -> str:
@@ -58,14 +38,14 @@ class Option:
         return "KEY=VALUE" if self.name in TABLES else "|".join(self.choices) or self.type_name.upper()
 
     @property
-    def values(self) -> str:
-        """What may follow the flag: `integer, at least 2`, `colocate, server`."""
-        return ", ".join(self.choices) or self.type_name + self.bounds
-
-    @property
     def is_switch(self) -> bool:
         """Whether the flag has no value, and a `--no-` form."""
         return self.type_name == "switch"
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the flag may be repeated."""
+        return self.name in REPEATED
 
     @property
     def shown_default(self) -> str:
@@ -79,46 +59,54 @@ class Option:
 def options_of(job: type[Options]) -> tuple[Option, ...]:
     """Every option of a job, section by section."""
     titles = {name: section.section for section in sections_of(job) for name in section.model_fields}
-    return tuple(_option(name, job, titles[name]) for name in option_names(job))
+    fields, options = job.model_fields, []
+    for name in option_names(job):
+        field, parts = fields[name], leaves(fields[name].annotation)
+        choices = tuple(part for part in parts if isinstance(part, str))
+        type_name = "text" if choices else next(text for kind, text in _TYPE_NAMES.items() if kind in parts)
+        bounds = [
+            f"{text} {getattr(part, bound)}"
+            for part in (*parts, *field.metadata)
+            for bound, text in _BOUNDS.items()
+            if hasattr(part, bound)
+        ]
+        options.append(
+            Option(
+                name,
+                "--" + name.replace("_", "-"),
+                titles[name],
+                type_name,
+                ", ".join(choices or (type_name, *bounds)),
+                choices,
+                field.default,
+                RESUME_SAFE in field.metadata,
+                descriptions(job).get(name, ""),
+            )
+        )
+    return tuple(options)
 
 
-def _option(name: str, job: type[Options], section: str) -> Option:
-    field = job.model_fields[name]
-    annotation, metadata = _without_none(field.annotation, field.metadata)
-    choices = tuple(map(str, get_args(annotation))) if get_origin(annotation) is Literal else ()
-    return Option(
-        name=name,
-        job=job,
-        section=section,
-        default=field.default,
-        type_name="" if choices else next((text for kind, text in _TYPE_NAMES.items() if annotation == kind), _JSON),
-        bounds="".join(_bounds(metadata)),
-        choices=choices,
-        resume_safe=RESUME_SAFE in field.metadata,
-    )
+def options_with(job: type[Options], words: Collection[str]) -> list[Option]:
+    """The options that have all of the words in their name, section or description."""
+    wanted = [word.lstrip("-").lower() for word in words]
+    return [
+        one
+        for one in options_of(job)
+        if all(word in " ".join(map(str, asdict(one).values())).lower() for word in wanted)
+    ]
 
 
-_JSON = "JSON object"
-_BOUNDS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
+# -- JSON schema
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def _without_none(annotation: object, metadata: Iterable[object]) -> tuple[object, list[object]]:
-    """`X` of `X | None`, with the metadata of both, as an unset option needs no mention."""
-    found = list(metadata)
-    if get_origin(annotation) in (Union, types.UnionType):
-        annotation = next(part for part in get_args(annotation) if part is not type(None))
-    if get_origin(annotation) is Annotated:
-        annotation, *more = get_args(annotation)
-        found += more
-    return annotation, found
-
-
-def _bounds(metadata: Iterable[object]) -> Iterator[str]:
-    for bound in metadata:
-        if isinstance(bound, FieldInfo):
-            yield from _bounds(bound.metadata)
-        elif isinstance(bound, Interval):
-            yield from _bounds(bound)
-        for kind, name, text in _BOUNDS:
-            if isinstance(bound, kind):
-                yield f", {text} {getattr(bound, name)}"
+@cache
+def json_schema(job: type[Options]) -> dict[str, object]:
+    """The schema: every option with its description, default and values, and no other key. A run writes it twice, and
+    making it takes as long as an optimizer step of the tiny model."""
+    made = job.model_json_schema()
+    properties = {
+        name: {**made["properties"][name], "description": descriptions(job)[name]} for name in option_names(job)
+    }
+    return {"$schema": DRAFT, **made, "title": f"Options of {job.__name__}", "properties": properties}

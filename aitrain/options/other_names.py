@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aitrain.errors import did_you_mean
-from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, is_trl_field
+from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields
 
 SAME_AS = {
     **OPTION_OF_FIELD,
@@ -18,7 +18,6 @@ SAME_AS = {
     "fp16": "mixed_precision=fp16",
     "load_in_8bit": "quantization=int8",
     "torch_dtype": "dtype",
-    "max_prompt_length": "rl_max_prompt_length",
     "hub_model_id": "repo_id",
     "hub_private_repo": "hub_private",
     "load_best_model_at_end": "save_best",
@@ -49,18 +48,13 @@ SAME_AS = {
     "max_lora_rank": "lora_r",
     "random_state": "seed",
     # transformers' generate and vLLM's SamplingParams
-    "max_new_tokens": "rl_max_new_tokens",
-    "min_new_tokens": "rl_min_new_tokens",
     "max_tokens": "rl_max_new_tokens",
     "min_tokens": "rl_min_new_tokens",
     "num_return_sequences": "rl_num_generations",
-    "presence_penalty": "rl_presence_penalty",
-    "frequency_penalty": "rl_frequency_penalty",
-    "stop": "rl_stop",
     "stop_strings": "rl_stop",
     "tensor_parallel_size": "vllm_tensor_parallel_size",
 }
-"""Option by foreign name, with its value where the name implies one."""
+"""Option by foreign name, with its value where the name implies one; `rl_` alone may be missing in any case."""
 
 OF_ANOTHER_COMMAND = {
     "eval_cases": "cases",
@@ -82,21 +76,21 @@ _SAMPLES = "Sample completions are recorded in rollouts/ in any case: leave it o
 _INFERENCE = "aitrain grpo only trains: leave it out."
 
 _COMMON_ADVICE = {
-    "The environment builds its dataset: leave it out, or pass it to the environment with --rl-env-config.": (
+    "The environment builds its dataset: leave it out, or pass it to the environment with rl_env_config.": (
         "data_path", "train_split", "text_column", "prompt_text_column", "rejected_text_column", "image_column",
         "column_mapping", "runtime_mapping", "auto_convert_dataset", "use_sharegpt_mapping",
         "sharegpt_mapping_enabled", "conversation_extension", "map_eos_token", "save_processed_data", "dataset_name",
         "dataset_config", "dataset_train_split", "dataset_streaming", "datasets", "streaming",
     ),
-    "Held-out cases are set by --eval-cases, or come from the environment's build_eval_dataset.": (
+    "Held-out cases are set by eval_cases, or come from the environment's build_eval_dataset.": (
         "valid_split", "use_enhanced_eval", "eval_dataset_path", "eval_benchmark", "dataset_test_split",
         "test_split_size",
     ),
     "Return metrics from the environment: aitrain.Score(score, metrics={...}).": ("eval_metrics", "custom_metrics"),
-    "Use --rl-loss-type.": ("custom_loss_weights",),
-    "Use --chat-template.": ("chat_format", "suggested_chat_template"),
+    "Use rl_loss_type.": ("custom_loss_weights",),
+    "Use chat_template.": ("chat_format", "suggested_chat_template"),
     _SWEEP: ("post_trial_script", "use_sweep"),
-    "The environment scores the completions: set --rl-env.": (
+    "The environment scores the completions: set rl_env.": (
         "rl_reward_fn", "rl_reward_model_path", "rl_reward_weights", "rl_multi_objective", "reward_funcs",
         "reward_model_name_or_path",
     ),
@@ -105,9 +99,9 @@ _COMMON_ADVICE = {
         "use_distillation", "rl_gamma", "rl_gae_lambda", "rl_value_loss_coef", "rl_value_clip_range", "rl_chunk_size",
         "rl_optimize_device_cache", "use_forward_backward", "manual_optimizer_control",
     ),
-    "Use --save-strategy steps and --save-steps.": ("manual_checkpoint_control", "save_state_every_n_steps"),
+    "Use save_strategy steps and save_steps.": ("manual_checkpoint_control", "save_state_every_n_steps"),
     _INFERENCE: ("deploy", "inference"),
-    "Gradient checkpointing is on by default. Use --disable-gradient-checkpointing to turn it off.": (
+    "Gradient checkpointing is on by default. Use disable_gradient_checkpointing to turn it off.": (
         "gradient_checkpointing", "use_gradient_checkpointing",
     ),
     "Use --trl model_init_kwargs='{revision: VALUE}'.": ("model_revision", "revision"),
@@ -115,7 +109,7 @@ _COMMON_ADVICE = {
         "lora_target_parameters", "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora", "bias",
         "modules_to_save", "layers_to_transform", "layers_pattern", "init_lora_weights", "loftq_config",
     ),
-    "aitrain quantizes with --quantization int4 or int8 only: leave it out.": (
+    "aitrain has quantization int4 and int8 only: leave it out.": (
         "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage",
     ),
 }  # fmt: skip
@@ -132,31 +126,31 @@ ADVICE = {name: advice for advice, names in _COMMON_ADVICE.items() for name in n
     "backend": "aitrain trains on the machine that it runs on: leave it out.",
     "unsloth": "aitrain trains with TRL as it is: leave it out.",
     "padding": "Prompts are always padded on the left, as generation needs: leave it out.",
-    "auto_find_batch_size": "A smaller batch would break the groups: set --batch-size.",
-    "max_samples": "Use --max-steps, or let the environment build a smaller dataset.",
-    "eval_batch_size": "Held-out cases are scored in batches of --batch-size: leave it out.",
+    "auto_find_batch_size": "A smaller batch would break the groups: set batch_size.",
+    "max_samples": "Use max_steps, or let the environment build a smaller dataset.",
+    "eval_batch_size": "Held-out cases are scored in batches of batch_size: leave it out.",
     "eval_save_predictions": "Held-out completions are recorded in rollouts/ in any case: leave it out.",
     "model_ref": "The reference model is the initial model: leave it out.",
     "packing": "GRPO trains on whole completions: leave it out.",
-    "block_size": "Use --rl-max-prompt-length and --rl-max-new-tokens.",
+    "block_size": "Use rl_max_prompt_length and rl_max_new_tokens.",
     "add_eos_token": "Completions keep the token that ended them: leave it out.",
     "response_only_loss": "Only tokens that the policy sampled are in the loss: leave it out.",
     "apply_chat_template": "Prompts that are messages get the chat template, texts do not: leave it out.",
     "wandb_visualizer": "Use aitrain view for a run's page.",
-    "wandb_run_id": "Use --log wandb and wandb's own environment variables.",
+    "wandb_run_id": "Use log: wandb and wandb's own environment variables.",
     "rl_num_ppo_epochs": "Use --trl num_iterations=VALUE.",
-    "rl_mini_batch_size": "Use --batch-size.",
-    "optimizer_step_frequency": "Use --gradient-accumulation.",
-    "grad_clip_value": "Use --max-grad-norm.",
-    "load_state_from": "Use --resume-from-checkpoint.",
+    "rl_mini_batch_size": "Use batch_size.",
+    "optimizer_step_frequency": "Use gradient_accumulation.",
+    "grad_clip_value": "Use max_grad_norm.",
+    "load_state_from": "Use resume_from_checkpoint.",
     "interactive": "aitrain asks nothing: leave it out.",
     # TRL
-    "warmup_steps": "Use --warmup-ratio, a share of the steps.",
+    "warmup_steps": "Use warmup_ratio, a share of the steps.",
     "ignore_bias_buffers": "aitrain sets it by itself: leave it out.",
     # Unsloth
-    "full_finetuning": "All weights are trained unless --peft is given: leave it out.",
-    "load_in_16bit": "Use --dtype bfloat16 with --peft.",
-    "device_map": "Each process uses one GPU: leave it out, and set --num-processes.",
+    "full_finetuning": "All weights are trained unless peft is given: leave it out.",
+    "load_in_16bit": "Use dtype bfloat16 with peft.",
+    "device_map": "Each process uses one GPU: leave it out, and set num_processes.",
     "rope_scaling": "Use --trl model_init_kwargs='{rope_scaling: {...}}'.",
     "float8_kv_cache": "aitrain does not have this setting of vLLM: leave it out.",
 }
@@ -179,45 +173,29 @@ def unknown_option(name: str, known: Collection[str], where: str = "") -> str:
     `where` names the file of a key, as in ` (in c.yaml)`.
     """
     shown = name if name.isprintable() and name.strip() else repr(name)
-    return f"unknown option {shown[:100]}{where}. {_advice(name, known)}".rstrip(" ")
-
-
-def _advice(name: str, known: Collection[str]) -> str:
-    """What to use in place of a name; empty where nothing is known or near."""
     is_flag = name.startswith("--")
     key = name.lstrip("-").replace("-", "_").lower()
-    for names in ({} if key in ADVICE else SAME_AS, OF_ANOTHER_COMMAND):
-        option, _, value = names.get(key, "").partition("=")
+    return f"unknown option {shown[:100]}{where}. {_advice(key, known, is_flag)}".rstrip(" ")
+
+
+def _advice(key: str, known: Collection[str], is_flag: bool) -> str:
+    """What to use in place of a name; empty where nothing is known or near."""
+    options = [*([] if key in ADVICE else [SAME_AS.get(key, "")]), OF_ANOTHER_COMMAND.get(key, ""), f"rl_{key}"]
+    for option, _, value in (one.partition("=") for one in options):
+        if option in known and is_flag:
+            return f"Use --{option.replace('_', '-')}{value and ' ' + value}."
         if option in known:
-            return f"Use {_spelled(option, value, is_flag)}."
-    positive = key.removeprefix("no_") if is_flag else key
-    if f"rl_{key}" in known:
-        return f"Use {_spelled(f'rl_{key}', '', is_flag)}."
-    return _foreign(positive, known, is_flag) or _near(key, known, is_flag)
-
-
-def _foreign(key: str, known: Collection[str], is_flag: bool) -> str:
-    """Advice about foreign names of training options; empty for a job that does not train."""
-    if "trl" not in known:
-        return ""
-    if advice := ADVICE.get(key) or next((text for start, text in PREFIXES.items() if key.startswith(start)), ""):
-        return advice
-    if advice := WITHOUT_EFFECT.get(key, ""):
-        return f"{advice[0].upper()}{' '.join(advice[1:].split())}."
-    if key in SET_BY_AITRAIN:
-        return "aitrain sets it by itself: leave it out."
-    if is_trl_field(key):
-        return f"Use --trl {key}=VALUE." if is_flag else f"Use trl: {{{key}: VALUE}}."
-    return ""
-
-
-def _near(key: str, known: Collection[str], is_flag: bool) -> str:
+            return f"Use {option}{value and ': ' + value}."
+    if "trl" in known:  # a job that trains
+        positive = key.removeprefix("no_") if is_flag else key
+        by_prefix = next((text for start, text in PREFIXES.items() if positive.startswith(start)), "")
+        if advice := ADVICE.get(positive) or by_prefix:
+            return advice
+        if why := WITHOUT_EFFECT.get(positive):
+            return f"{why[0].upper()}{' '.join(why[1:].split())}."
+        if positive in SET_BY_AITRAIN:
+            return "aitrain sets it by itself: leave it out."
+        if positive in trl_fields():
+            return f"Use --trl {positive}=VALUE." if is_flag else f"Use trl: {{{positive}: VALUE}}."
     near = did_you_mean(key, known).strip()
     return near.replace("mean ", "mean --").replace("_", "-") if is_flag else near
-
-
-def _spelled(option: str, value: str, is_flag: bool) -> str:
-    """`--quantization int4` or `quantization: int4`."""
-    if is_flag:
-        return f"--{option.replace('_', '-')} {value}".rstrip()
-    return f"{option}: {value}" if value else option

@@ -13,44 +13,45 @@ import yaml
 
 from aitrain.errors import ConfigError
 from aitrain.missing_file import no_file
+from aitrain.options.algorithms import ALGORITHMS
 from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
-from aitrain.options.section import Options, sections_of
-from aitrain.options.value_types import REPEATED, TABLES
+from aitrain.options.section import Options
+from aitrain.options.value_types import TABLES
 from aitrain.options.yaml_text import read_yaml
 
 Job = TypeVar("Job", bound=Options)
 
-
 NOTHING: Mapping[str, object] = MappingProxyType({})
+ALTERNATIVES = {
+    "rl_env": {"rl_env_module", "rl_env_class"},
+    "rl_env_module": {"rl_env"},
+    "rl_prompts_per_step": {"gradient_accumulation"},
+    "gradient_accumulation": {"rl_prompts_per_step"},
+    "rl_preset": {"rl_loss_type"}.union(*(one.preset.settings for one in ALGORITHMS.values() if one.preset)),
+}
+"""Other ways to say what an option says: its value overrides also those that are further from the user."""
 
 
 def resolve(
     job: type[Job], file: Path | None, flags: Mapping[str, object] = NOTHING, defaults: Mapping[str, object] = NOTHING
 ) -> Job:
-    """A job's options: its defaults, overridden by `defaults`, by the file, and by the flags.
-
-    A value also overrides the alternatives to its option (`replaces`); flags of a table are `KEY=VALUE` texts, merged
-    into the file's one.
+    """A job's options: its defaults, overridden by `defaults`, by the file, and by the flags. Flags of a table are
+    `KEY=VALUE` texts, merged into the file's one.
 
     Raises:
         ConfigError: the file cannot be read, or a name or value is wrong.
     """
-    values = read_file(job, file) if file else {}
-    replaced = {name: others for section in sections_of(job) for name, others in section.replaces.items()}
-    below = dict(defaults)
-    for name in {other for value in values for other in replaced.get(value, ())}:
-        below.pop(name, None)
-    values = {**below, **values}
-    for name in {other for flag in flags for other in replaced.get(flag, ())}:
-        values.pop(name, None)
-    given = dict(flags)
-    for name in TABLES:
-        if isinstance(texts := given.get(name), list):
-            in_file = values.get(name) or {}
-            pairs = dict(_key_and_value(name, text) for text in texts)
-            given[name] = {**in_file, **pairs} if isinstance(in_file, dict) else in_file
-    return job.read({**values, **given})
+    values: dict[str, object] = {}
+    for layer in (defaults, read_file(job, file) if file else NOTHING, flags):
+        for alternative in {other for name in layer for other in ALTERNATIVES.get(name, ())}:
+            values.pop(alternative, None)
+        for name, value in layer.items():
+            below = values.get(name) or {}
+            if name in TABLES and isinstance(value, list) and isinstance(below, dict):
+                value = {**below, **dict(_key_and_value(name, text) for text in value)}
+            values[name] = value
+    return job(**values)
 
 
 def read_file(job: type[Options], path: Path) -> dict[str, object]:
@@ -59,25 +60,23 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
     Raises:
         ConfigError: it cannot be read, is not a mapping, or has a key that is no option.
     """
-    if os.path.isdir(os.path.expanduser(path)):
-        inside = path / "config.yaml"
-        is_run = os.path.isfile(os.path.expanduser(inside))
-        advice = f"Name the file in it: {inside}" if is_run else "It holds no config.yaml either."
-        raise ConfigError(f"{job.file_flag}{path} is a folder\n{advice}")
+    place = os.path.expanduser(path)
+    if os.path.isdir(place):
+        raise ConfigError(f"{path} is a folder\nThe options of a run are in its file {path / 'config.yaml'}.")
     try:
-        loaded = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
+        loaded = read_yaml(Path(place).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise ConfigError(f"{job.file_flag}{no_file(path)}{job.file_hint}") from None
+        raise ConfigError(no_file(path)) from None
     except OSError as error:
-        raise ConfigError(f"{job.file_flag}cannot read {path}: {error.strerror}{job.file_hint}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = " is not a YAML text"
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             what = " ".join(filter(None, (error.context, error.problem)))
             why = f", line {error.problem_mark.line + 1}: {what}"
-        raise ConfigError(f"{job.file_flag}{path}{why}") from None
+        raise ConfigError(f"{path}{why}") from None
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{job.file_flag}{path} must hold one option a line, like `lr: 1e-5`")
+        raise ConfigError(f"{path} must hold one option a line, like `lr: 1e-5`")
     for key in map(str, loaded):
         if key not in job.model_fields:
             raise ConfigError(unknown_option(key, job.model_fields, f" (in {path})"))
@@ -99,8 +98,7 @@ def _key_and_value(name: str, text: str) -> tuple[str, object]:
     """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like."""
     key, equals, value = text.partition("=")
     if not (key.strip() and equals):
-        flag = "--" + name.replace("_", "-")
-        raise ConfigError(f"{flag} {text}: write KEY=VALUE, like {flag} {TABLES[name]}")
+        raise ConfigError(f"{name}: write KEY=VALUE, like {TABLES[name]}, not {text}")
     try:
         return key.strip(), read_yaml(value)
     except yaml.YAMLError:
@@ -113,14 +111,13 @@ def as_command(config: Options, *command: str) -> list[str]:
     changed = config.changed()
     for option in options_of(type(config)):
         value = changed.get(option.name)
-        if value is None:
-            continue
-        if option.name in TABLES and isinstance(value, dict):
-            words += [word for key, field in value.items() for word in (option.flag, f"{key}={json.dumps(field)}")]
-        elif option.name in REPEATED and isinstance(value, list):
-            words += [word for one in value for word in (option.flag, str(one))]
-        elif option.is_switch:
+        if option.is_switch and value is not None:
             words.append(option.flag if value else f"--no-{option.flag[2:]}")
-        else:
-            words += [option.flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+            continue
+        values: list[object] = value if option.is_repeated and isinstance(value, list) else [value]
+        if option.name in TABLES and isinstance(value, dict):
+            values = [f"{key}={json.dumps(field)}" for key, field in value.items()]
+        for one in values:
+            if one is not None:
+                words += [option.flag, json.dumps(one) if isinstance(one, (dict, list)) else str(one)]
     return words

@@ -11,28 +11,22 @@ from aitrain.packages import PACKAGE
 
 RECIPES = next((place for place in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if place.is_dir()), PACKAGE)
 """Beside the package in a checkout, inside it in a wheel."""
+FACTS = ("title", "about", "hardware", "minutes", "before", "after", "source", "needs")
+"""What recipe.yaml says: minutes of the training on that hardware, the expected held-out scores, where these are from,
+and the extra that it needs, if there is one."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe, by the name of its folder."""
+    """One recipe."""
 
     folder: Path
-    title: str
-    about: str
-    hardware: str
-    minutes: str
-    """Minutes of the training on that hardware, as its source says."""
-    before: str
-    after: str
-    """Expected held-out scores."""
-    source: str
+    facts: dict[str, str]
+    """Those of FACTS."""
     is_measured: bool
     """Whether the scores were measured with aitrain."""
     tiny: dict[str, object]
     """Options that make of it a run of seconds on the CPU."""
-    needs: str = ""
-    """The extra that it needs."""
 
     @property
     def name(self) -> str:
@@ -44,11 +38,6 @@ class Recipe:
         """The file of its options."""
         return self.folder / "config.yaml"
 
-    @property
-    def command(self) -> str:
-        """The command that trains it."""
-        return f"aitrain recipe run {self.name}"
-
     def options(self, tiny: bool = False) -> dict[str, object]:
         """Its options, with the files of its folder as paths that work from everywhere."""
         given = _mapping(self.config) | (self.tiny if tiny else {})
@@ -59,11 +48,11 @@ class Recipe:
             given["chat_template"] = str((self.folder / str(given["chat_template"])).resolve())
         return {"project_name": self.name, **given}
 
-    def facts(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         """What there is to know, for programs."""
-        shown = ("title", "about", "hardware", "minutes", "before", "after", "source", "is_measured", "needs")
-        facts: dict[str, object] = {name: getattr(self, name) for name in shown}
-        return {"name": self.name, **facts, "command": self.command, "options": self.options()}
+        command = f"aitrain recipe run {self.name}"
+        known = {"name": self.name, **self.facts, "is_measured": self.is_measured, "command": command}
+        return {**known, "options": self.options()}
 
 
 def recipes() -> list[Recipe]:
@@ -77,21 +66,17 @@ def read_recipe(name: str) -> Recipe:
     Raises:
         ConfigError: there is none.
     """
-    folder = RECIPES / name
-    if not (name.strip(".") and "/" not in name and (folder / "recipe.yaml").is_file()):
-        near = did_you_mean(name, [file.parent.name for file in RECIPES.glob("*/recipe.yaml")])
-        raise ConfigError(f"There is no recipe {name}.{near}\nList them with: aitrain recipe list")
-    return _read(folder)
+    names = [file.parent.name for file in RECIPES.glob("*/recipe.yaml")]
+    if name not in names:
+        raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, names)}\nList them with: aitrain recipe list")
+    return _read(RECIPES / name)
 
 
 def _read(folder: Path) -> Recipe:
     found = _mapping(folder / "recipe.yaml")
     tiny = found["tiny"]
-    texts = {
-        name: str(found.get(name, ""))
-        for name in ("title", "about", "hardware", "minutes", "before", "after", "source", "needs")
-    }
-    return Recipe(folder, **texts, is_measured=found["measured"] is True, tiny=tiny if isinstance(tiny, dict) else {})
+    facts = {name: str(found.get(name, "")) for name in FACTS}
+    return Recipe(folder, facts, found["measured"] is True, tiny if isinstance(tiny, dict) else {})
 
 
 def _mapping(file: Path) -> dict[str, object]:

@@ -1,20 +1,60 @@
-"""Options of a run: its folder, its records, evaluation, checkpoints, uploads and hardware."""
+"""Options of a run: its model, folder, records, evaluation, checkpoints, uploads, hardware, processes and machines."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Literal
 
-from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     FiniteFloat,
-    LoggingSteps,
+    Names,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ProjectName,
+    ProperFraction,
     Seed,
     Trackers,
 )
+
+
+class ModelOptions(Options):
+    """Which model is loaded, and how."""
+
+    section = "Model"
+
+    model: str = "google/gemma-3-270m"
+    """Hub name or folder of the model to train; `tiny` is the shipped one."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights; auto: bfloat16 for a frozen base under LoRA where the GPU has it, else float32."""
+    attn_implementation: str | None = None
+    """Attention implementation of transformers, such as sdpa or eager."""
+    chat_template: str | None = None
+    """chatml, zephyr, or a file with a Jinja template; unset: the tokenizer's own."""
+    model_max_length: PositiveInt | None = None
+    """Maximum length of prompt and completion together in tokens; unset: that of the model's configuration."""
+    quantization: Literal["int4", "int8"] | None = None
+    """Load the base weights in 4 or 8 bits (CUDA, with --peft only)."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model; off, where AITraining has it on: it is a stranger's code."""
+
+
+class LoRAOptions(Options):
+    """The LoRA adapter."""
+
+    section = "LoRA"
+
+    peft: bool = False
+    """Train a LoRA adapter instead of all weights."""
+    lora_r: PositiveInt = 16
+    """Rank of the adapter."""
+    lora_alpha: PositiveInt = 32
+    """The adapter is scaled by lora_alpha / lora_r."""
+    lora_dropout: ProperFraction = 0.0
+    """Dropout in the adapter; 0, where AITraining has 0.05: it also changes the sampling."""
+    target_modules: Names = "all-linear"
+    """Layers that get an adapter: all-linear, or names separated by commas."""
+    merge_adapter: ResumeSafe[bool] = True
+    """Also write base and adapter merged, into model/merged."""
 
 
 class RunOptions(Options):
@@ -22,7 +62,7 @@ class RunOptions(Options):
 
     section = "Run"
 
-    project_name: ResumeSafe[ProjectName] = "project-name"
+    project_name: ResumeSafe[str] = "project-name"
     """Name of the run and of its folder."""
     output_dir: ResumeSafe[str] = "runs"
     """Folder in which run folders are made."""
@@ -33,16 +73,13 @@ class RunOptions(Options):
     telemetry: ResumeSafe[bool] = False
     """Allow the libraries' usage telemetry; off: their opt-out environment variables are set."""
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """The name is that of a folder."""
-        is_folder_name = re.fullmatch(r"[\w.+-]{1,100}", self.project_name) and set(self.project_name) != {"."}
-        return [
-            (
-                not is_folder_name,
+        if not re.fullmatch(r"[\w.+-]{1,100}", self.project_name) or set(self.project_name) == {"."}:
+            yield (
                 f"project_name: {self.project_name!r} is not a folder name\nUse letters, digits, '-', '_' and '.';"
-                " --output-dir says where the folder is made.",
+                " output_dir says where the folder is made."
             )
-        ]
 
 
 class LoggingOptions(Options):
@@ -50,16 +87,16 @@ class LoggingOptions(Options):
 
     section = "Logging"
 
-    logging_steps: ResumeSafe[LoggingSteps] = -1
+    logging_steps: ResumeSafe[int] = -1
     """Steps between two lines of metrics.jsonl; -1: every step."""
     log: ResumeSafe[Trackers] = "none"
     """Trackers to report to as well: wandb, tensorboard, trackio, separated by commas; none, where AITraining has
     wandb: training needs no account."""
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """A number of steps, or -1."""
-        is_wrong = self.logging_steps == 0 or self.logging_steps < -1
-        return [(is_wrong, "logging_steps: give 1 or more, or -1 for every step")]
+        if self.logging_steps == 0 or self.logging_steps < -1:
+            yield "logging_steps: give 1 or more, or -1 for every step"
 
 
 class EvaluationOptions(Options):
@@ -151,3 +188,34 @@ class HardwareOptions(Options):
     """Keep all activations: faster, more memory. Unset: on where the memory estimate allows it."""
     ddp_timeout: ResumeSafe[PositiveInt] = 7200
     """Seconds that one process waits for the others."""
+
+
+class DistributedOptions(Options):
+    """Several GPUs, several machines."""
+
+    section = "Several GPUs and machines"
+
+    distributed_backend: ResumeSafe[Literal["ddp", "fsdp2"]] = "ddp"
+    """How several processes hold the model: ddp, each all of it; fsdp2, each a part."""
+    nnodes: ResumeSafe[PositiveInt | None] = None
+    """Machines that train together; unset: one, or those of SLURM and other launchers."""
+    node_rank: ResumeSafe[NonNegativeInt | None] = None
+    """Which of the machines this is, 0 to N-1; unset: that of the launcher."""
+    master_addr: ResumeSafe[str | None] = None
+    """Address of machine 0, as the others reach it; unset: that of the launcher."""
+    master_port: ResumeSafe[PositiveInt] = 29400
+    """Port on machine 0 where the machines meet."""
+    launcher: ResumeSafe[Literal["local", "ray"]] = "local"
+    """What starts the training processes: this command, or Ray Train on a Ray cluster."""
+    ray_address: ResumeSafe[str | None] = None
+    """Address of the Ray cluster, such as 10.0.0.1:6379 or auto; unset: RAY_ADDRESS, else a cluster on this machine."""
+    max_failures: ResumeSafe[NonNegativeInt] = 3
+    """How often Ray restarts the training from its newest checkpoint after a process or a machine is lost."""
+
+    def rules(self) -> Iterator[str]:
+        """Options of one launcher are not given to another one."""
+        is_here = self.nnodes in (None, 1) and self.node_rank is None and self.master_addr is None
+        if self.launcher == "ray" and not is_here:
+            yield "launcher: ray chooses the machines itself: leave out nnodes, node_rank and master_addr"
+        if self.launcher != "ray" and self.max_failures != DistributedOptions.model_fields["max_failures"].default:
+            yield "max_failures: only Ray restarts a training: add launcher ray"

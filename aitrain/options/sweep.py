@@ -1,10 +1,10 @@
 """`SweepConfig`, the file that `aitrain sweep` reads: fixed options, searched options, and how they are searched."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Literal
 
-from aitrain.options.section import Options, ResumeSafe, Rule
-from aitrain.options.value_types import NonNegativeInt, PositiveInt, ProjectName, Seed, Table
+from aitrain.options.section import Options, ResumeSafe
+from aitrain.options.value_types import NonNegativeInt, PositiveInt, Seed, Table
 
 TRL = "trl."
 """Beginning of the name of a field of TRL among the searched options."""
@@ -18,10 +18,8 @@ class SweepConfig(Options):
     """A sweep. Unknown names and invalid values raise ConfigError."""
 
     section = "Sweep"
-    file_flag = ""
-    file_hint = "\nName the YAML file of a sweep, or the folder that aitrain sweep made."
 
-    project_name: ResumeSafe[ProjectName] = "sweep"
+    project_name: ResumeSafe[str] = "sweep"
     """Name of the sweep and of its folder."""
     output_dir: ResumeSafe[str] = "runs"
     """Folder in which the sweep's folder is made."""
@@ -53,24 +51,23 @@ class SweepConfig(Options):
         """The searched options by their names; `trl.KEY` is a field of TRL."""
         return _flat(self.search)
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """Fixed and searched options, by their names."""
         fixed, searched = _flat(self.options), self.searched
-        both = next((name for name in searched if name in fixed), "")
-        own = next((name for name in PER_TRIAL if name in fixed or name in searched), "")
-        same = next((name for name in SAME_FOR_ALL if name in searched), "")
-        needs_scores = self.pruner != "none" and fixed.get("eval_strategy") in ("no", False)
-        return [
-            (not searched, "search: name an option to search, like `lr: {low: 1e-6, high: 1e-4, log: true}`"),
-            (bool(both), f"search: {both} is also under options\nLeave it in one of the two."),
-            (bool(own), f"{own}: a sweep sets it for each trial\nRemove it under options and search."),
-            (bool(same), f"search: {same} must be the same for all trials, as it measures them\nSet it under options."),
-            (fixed.get("eval_cases") == 0, "eval_cases: trials are compared by held-out scores: it must be above 0"),
-            (
-                needs_scores,
-                f"pruner: {self.pruner} needs held-out scores during training\nSet eval_strategy under options.",
-            ),
-        ]  # fmt: skip
+        if not searched:
+            yield "search: name an option to search, like `lr: {low: 1e-6, high: 1e-4, log: true}`"
+        for name in searched:
+            if name in fixed:
+                yield f"search: {name} is also under options\nLeave it in one of the two."
+            if name in SAME_FOR_ALL:
+                yield f"search: {name} must be the same for all trials, as it measures them\nSet it under options."
+        for name in PER_TRIAL:
+            if name in fixed or name in searched:
+                yield f"{name}: a sweep sets it for each trial\nRemove it under options and search."
+        if fixed.get("eval_cases") == 0:
+            yield "eval_cases: trials are compared by held-out scores: it must be above 0"
+        if self.pruner != "none" and fixed.get("eval_strategy") in ("no", False):
+            yield f"pruner: {self.pruner} needs held-out scores during training\nSet eval_strategy under options."
 
 
 def _flat(options: dict[str, object]) -> dict[str, object]:

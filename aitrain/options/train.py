@@ -1,26 +1,31 @@
 """`TrainConfig`, the options of a training run. Names and defaults are AITraining's wherever it has the option."""
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterator
 
-from aitrain.options.algorithm import GRPOOptions, SamplingOptions
-from aitrain.options.algorithms import LossSettings, contradictions, overlong_buffer, settle
-from aitrain.options.distributed import DistributedOptions
+from aitrain.options.algorithms import (
+    GRPOOptions,
+    LossSettings,
+    SamplingOptions,
+    contradictions,
+    overlong_buffer,
+    settle,
+)
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
-from aitrain.options.model import LoRAOptions, ModelOptions
 from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions, default_rate
 from aitrain.options.run import (
     CheckpointOptions,
+    DistributedOptions,
     EvaluationOptions,
     HardwareOptions,
     HubOptions,
     LoggingOptions,
+    LoRAOptions,
+    ModelOptions,
     RunOptions,
     StoppingOptions,
 )
-from aitrain.options.section import Rule
 
 __all__ = ["TrainConfig"]
 
@@ -28,7 +33,7 @@ SERVED_STOPS = 4
 """Maximum number of stop strings that a vLLM server takes in one request."""
 
 PASS_BY_PASS: dict[str, object] = {
-    "entropy_coef": 0, "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
+    "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
 }  # fmt: skip
 """Fields of GRPOConfig whose effect depends on which completions share a forward pass, with the value that has none."""
 
@@ -101,127 +106,78 @@ class TrainConfig(
             del values["gradient_accumulation"]  # written down, it would contradict a changed flag
         return values
 
-    def rules(self) -> Iterable[Rule]:
+    def rules(self) -> Iterator[str]:
         """Rules between sections."""
-        return chain(
-            self._weight_rules(),
-            self._vllm_rules(),
-            self._ahead_rules(),
-            _best_rules(self),
-            self._ray_rules(),
-            self._case_rules(),
-            fsdp_rules(self),
-            contradictions(self),
-        )
-
-    def _weight_rules(self) -> list[Rule]:
-        return [
-            (
-                self.dtype == "float16" and not self.peft,
-                "dtype: float16 weights cannot be trained themselves, their gradients overflow\n"
-                "Use --mixed-precision fp16 and leave the weights in float32, or add --peft.",
-            ),
-            (
-                self.quantization is not None and not self.peft,
-                f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
-            ),
-            (
-                self.quantization is not None
-                and self.use_vllm
-                and not (self.vllm_mode == "server" and self.vllm_sync in ("auto", "adapter")),
-                "quantization: a 4 or 8 bit base cannot be transferred to vLLM (TRL's #3466)\n"
-                "With --vllm-mode server only the adapter is, and that works; else leave one of the two out.",
-            ),
-        ]
-
-    def _vllm_rules(self) -> list[Rule]:
-        return [
-            (
-                self.vllm_sync == "adapter" and not self.peft,
-                "vllm_sync: without --peft there is no adapter to transfer\nLeave it out, or use disk.",
-            ),
-            (
-                self.vllm_quantization is not None and self.weight_sync != "adapter",
-                "vllm_quantization: for a base that stays as it is, under an adapter\n"
-                "Add --peft, and leave --vllm-sync out; or leave this out.",
-            ),
-            (
-                self.vllm_speculative is not None and self.rl_min_p > 0,
-                "vllm_speculative: vLLM does not sample with min-p then\nLeave this or --rl-min-p out.",
-            ),
-            (
-                self.weight_sync is not None and len(self.rl_stop or ()) > SERVED_STOPS,
-                f"rl_stop: a vLLM server takes at most {SERVED_STOPS} texts, not {len(self.rl_stop or ())}\n"
-                "Leave some out, or use --vllm-mode colocate.",
-            ),
-        ]
-
-    def _ahead_rules(self) -> list[Rule]:
-        return [
-            (
-                self.rl_ahead > 0 and self.weight_sync is None,
+        yield from self._weight_rules()
+        yield from self._vllm_rules()
+        if self.rl_ahead > 0 and self.weight_sync is None:
+            yield (
                 "rl_ahead: needs a vLLM server, which samples while the model trains\n"
-                "Add --use-vllm and --vllm-mode server.",
-            ),
-            (
-                self.rl_ahead_turns and not self.rl_ahead,
-                "rl_ahead_turns: without --rl-ahead 1 no episode is played while the model trains",
-            ),
-        ]
-
-    def _ray_rules(self) -> list[Rule]:
-        return [
-            (
-                self.launcher == "ray" and self.starts_vllm_servers,
-                "vllm_mode: with --launcher ray aitrain starts no vLLM server\n"
-                "Leave it out, so that vLLM runs in the training processes, or give --vllm-server-url.",
-            ),
-            (
-                self.launcher == "ray" and self.num_processes is None,
-                "launcher: ray needs the number of training processes: add --num-processes N",
-            ),
-            (
-                self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray,
-                "ray_address: nothing of this run is on Ray: add --launcher ray or --rl-env-workers ray:N",
-            ),
-        ]
-
-    def _case_rules(self) -> list[Rule]:
-        return [
-            (
-                self.rl_sampling == "difficulty" and self.rl_score_range == "any",
-                "rl_sampling: difficulty needs to know which scores are high\n"
-                "Set --rl-score-range LOW,HIGH, or use --rl-sampling refill.",
-            ),
-            (
-                self.rl_sampling == "difficulty" and self.custom_sampler is not None,
-                "custom_sampler: --rl-sampling difficulty chooses the cases as well: leave one of the two out",
-            ),
-            (
-                self.rl_env_weights is not None and self.custom_sampler is not None,
-                "rl_env_weights: custom_sampler chooses the cases of all environments: leave one of the two out",
-            ),
-        ]
-
-
-def pass_dependent(config: TrainConfig) -> list[str]:
-    """The flags given whose result depends on which completions share a forward pass."""
-    depends = {
-        "--rl-loss-type bnpo": config.rl_loss_type == "bnpo",
-        "--rl-entropy-coef": config.rl_entropy_coef > 0,
-        "--custom-loss": config.custom_loss is not None,
-        **{f"--trl {field}": config.trl.get(field) not in (None, off) for field, off in PASS_BY_PASS.items()},
-    }
-    return [flag for flag, is_given in depends.items() if is_given]
-
-
-def _best_rules(config: TrainConfig) -> list[Rule]:
-    return [
-        *(
-            (
-                getattr(config, name) not in (None, False) and (config.eval_strategy == "no" or config.eval_cases == 0),
-                f"{name}: nothing is scored during training\nSet --eval-strategy, and --eval-cases above 0.",
+                "Add use_vllm and vllm_mode server."
             )
-            for name in ("save_best", "until", "patience")
-        ),
-    ]
+        if self.rl_ahead_turns and not self.rl_ahead:
+            yield "rl_ahead_turns: without rl_ahead 1 no episode is played while the model trains"
+        if self.eval_strategy == "no" or self.eval_cases == 0:
+            for name in ("save_best", "until", "patience"):
+                if getattr(self, name) not in (None, False):
+                    yield f"{name}: nothing is scored during training\nSet eval_strategy, and eval_cases above 0."
+        if self.launcher == "ray" and self.starts_vllm_servers:
+            yield (
+                "vllm_mode: with launcher ray aitrain starts no vLLM server\n"
+                "Leave it out, so that vLLM runs in the training processes, or give vllm_server_url."
+            )
+        if self.launcher == "ray" and self.num_processes is None:
+            yield "launcher: ray needs the number of training processes: add num_processes"
+        if self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray:
+            yield "ray_address: nothing of this run is on Ray: add launcher ray or rl_env_workers ray:N"
+        if self.rl_sampling == "difficulty" and self.rl_score_range == "any":
+            yield (
+                "rl_sampling: difficulty needs to know which scores are high\n"
+                "Set rl_score_range LOW,HIGH, or use rl_sampling refill."
+            )
+        if self.rl_sampling == "difficulty" and self.custom_sampler is not None:
+            yield "custom_sampler: rl_sampling difficulty chooses the cases as well: leave one of the two out"
+        if self.rl_env_weights is not None and self.custom_sampler is not None:
+            yield "rl_env_weights: custom_sampler chooses the cases of all environments: leave one of the two out"
+        yield from fsdp_rules(self)
+        yield from contradictions(self)
+
+    def _weight_rules(self) -> Iterator[str]:
+        if self.dtype == "float16" and not self.peft:
+            yield (
+                "dtype: float16 weights cannot be trained themselves, their gradients overflow\n"
+                "Use mixed_precision fp16 and leave the weights in float32, or add peft."
+            )
+        if self.quantization is None:
+            return
+        if not self.peft:
+            yield f"quantization: {self.quantization} weights cannot be trained themselves: add peft"
+        is_adapter_sent = self.vllm_mode == "server" and self.vllm_sync in ("auto", "adapter")
+        if self.use_vllm and not is_adapter_sent:
+            yield (
+                "quantization: a 4 or 8 bit base cannot be transferred to vLLM (TRL's #3466)\n"
+                "With vllm_mode server only the adapter is, and that works; else leave one of the two out."
+            )
+
+    def _vllm_rules(self) -> Iterator[str]:
+        if self.vllm_sync == "adapter" and not self.peft:
+            yield "vllm_sync: without peft there is no adapter to transfer\nLeave it out, or use disk."
+        if self.vllm_quantization is not None and self.weight_sync != "adapter":
+            yield (
+                "vllm_quantization: for a base that stays as it is, under an adapter\n"
+                "Add peft, and leave vllm_sync out; or leave this out."
+            )
+        if self.vllm_speculative is not None and self.rl_min_p > 0:
+            yield "vllm_speculative: vLLM does not sample with min-p then\nLeave this or rl_min_p out."
+        stops = len(self.rl_stop or ())
+        if self.weight_sync is not None and stops > SERVED_STOPS:
+            yield (
+                f"rl_stop: a vLLM server takes at most {SERVED_STOPS} texts, not {stops}\n"
+                "Leave some out, or use vllm_mode colocate."
+            )
+
+
+def pass_dependent(config: TrainConfig) -> bool:
+    """Whether the result depends on which completions share a forward pass."""
+    has_own_loss = config.rl_loss_type == "bnpo" or config.rl_entropy_coef > 0 or config.custom_loss is not None
+    return has_own_loss or any(config.trl.get(field) not in (None, off) for field, off in PASS_BY_PASS.items())

@@ -1,4 +1,5 @@
-"""What `--trl` may hold: GRPOConfig's fields, read from TRL's source, because importing it takes seconds."""
+"""What `--trl` may hold: GRPOConfig's fields, read from TRL's source, because importing it takes seconds; fields that
+would change nothing in a run are refused."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType
+from typing import TYPE_CHECKING
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.options.algorithms import OPTION_OF
 from aitrain.packages import installed
+
+if TYPE_CHECKING:
+    from aitrain.options.train import TrainConfig
 
 _SAME_NAME = (
     "ddp_timeout", "eval_strategy", "logging_steps", "max_grad_norm", "max_steps", "output_dir", "save_steps",
@@ -19,8 +23,12 @@ _SAME_NAME = (
 )  # fmt: skip
 OPTION_OF_FIELD = {
     **dict(zip(_SAME_NAME, _SAME_NAME, strict=True)),
-    **OPTION_OF,
     "beta": "rl_kl_coef",
+    "delta": "rl_dual_clip",
+    "entropy_coef": "rl_entropy_coef",
+    "epsilon_high": "rl_clip_range_high",
+    "importance_sampling_level": "rl_importance_level",
+    "scale_rewards": "rl_scale_rewards",
     "bf16": "mixed_precision",
     "epsilon": "rl_clip_range",
     "fp16": "mixed_precision",
@@ -53,16 +61,16 @@ SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
 
 _COMMON_ADVICE = {
-    "use --save-best": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-    "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private": (
+    "use save_best": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    "model/ is uploaded by aitrain, at the end: use push_to_hub, repo_id and hub_private": (
         "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
     ),
-    "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps": (
+    "held-out cases are scored by aitrain: use eval_cases, eval_strategy and eval_steps": (
         "do_eval", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
         "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
         "per_device_eval_batch_size", "prediction_loss_only",
     ),
-    "aitrain generates one batch at a time with transformers: use --use-vllm": (
+    "aitrain generates one batch at a time with transformers: use use_vllm": (
         "use_transformers_continuous_batching", "use_transformers_paged", "transformers_continuous_batching_config",
     ),
     "GRPO does not use it: leave it out": (
@@ -76,16 +84,16 @@ _COMMON_ADVICE = {
 
 WITHOUT_EFFECT = {name: advice for advice, names in _COMMON_ADVICE.items() for name in names} | {
     "generation_kwargs": (
-        "use --rl-min-p, --rl-stop, --rl-min-new-tokens, --rl-repetition-penalty,\n"
-        "--rl-presence-penalty and --rl-frequency-penalty, which mean the same on every engine"
+        "use rl_min_p, rl_stop, rl_min_new_tokens, rl_repetition_penalty,\n"
+        "rl_presence_penalty and rl_frequency_penalty, which mean the same on every engine"
     ),
     "vllm_structured_outputs_regex": (
         "log-probabilities of constrained completions cannot be compared with the trainer's:\nlet the environment score"
         " the format"
     ),
-    "generation_batch_size": "use --rl-updates-per-rollout",
-    "max_tool_calling_iterations": "use --rl-max-turns",
-    "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
+    "generation_batch_size": "use rl_updates_per_rollout",
+    "max_tool_calling_iterations": "use rl_max_turns",
+    "resume_from_checkpoint": "use --resume or resume_from_checkpoint",
     "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
 }
 """Fields that would change nothing in a run, and what to use in their place."""
@@ -104,17 +112,55 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
     """
     fields = trl_fields() if given else {}
     for name, value in given.items():
-        if name in OPTION_OF_FIELD and name not in OPTION_OF:
-            flag = "--" + OPTION_OF_FIELD[name].replace("_", "-")
-            raise ConfigError(f"--trl {name}: aitrain has an option for it: {flag}")
+        if name in OPTION_OF_FIELD:
+            raise ConfigError(f"trl: {name}: aitrain has an option for it: {OPTION_OF_FIELD[name]}")
         if name in SET_BY_AITRAIN:
-            raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
+            raise ConfigError(f"trl: {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:
-            raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, fields)}")
+            raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
         if not has_type(fields.get(name, ""), value):
-            raise ConfigError(f"--trl {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
+            raise ConfigError(f"trl: {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
         if name in COUNTS and isinstance(value, int) and value < 1:
-            raise ConfigError(f"--trl {name}: must be at least 1, not {value}")
+            raise ConfigError(f"trl: {name}: must be at least 1, not {value}")
+
+
+OPTION_FOR_LOADING = {
+    "dtype": "dtype",
+    "torch_dtype": "dtype",
+    "attn_implementation": "attn_implementation",
+    "trust_remote_code": "trust_remote_code",
+    "quantization_config": "quantization",
+}
+"""Keys that `model_init_kwargs` may not hold, and the option to use instead."""
+
+
+def check_trl_effects(config: TrainConfig) -> None:
+    """Refuse fields that this run would not use.
+
+    Raises:
+        ConfigError: for the first of them, with what to use in its place.
+    """
+    for name, what_to_do in _without_effect(config):
+        raise ConfigError(f"trl: {name}: has no effect here\n{what_to_do[0].upper()}{what_to_do[1:]}.")
+
+
+def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    yield from ((name, WITHOUT_EFFECT[name]) for name in config.trl if name in WITHOUT_EFFECT)
+    for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
+        if name.startswith("vllm_") and not config.use_vllm:
+            yield name, "add use_vllm, or leave it out"
+        if name == "fsdp_config" and config.distributed_backend != "fsdp2":
+            yield name, "add distributed_backend fsdp2, or leave it out"
+        if name == "cache_implementation" and config.use_vllm:
+            yield name, "it is for transformers, and here vLLM generates: leave it out"
+        if name == "vllm_model_impl" and config.vllm_mode == "server":
+            yield name, "it is for vllm_mode colocate; a server of yours takes --model-impl"
+    given = config.trl_table("model_init_kwargs")
+    if given and config.use_vllm:
+        yield "model_init_kwargs", "it would not reach vLLM: use a model folder whose config.json has these settings"
+    for key in given:
+        if key in OPTION_FOR_LOADING:
+            yield f"model_init_kwargs: {key}", f"use {OPTION_FOR_LOADING[key]}"
 
 
 @cache
@@ -126,11 +172,6 @@ def trl_fields() -> dict[str, str]:
         if isinstance(field, ast.AnnAssign):
             found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
     return found
-
-
-def is_trl_field(name: str) -> bool:
-    """Whether GRPOConfig has a field; the sources are parsed only if the name occurs in them like one."""
-    return any(f"\n    {name}: " in _source(*where) for where in _SOURCES) and name in trl_fields()
 
 
 def classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:

@@ -75,8 +75,9 @@ def read_yaml(text: str) -> object:
 
 def write_yaml(values: Mapping[str, object]) -> str:
     """A mapping as YAML; `read_yaml` returns the same mapping."""
-    text: str = yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, allow_unicode=True)
-    if not _LINE_ENDS & set(text):
-        return text
-    escaped: str = yaml.dump(dict(values), Dumper=_Writer, sort_keys=False)  # PyYAML would fold them into spaces
-    return escaped
+    text = ""
+    for is_readable in (True, False):
+        text = yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, allow_unicode=is_readable)
+        if _LINE_ENDS.isdisjoint(text):  # which PyYAML would fold into spaces
+            break
+    return text

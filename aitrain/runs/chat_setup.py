@@ -52,7 +52,7 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
     if only == "base" and before_training(reference) is None:
         raise ConfigError(f"only: it is not known what {model} was trained from")
     trained = run_options(reference)
-    several = EnvironmentOptions.read({name: trained[name] for name in _SEVERAL if name in trained})
+    several = resolve(EnvironmentOptions, None, {name: trained[name] for name in _SEVERAL if name in trained})
     if (one := several.environments.get(str(given.get("rl_env")))) is not None:  # by its name in the run
         given = {**given, "rl_env": one.rl_env, "rl_env_config": given.get("rl_env_config", one.rl_env_config)}
     is_own_environment = not given.keys().isdisjoint({"rl_env", "rl_env_module"})

@@ -159,14 +159,14 @@ def test_values_are_those_of_the_file() -> None:
     assert {values["lora_r"] for values in options} == {4, 12, 20, 28}
     assert {values["peft"] for values in options} == {True, False}
     assert {json.dumps(values["rl_env_config"]) for values in options} == {'{"cases": 9}', '{"cases": 8}'}
-    assert all(values["trl"]["delta"] == 2.0 for values in options)
+    assert all(values["trl"]["top_entropy_quantile"] == 0.5 for values in options)
     assert {values["trl"]["num_iterations"] for values in options} == {1, 2}
     assert all(1e-6 <= values["lr"] <= 1e-4 for values in options)
 
 
 def asked(sampler: str, search: dict[str, Any], most: int) -> tuple[SweepPlan, list[dict[str, Any]]]:
     """The values of the trials of a sweep, of which those with a high learning rate are better."""
-    options = {"model": "tiny", "rl_env": "envs.arithmetic", "trl": {"delta": 2.0}}
+    options = {"model": "tiny", "rl_env": "envs.arithmetic", "trl": {"top_entropy_quantile": 0.5}}
     plan = check_sweep(SweepConfig(search=search, sampler=sampler, options=options))
     study = optuna.create_study(direction="maximize")
     while len(study.trials) < most and (values := plan.next_values(study.trials)) is not None:

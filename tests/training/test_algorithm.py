@@ -108,7 +108,7 @@ def test_the_overlong_penalty_grows_linearly_over_the_buffer_of_the_longest_comp
 
 # -- the rows that are in the loss
 
-ON = {"rl_kl_coef": 0.1, "trl": {"entropy_coef": 0.05}}
+ON = {"rl_kl_coef": 0.1, "rl_entropy_coef": 0.05}
 """All terms of a loss."""
 LAYOUTS = {
     "passes of several sizes": Layout(rows=8, limit=PassLimit(3)),

@@ -193,7 +193,7 @@ EFFECTS: list[tuple[Observe, dict[str, Any], dict[str, Any]]] = [
     (settings, VLLM, {"vllm_gpu_memory_utilization": 0.5, "vllm_sleep_mode": True, "vllm_tensor_parallel_size": 2}),
     (settings, LORA, {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": "q_proj,v_proj"}),
     (settings, {"model": "tiny"}, {"distributed_backend": "fsdp2"}),
-    (trl_config, {}, {"trl": {"delta": 2.0}}),
+    (trl_config, {}, {"trl": {"num_iterations": 2}}),
     (batches, {}, {
         "rl_sampling": "difficulty", "custom_sampler": "tests.training.test_case_sampling:hardest_first",
     }),

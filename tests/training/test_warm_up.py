@@ -40,7 +40,7 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_a_run_is_the_same_with_and_without_it(train: Train, as_on_gpus: list[tuple[int, ...]]) -> None:
     options = {
         "peft": True, "lora_dropout": 0.1, "merge_adapter": False,
-        "trl": {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0},
+        "rl_entropy_coef": 0.01, "trl": {"use_adaptive_entropy": True, "entropy_target": 9.0},
     }  # fmt: skip
     with_it = train(Words(), project_name="with", **options)
     without = train(Words(), project_name="without", warm_up=False, **options)
@@ -60,7 +60,7 @@ def test_too_little_memory_shows_before_anything_is_sampled(
     with pytest.raises(RunFailed) as failure:
         train(Words())
     assert "Out of memory in the warm-up" in str(failure.value)
-    assert "--peft" in str(failure.value) or "peft=True" in str(failure.value)
+    assert "Use peft" in str(failure.value)
 
 
 def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_the_context() -> None:

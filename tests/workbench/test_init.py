@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.cli.env_init import env_init
+from aitrain.cli.env import init
 from aitrain.errors import ConfigError
 from aitrain.workbench.init import KINDS, write_environment
 from tests.workbench.check.test_faults import found
@@ -66,7 +66,7 @@ def test_existing_files_are_left_as_they_are(here: Path) -> None:
 def test_the_next_two_commands_are_printed_and_the_environment_is_ready(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    env_init("my_task")
+    init("my_task")
     commands = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  aitrain ")]
     assert [command[:2] for command in commands] == [["aitrain", "env"], ["aitrain", "grpo"]]
     assert "class MyTask" in (here / "my_task.py").read_text()
@@ -74,4 +74,4 @@ def test_the_next_two_commands_are_printed_and_the_environment_is_ready(
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     with pytest.raises(ConfigError, match="--service, --judges: give one alone"):
-        env_init("more", judges=True, tools=True)
+        init("more", judges=True, tools=True)

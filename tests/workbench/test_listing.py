@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.cli.env_list import env_list
+from aitrain.cli.env import list_environments
 from aitrain.environment.adapters import ADAPTERS
 from tests.conftest import write
 
@@ -30,7 +30,7 @@ def test_installed_environments_and_adapters_are_listed_with_what_is_wrong_with_
     install(tmp_path, "hotels", "1.2", "[aitrain.environments]\nhotel = hotels.booking:Hotel\n")
     install(tmp_path, "textarena", "0.1")
     monkeypatch.syspath_prepend(tmp_path)
-    env_list(as_json=True)
+    list_environments(as_json=True)
     listed = {one["rl_env"].partition(":")[0]: one for one in json.loads(capsys.readouterr().out)}
     assert set(ADAPTERS) <= set(listed)
     hotel = listed["hotels.booking"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from aitrain.cli import env_process, env_rescore
+from aitrain.cli import env
+from aitrain.cli.env import rescore
 from aitrain.jobs import env_terminal
 from tests.conftest import write
 
@@ -52,14 +53,14 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert module == "aitrain.jobs.env_terminal"
         return env_terminal.main(json.loads(json.dumps(request)))
 
-    monkeypatch.setattr(env_process, "run_on_terminal", run_here)
+    monkeypatch.setattr(env, "run_on_terminal", run_here)
     monkeypatch.setenv("COLUMNS", "80")
     return here / "runs" / "mine"
 
 
 @pytest.mark.usefixtures("run")
 def test_an_unchanged_scorer_changes_nothing_but_what_had_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert env_rescore.env_rescore("mine") == 0
+    assert rescore("mine") == 0
     printed = capsys.readouterr().out
     assert "held-out, before, sampled         2         2     0.500     0.500         0\n" in printed
     assert "training                          4         3     0.667     0.667         1\n" in printed
@@ -70,7 +71,7 @@ def test_an_unchanged_scorer_changes_nothing_but_what_had_failed(capsys: pytest.
 @pytest.mark.usefixtures("run")
 def test_another_environment_is_given_by_name_with_its_keywords(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "kinder.py").write_text(ENVIRONMENT.replace("text == answer", "text.strip() == answer"))
-    assert env_rescore.env_rescore("mine", env="kinder.py", keywords=["rows=2"], as_json=True, last=False) == 0
+    assert rescore("mine", env="kinder.py", keywords=["rows=2"], as_json=True, last=False) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["phases"]["training"]["mean_after"] == 1.0
     assert found["scored_with_saved_rows"] == 2  # two of the four rows are gone
@@ -82,9 +83,9 @@ def test_one_step_or_the_last_one_can_be_chosen_and_a_scorer_that_always_fails_i
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for chosen, cases in (({"step": 1}, 2), ({"last": True}, 2), ({}, 6)):
-        env_rescore.env_rescore("mine", as_json=True, **chosen)
+        rescore("mine", as_json=True, **chosen)
         assert json.loads(capsys.readouterr().out)["episodes"] == cases
-    assert env_rescore.env_rescore("mine", step=7) == 2
+    assert rescore("mine", step=7) == 2
     (here / "broken.py").write_text(ENVIRONMENT.replace("float(text == answer)", "1 / 0"))
-    assert env_rescore.env_rescore("mine", env="broken.py") == 3
+    assert rescore("mine", env="broken.py") == 3
     assert "broken.py, line 10, in score_episode: return 1 / 0" in capsys.readouterr().err

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping
+
+from aitrain.launch.processes import on_stop_signals
 
 
 def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
@@ -27,27 +27,9 @@ def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
         # the hash seed as in training, so that the order of sets is the same
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
         child = subprocess.Popen(command, env={"PYTHONHASHSEED": "0", **quiet, **os.environ})
-        with _left_to(child):
-            code = child.wait()
+        with on_stop_signals(lambda number, _: child.terminate() if number == signal.SIGTERM else None):
+            code = child.wait()  # it gets Ctrl-C from the terminal as well
     return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _left_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave Ctrl-C to the child, which gets it from the terminal as well, and forward SIGTERM to it."""
-
-    def forward(_: int, __: FrameType | None) -> None:
-        child.terminate()
-
-    before = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
-    if before[signal.SIGINT] is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda _, __: None)
-    signal.signal(signal.SIGTERM, forward)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def limit_threads(model: str) -> None:
@@ -56,17 +38,3 @@ def limit_threads(model: str) -> None:
 
     if is_small(model):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def check_environment(options: Mapping[str, object]) -> None:
-    """Find the environment of these options and read its file, so that a misspelt name is refused at once.
-
-    Raises:
-        AitrainError: an option is wrong, or there is no such environment.
-    """
-    from aitrain.environment.loader import find_environments
-    from aitrain.options.reading import resolve
-    from aitrain.options.train import TrainConfig
-
-    config = resolve(TrainConfig, None, options)
-    find_environments(config)
