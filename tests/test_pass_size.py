@@ -43,6 +43,7 @@ def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total:
     device = DeviceMemory("GPU", 0, total)
     options: dict[str, Any] = {"rl_prompts_per_step": 32, "rl_num_generations": 8, "rl_max_new_tokens": 1024}
     options |= {"peft": True, "use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
+    options["disable_gradient_checkpointing"] = False
 
     def peak(size: int) -> int:
         config = TrainConfig(**options, batch_size=size)
@@ -51,6 +52,18 @@ def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total:
     chosen = plan(HALF_BILLION, device=device, **options).limit.completions
     assert peak(chosen) <= 0.8 * total
     assert chosen == 256 or peak(2 * chosen) > 0.8 * total
+
+
+@pytest.mark.parametrize(("total", "keeps"), [(3 << 30, False), (24 << 30, True)])
+def test_activations_are_kept_where_a_pass_with_a_whole_group_fits(total: int, keeps: bool) -> None:
+    options = {"rl_prompts_per_step": 32, "rl_num_generations": 8, "rl_max_new_tokens": 1024, "peft": True}
+    device = DeviceMemory("GPU", 0, total)
+    chosen = choose_batch_size(TrainConfig(**options), 1, HALF_BILLION, device)
+    assert (chosen.disable_gradient_checkpointing, chosen.shares_prompts) == (keeps, keeps)
+    given = TrainConfig(**options, disable_gradient_checkpointing=not keeps)
+    assert choose_batch_size(given, 1, HALF_BILLION, device).disable_gradient_checkpointing is not keeps
+    resumed = choose_batch_size(TrainConfig(**options), 1, HALF_BILLION, device, chosen.written())
+    assert resumed.disable_gradient_checkpointing == keeps
 
 
 @pytest.mark.parametrize(
@@ -63,7 +76,7 @@ def test_on_a_gpu_a_pass_is_the_largest_that_leaves_a_fifth_of_the_memory(total:
     ],
 )
 def test_passes_that_an_option_counts_or_whose_size_changes_the_loss_stay(options: dict[str, Any]) -> None:
-    assert plan(**options) == plan_batch(TrainConfig(**options), 1)
+    assert plan(**options).limit == plan_batch(TrainConfig(**options), 1).limit
 
 
 def test_a_resumed_run_has_the_passes_of_its_checkpoint() -> None:
