@@ -9,7 +9,6 @@ of that file. `--rehearse` runs the smallest form of everything on the CPU, wher
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.launch.nvidia import ask_driver, visible_gpus
+from aitrain.runs.environment_source import package_version
 from benchmarks.measuring import ROOT, Figure, in_new_process, spread
 from benchmarks.models import make_model
 from benchmarks.overhead import MEMORY, SECONDS, Training, compare
@@ -86,15 +86,8 @@ def machine() -> dict[str, Any]:
         "CUDA of the driver": driver.cuda if driver else "none",
         "CPU cores": os.cpu_count(),
         "Python": sys.version.split()[0],
-        **{package: version for package in PACKAGES if (version := _version(package))},
+        **{package: version for package in PACKAGES if (version := package_version(package))},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 # -- parts

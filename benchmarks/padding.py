@@ -10,8 +10,8 @@ import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
@@ -26,25 +26,6 @@ SIDES: dict[str, dict[str, Any]] = {
     "rl_trim_padding": {"batch_size": 4},
     "tokens_per_pass": {"tokens_per_pass": 4 * LONGEST},
 }
-
-
-@dataclass
-class Forwarded:
-    """Tokens of forward passes with gradients."""
-
-    padded: int = 0
-    real: int = 0
-
-
-@dataclass(frozen=True)
-class Side:
-    """What one training took."""
-
-    ratio: float
-    """Forwarded tokens by real ones."""
-    seconds: float
-    """Of the optimization in a step."""
-    rewards: list[float]
 
 
 class Lengths:
@@ -64,32 +45,38 @@ def measure(asked: Asked) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="aitrain-padding-") as folder:
         make_model("very small", Path(folder) / "model")
         rounds = [
-            {name: trained(Path(folder), pair, more) for name, more in SIDES.items()} for pair in range(asked.pairs)
+            {name: of_side(Path(folder), pair, more) for name, more in SIDES.items()} for pair in range(asked.pairs)
         ]
-    if any(len({str(side.rewards) for side in sides.values()}) != 1 for sides in rounds):
+    if any(len({str([line["reward"] for line in side]) for side in sides.values()}) != 1 for sides in rounds):
         raise RuntimeError("the sides were rewarded differently: they cannot be compared")
     theirs, *ours = SIDES
+    real = {name: [fmean(1 / (1 - line["padding"]) for line in sides[name]) for sides in rounds] for name in SIDES}
+    seconds = {name: [sides[name][-1]["time/optimize"] for sides in rounds] for name in SIDES}
     for name in ours:
-        real = [sides[name].ratio for sides in rounds]
-        yield Figure(f"{name}: forwarded by real tokens", real, FORWARDED)
-        yield ratio(f"{name}: forwarded tokens", real, [sides[theirs].ratio for sides in rounds], TOKENS)
-        seconds = ([sides[side].seconds for sides in rounds] for side in (name, theirs))
-        yield ratio(f"{name}: seconds a step", *seconds, math.inf if asked.is_short else SECONDS)
+        yield Figure(f"{name}: forwarded by real tokens", real[name], FORWARDED)
+        yield ratio(f"{name}: forwarded tokens", real[name], real[theirs], TOKENS)
+        most = math.inf if asked.is_short else SECONDS
+        yield ratio(f"{name}: seconds a step", seconds[name], seconds[theirs], most)
 
 
-def trained(folder: Path, pair: int, more: dict[str, Any]) -> Side:
-    """Train; the first step is not timed."""
+def trained(folder: Path, environment: object, **options: Any) -> list[dict[str, Any]]:
+    """The metrics of each step of a training of two steps with the model of a folder."""
     import aitrain
 
     config = aitrain.TrainConfig(
-        model=str(folder / "model"), output_dir=str(folder / "runs"), rl_prompts_per_step=PROMPTS,
-        rl_num_generations=GENERATIONS, rl_max_new_tokens=LONGEST, max_steps=STEPS, rl_kl_coef=0.0, eval_cases=0,
-        save_strategy="no", seed=pair, logging_steps=1, disable_gradient_checkpointing=True, **more,
+        model=str(folder / "model"), output_dir=str(folder / "runs"), max_steps=STEPS, rl_kl_coef=0.0, eval_cases=0,
+        save_strategy="no", logging_steps=1, disable_gradient_checkpointing=True, **options,
     )  # fmt: skip
-    with prescribed(pair), counted() as forwarded:
-        lines = [line for line in aitrain.train(config, environment=Lengths()).history if "reward" in line]
-    seconds = [line["time/optimize"] for line in lines[1:]]
-    return Side(forwarded.padded / forwarded.real, sum(seconds) / len(seconds), [line["reward"] for line in lines])
+    return [line for line in aitrain.train(config, environment=environment).history if "reward" in line]
+
+
+def of_side(folder: Path, seed: int, more: dict[str, Any]) -> list[dict[str, Any]]:
+    """The metrics of a side, with the lengths of this seed."""
+    with prescribed(seed):
+        return trained(
+            folder, Lengths(), rl_prompts_per_step=PROMPTS, rl_num_generations=GENERATIONS, rl_max_new_tokens=LONGEST,
+            seed=seed, share_prefixes=False, **more,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -108,21 +95,3 @@ def prescribed(seed: int) -> Iterator[None]:
 
     with patch.object(HFEngine, "sample", sample):
         yield
-
-
-@contextmanager
-def counted() -> Iterator[Forwarded]:
-    """Count the tokens of forward passes with gradients."""
-    import torch
-    from trl import GRPOTrainer
-
-    count, compute = Forwarded(), GRPOTrainer._get_per_token_logps_and_entropies
-
-    def counting(self: Any, model: Any, ids: Any, mask: Any, *rest: Any, **more: Any) -> Any:
-        if torch.is_grad_enabled():
-            count.padded += ids.numel()
-            count.real += int(mask.sum())
-        return compute(self, model, ids, mask, *rest, **more)
-
-    with patch.object(GRPOTrainer, "_get_per_token_logps_and_entropies", counting):
-        yield count

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.measuring import Asked, Figure, ratio
 from benchmarks.models import make_model
+from benchmarks.padding import trained
 
 LENGTHS = {
     (512, 64): (0.3, 0.55),
@@ -22,7 +23,7 @@ LENGTHS = {
     (512, 512): (1.02, math.inf),
 }
 """Tokens of prompt and answer, and the most seconds of both parts, by those of rows apart."""
-APART = {"share_prefixes": False, "rl_trim_padding": False}
+SIDES: tuple[dict[str, Any], ...] = {}, {"share_prefixes": False, "rl_trim_padding": False}
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ def measure(asked: Asked) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="aitrain-shared-") as folder:
         make_model("8 layers of SmolLM2-135M", Path(folder) / "model")
         for (prompt, answer), bounds in list(LENGTHS.items())[: 1 if asked.is_short else None]:
+            length = {"rl_max_new_tokens": answer, "rl_prompts_per_step": 1, "rl_num_generations": 8, "batch_size": 4}
             done = [
-                [trained(Path(folder), prompt, answer, pair, more) for more in ({}, APART)]
+                [trained(Path(folder), Prompts(prompt), rl_top_k=50, seed=pair, **length, **more)[-1] for more in SIDES]
                 for pair in range(asked.pairs)
             ]
             ours, theirs = zip(*done, strict=True)
@@ -55,16 +57,3 @@ def measure(asked: Asked) -> Iterator[Figure]:
                 yield ratio(f"prompt {prompt}, answers {answer}: {part}", *sides, most)
             largest = max(abs(one["reward"] - other["reward"]) for one, other in done)
             yield Figure(f"prompt {prompt}, answers {answer}: difference of rewards", [largest], 0.02)
-
-
-def trained(folder: Path, prompt: int, answer: int, pair: int, more: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of the second step of a training."""
-    import aitrain
-
-    config = aitrain.TrainConfig(
-        model=str(folder / "model"), output_dir=str(folder / "runs"), rl_prompts_per_step=1, rl_num_generations=8,
-        batch_size=4, rl_max_new_tokens=answer, rl_top_k=50, max_steps=2, rl_kl_coef=0.0, eval_cases=0, seed=pair,
-        save_strategy="no", logging_steps=1, disable_gradient_checkpointing=True, rl_check=False, **more,
-    )  # fmt: skip
-    result = aitrain.train(config, environment=Prompts(prompt))
-    return next(line for line in reversed(result.history) if "reward" in line)

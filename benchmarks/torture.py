@@ -7,7 +7,6 @@ is not whole.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -19,17 +18,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from aitrain.runs.checkpoint import STAGING, check_whole, checkpoints_of
+from aitrain.runs.reproduction import compare_repetition
 from aitrain.runs.run_folder import RunFolder, read_lines
 from benchmarks.measuring import ROOT, Asked, Figure
 
-TIMES = {"seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
-    f"time/{part}" for part in ("step", "generate", "environment", "optimize")
-}
 PATIENCE = 600.0
 STEPS_A_KILL = 8
 
@@ -143,19 +139,10 @@ class Torture:
 
 
 def differences(one: Path, other: Path) -> Iterator[str]:
-    """What is not the same in two run folders."""
-    first, second = (folder / "model" / "model.safetensors" for folder in (one, other))
-    if first.read_bytes() != second.read_bytes():
-        yield "the weights differ"
-    for names in ("metrics.jsonl", "rollouts/*.jsonl"):
-        if lines(one, names) != lines(other, names):
-            yield f"{names} differ ({len(lines(one, names))} and {len(lines(other, names))} lines)"
-
-
-def lines(folder: Path, names: str) -> list[str]:
-    """All records without times, in one order."""
-    records: list[dict[str, Any]] = [record for file in folder.glob(names) for record in read_lines(file)]
-    return sorted(json.dumps({key: value for key, value in r.items() if key not in TIMES}) for r in records)
+    """What is not the same, bit by bit, in two run folders."""
+    for part in compare_repetition(RunFolder(one), RunFolder(other)).parts:
+        if part.same != "the same bits":
+            yield f"{part.name}: {part.about}"
 
 
 def measure(asked: Asked) -> Iterator[Figure]:
