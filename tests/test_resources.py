@@ -18,6 +18,7 @@ from aitrain.launch.resource_estimate import (
     DeviceMemory,
     MemoryEstimate,
     check_resources,
+    choose_batch_size,
     estimate_memory,
     memory_savers,
 )
@@ -142,6 +143,7 @@ class Peak(TrainerCallback):
         assert done.returncode == 0, done.stderr
         shape = read_model_shape(model)
         assert shape is not None
+        config = choose_batch_size(config, 1, shape, CPU)
         estimates.append(estimate_memory(shape, config, plan_batch(config, 1), CPU).peak / MIB)
         peaks.append(int((here / "peak").read_text()) / 1024)
 

@@ -208,7 +208,7 @@ class Booking:
         if hotel_id not in self.case.hotels:
             return "There is no such hotel."
         *shown, free_from, free_until = self.case.hotels[hotel_id]
-        return {**dict(zip(Hotel._fields, shown, strict=False)), "free": f"June {free_from} to {free_until}"}
+        return {**dict(zip(Hotel.__annotations__, shown, strict=False)), "free": f"June {free_from} to {free_until}"}
 
     def book_hotel(self, hotel_id: str, check_in: int, nights: int) -> str:
         """Can be done once.

@@ -145,7 +145,7 @@ class Supervisor:
             self.changed.notify_all()
 
     def reap(self) -> None:
-        """Wait for the ends of descendants, and tell aitrain that of the program."""
+        """Wait for the ends of descendants; that of the program goes to the parent process."""
         with suppress(ChildProcessError):  # there are no more
             while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT):
                 with self.changed:

@@ -36,12 +36,10 @@ from trl.kernels import chunked_logprob
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
-from typer import _completion_shared
-from typer._click import Command, Context
+from typer._click import Command, Context, HelpFormatter
+from typer._click.core import Parameter
 from typer._click.exceptions import NoArgsIsHelpError
-from typer._click.shell_completion import CompletionItem, add_completion_class
-from typer._completion_classes import BashComplete, FishComplete, ZshComplete
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup
 
 from aitrain.cli.main import app
 from aitrain.launch.resource_estimate import TILE
@@ -455,43 +453,18 @@ def test_the_gradients_norm_is_asked_for_once_a_step_right_before_the_optimizers
     assert not trainer.optimizer.state
 
 
-def test_typer_completes_through_the_classes_and_functions_that_we_extend() -> None:
-    for kind in (BashComplete, FishComplete, ZshComplete):
-        assert isinstance(kind.name, str)
-        assert list(inspect.signature(kind.get_completion_args).parameters) == ["self"]
-        assert list(inspect.signature(kind.format_completion).parameters) == ["self", "item"]
-    assert CompletionItem("value", help="text").help == "text"
-    assert list(inspect.signature(add_completion_class).parameters) == ["cls", "name"]
-    parameters = inspect.signature(_completion_shared.get_completion_script).parameters
-    assert set(parameters) == {"prog_name", "complete_var", "shell"}
-    assert list(inspect.signature(_completion_shared.install).parameters) == ["shell", "prog_name", "complete_var"]
-    assert not inspect.signature(_completion_shared._get_shell_name).parameters
-
-
-def test_typers_commands_parse_their_arguments_in_a_method() -> None:
-    assert list(inspect.signature(TyperCommand.parse_args).parameters) == ["self", "ctx", "args"]
-
-
-def test_typers_groups_look_commands_up_in_a_method_and_its_errors_say_which_option() -> None:
+def test_typers_groups_look_commands_up_in_a_method_and_its_commands_write_their_options_in_one() -> None:
     assert list(inspect.signature(TyperGroup.resolve_command).parameters) == ["self", "ctx", "args"]
-    assert list(inspect.signature(TyperGroup.get_help_option).parameters) == ["self", "ctx"]
     assert issubclass(NoArgsIsHelpError, typer.TyperException)
     assert issubclass(typer.Context, Context)
     assert issubclass(TyperGroup, Command)
-
-
-def test_an_option_of_typer_converts_its_value_in_a_method_and_says_when_there_may_be_none() -> None:
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def run(seed: int | None = None) -> None: ...
-
-    command = typer.main.get_command(app)
-    (option,) = (parameter for parameter in command.params if parameter.name == "seed")
-    assert isinstance(option, TyperOption)
-    assert list(inspect.signature(TyperOption.process_value).parameters) == ["self", "ctx", "value"]
-    assert (option.required, option.multiple, option.callback) == (False, False, None)
-    assert option.process_value(Context(command), "3") == 3
+    assert list(inspect.signature(TyperCommand.format_options).parameters) == ["self", "ctx", "formatter"]
+    assert {"write", "width"} <= {*vars(HelpFormatter), *vars(HelpFormatter())}
+    run = typer.Typer(add_completion=False)
+    run.command(cls=TyperCommand)(lambda seed: None)
+    command = typer.main.get_command(run)
+    parameters: list[Parameter] = command.get_params(Context(command))
+    assert [one.name for one in parameters] == ["seed", "help"]
 
 
 def test_registered_exit_functions_can_be_run_before_a_process_is_left_without_its_shutdown() -> None:
