@@ -119,7 +119,8 @@ class HFEngine(BatchingEngine):
         seeds = [row.seed for row in rows if row.seed is not None]
         seeded = partial(seeded_rows, seed_of=seeds.__getitem__) if len(seeds) == len(rows) else nullcontext
         with prepared as model, torch.no_grad(), own_defaults_only(model), seeded(model):
-            shares = policy.shares_prompts and policy.cache_implementation is None and not model._is_stateful
+            # ranks that generate together must make the same forward passes
+            shares = policy.shares_prompts and not (self.is_shared or policy.cache_implementation or model._is_stateful)
             begun = continued(before, numbers, prompts, pad) if before is not None else None
             if begun is None:
                 begun = padded(prompts, pad, policy.device or policy.model.device)
