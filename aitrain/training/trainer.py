@@ -61,7 +61,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PreTrainedModel, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -224,7 +224,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.rows_apart = "positions depend on padding" if self.aligns_rows else "this is off"
         """Why each row is computed with its own prompt; empty if prompts are shared."""
         if inputs.shares_prompts and self.trims and not self.aligns_rows:
-            self.rows_apart = why_apart(policy)
+            found = [why_apart(policy)]
+            self.rows_apart = broadcast_object_list(found)[0]  # all processes make the same passes
         self.shares_prompts = not self.rows_apart
 
     # -- a generation batch: episodes, scores, advantages
