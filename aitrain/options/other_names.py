@@ -101,7 +101,7 @@ _COMMON_ADVICE = {
     ),
     "Use save_strategy steps and save_steps.": ("manual_checkpoint_control", "save_state_every_n_steps"),
     _INFERENCE: ("deploy", "inference"),
-    "Gradient checkpointing is on by default. Use disable_gradient_checkpointing to turn it off.": (
+    "Gradient checkpointing is on where the memory needs it. disable_gradient_checkpointing turns it off.": (
         "gradient_checkpointing", "use_gradient_checkpointing",
     ),
     "Use --trl model_init_kwargs='{revision: VALUE}'.": ("model_revision", "revision"),
