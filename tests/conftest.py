@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +91,13 @@ def has_ended(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def listing(folder: Path) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from aitrain.launch.machines import Nodes
 from aitrain.launch.nodes import NodeGroup, join_store, serve_store
 from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder, read_object
+from tests.conftest import free_port
 from tests.execution.waiting import eventually
 
 READY = "touch $0/ready-$RANK"
@@ -93,9 +93,7 @@ class Machines:
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     monkeypatch.setattr(nodes, "POLL", 0.01)
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    port = free_port()
     stores = [serve_store("127.0.0.1", port, is_local=True), join_store("127.0.0.1", port, 20)]
     first, second = (NodeGroup(Nodes(2, rank, "127.0.0.1", port), store, 2.0) for rank, store in enumerate(stores))
     join = threading.Thread(target=lambda: second.meet({}, 0, 20))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,16 +15,11 @@ import psutil
 import pytest
 
 from aitrain.runs.run_folder import read_object
+from tests.conftest import free_port
 from tests.training.test_processes import ENVIRONMENTS, FLAGS, Command, workers_in
 from tests.training.test_resume import assert_same
 
 TRAIN = ["grpo", f"--rl-env={ENVIRONMENTS}:Slow", *FLAGS, "--eval-cases=0", "--save-strategy=steps", "--save-steps=1"]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture
