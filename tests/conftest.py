@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -74,17 +75,29 @@ def case_name(value: object) -> str:
     return re.sub(r" at 0x[0-9a-f]+| id='\d+'", "", ascii(value))[:40]
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie that nobody waits for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or a zombie that nobody waits for."""
+    """Whether a process ends within seconds."""
     for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
+        if not is_alive(pid):
             return True
         time.sleep(0.05)
     return False
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def listing(folder: Path) -> list[str]:

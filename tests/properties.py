@@ -5,7 +5,6 @@ says which option is meant, or a configuration that comes back the same when it 
 from __future__ import annotations
 
 import io
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -82,12 +81,6 @@ likely_mappings = st.lists(st.sampled_from(OPTIONS), unique=True, max_size=3).fl
     lambda chosen: st.fixed_dictionaries({name: likely(name) for name in chosen})
 )
 flag_values = st.one_of(texts, st.text(st.characters(blacklist_characters="\0"), max_size=40), values.map(str))
-json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=10)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
-    max_leaves=8,
-)
-
 DEEP = 5_000
 
 
@@ -118,12 +111,6 @@ def _keys(text: str) -> list[str]:
     except yaml.YAMLError:
         return []
     return [str(key) for key in read] if isinstance(read, dict) else []
-
-
-def holds_for_an_environments_config(value: Any, as_text: bool) -> None:
-    """Any JSON as --rl-env-config."""
-    given = json.dumps(value) if as_text else value
-    _holds(lambda: TrainConfig(rl_env_config=given), ["rl_env_config"])
 
 
 def _holds(make: Callable[[], TrainConfig], named: list[str]) -> None:

@@ -19,7 +19,7 @@ class Closes:
     """Writes a line for each call of `close`."""
 
     def __init__(self, notes: Path) -> None:
-        self.notes, self.opened_by = notes, os.getpid()
+        self.notes = notes
 
     def build_dataset(self) -> list[Any]:
         return []

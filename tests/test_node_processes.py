@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +22,8 @@ from aitrain.launch.machines import Nodes
 from aitrain.launch.nodes import NodeGroup, join_store, serve_store
 from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder, read_object
+from tests.conftest import free_port
+from tests.execution.waiting import eventually
 
 READY = "touch $0/ready-$RANK"
 WAIT = f"trap 'exit 0' TERM; {READY}; while :; do sleep 0.05; done"
@@ -36,13 +36,6 @@ def says(*events: Event) -> str:
 
 
 WAIT_FOR_GOT = f"while [ ! -e $0/got ]; do sleep 0.05; done; {says(END)}"
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Script(Processes):
@@ -90,7 +83,7 @@ class Machines:
 
     def both_run(self) -> None:
         """Wait until the scripts of both say that they are ready."""
-        wait_until(lambda: all((self.folder.path / f"ready-{rank}").exists() for rank in (0, 1)))
+        assert eventually(lambda: all((self.folder.path / f"ready-{rank}").exists() for rank in (0, 1)))
 
     def messages(self) -> list[str]:
         return [end.message if isinstance(end, Failed) else str(end) for end in self.ends]
@@ -100,9 +93,7 @@ class Machines:
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     monkeypatch.setattr(nodes, "POLL", 0.01)
     monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    port = free_port()
     stores = [serve_store("127.0.0.1", port, is_local=True), join_store("127.0.0.1", port, 20)]
     first, second = (NodeGroup(Nodes(2, rank, "127.0.0.1", port), store, 2.0) for rank, store in enumerate(stores))
     join = threading.Thread(target=lambda: second.meet({}, 0, 20))

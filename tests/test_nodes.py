@@ -23,6 +23,7 @@ from aitrain.launch.nodes import MachineStore, NodeGroup, difference, facts, joi
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import Processes
 from aitrain.runs.run_folder import RunFolder
+from tests.conftest import free_port
 
 FACTS = {"trl": "1.0", "lr": 1.0}
 SLURM = {
@@ -53,9 +54,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stores() -> list[MachineStore]:
     """The store of two machines, as each of them sees it."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    port = free_port()
     return [serve_store("127.0.0.1", port, is_local=True), join_store("127.0.0.1", port, 20.0)]
 
 

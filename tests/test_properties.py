@@ -23,6 +23,9 @@ def _built_once() -> Iterator[None]:
 
 @few
 @given(st.one_of(properties.mappings, properties.likely_mappings))
+@example({"rl_env_config": '{"a": NaN, "b": -Infinity}'})
+@example({"rl_env_config": {"a": math.nan, "b": -math.inf}})
+@example({"rl_env_config": {"\x85": "a\x85b\x00\u2028\ufeff", "2020-01-01": "1e5", "null": "~"}})
 @pytest.mark.slow
 def test_any_mapping_is_taken_as_it_is_or_refused_by_name(mapping: dict[Any, Any]) -> None:
     properties.holds_for_a_file_of_options(mapping)
@@ -56,14 +59,3 @@ def test_any_text_is_a_file_of_options_or_refused(text: str) -> None:
 @pytest.mark.slow
 def test_any_text_behind_a_flag_is_taken_or_refused_by_name(name: str, value: str) -> None:
     properties.holds_for_a_flag(name, value)
-
-
-@few
-@given(properties.json_values, st.booleans())
-@example({"a": math.nan, "b": -math.inf}, True)
-@example({"\x85": "a\x85b"}, False)
-@example({"2020-01-01": "1e5", "null": "~"}, True)
-@example({"a": "\x00\x85\u2028\ufeff"}, True)
-@pytest.mark.slow
-def test_any_json_is_a_config_of_an_environment_or_refused(value: Any, as_text: bool) -> None:
-    properties.holds_for_an_environments_config(value, as_text)

@@ -14,16 +14,12 @@ from aitrain import EpisodeTruncated, Score
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.limits import Limits
 from tests.rollout.asking import Asks, play, play_one, user
-from tests.rollout.scripted import Scripted, cases
+from tests.rollout.scripted import Scripted, cases, text
 
 ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
 """Answers with the number of questions so far."""
 
 CALCULATOR = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-
-
-def text(ids: list[int]) -> str:
-    return "".join(map(chr, ids))
 
 
 def trained(episode: Episode) -> str:

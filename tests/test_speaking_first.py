@@ -16,16 +16,13 @@ from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from tests.rehearsal import Rehearsed, rehearse
+from tests.rollout.asking import user
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}
 
 
 def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 class Speaks:

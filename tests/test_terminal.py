@@ -13,13 +13,14 @@ from rich.console import Console
 from aitrain import redaction
 from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
 from aitrain.runs.early_stop import TimeToTarget
-from aitrain.runs.held_out import IntervalValues, ScoreTable
+from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.result import Result
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
 from aitrain.ui.overview import Overview
 from aitrain.ui.terminal import Screen, last_line, show_result
 from tests.conftest import write
+from tests.runs.scorings import interval
 from tests.screens import Terminal
 
 TIMES = {"step": 0.6, "generate": 0.25, "environment": 0.05, "optimize": 0.3}
@@ -128,10 +129,6 @@ def test_a_log_that_is_too_large_keeps_its_beginning_and_its_end_and_is_told_on(
 
 
 # -- when it is over
-
-
-def interval(mean: float, low: float, high: float) -> IntervalValues:
-    return {"mean": mean, "low": low, "high": high, "count": 64}
 
 
 def test_the_result_is_a_table_a_curve_the_verdict_what_is_where_and_what_to_do_next(tmp_path: Path) -> None:

@@ -231,20 +231,6 @@ def test_a_model_is_shown_as_a_flat_schema_and_a_hint_describes_before_the_docst
     assert parameters_of(owner)["properties"]["it"]["description"] == "the text"
 
 
-@pytest.mark.parametrize(
-    ("docstring", "description", "told"),
-    [
-        ("Find it.\n\n    Args:\n        it (list[tuple(int, int)], optional): the text\n", "Find it.", "the text"),
-        ("Find it.\n    :param list[int] it: the\n        text\n    :type it: int", "Find it.", "the text"),
-    ],
-)  # fmt: skip
-def test_docstrings_are_read_in_the_usual_forms(docstring: str, description: str, told: str | None) -> None:
-    owner = tool_with(int, doc=docstring)
-
-    assert Tools.of(owner).schemas[0]["function"]["description"] == description
-    assert parameters_of(owner)["properties"]["it"].get("description") == told
-
-
 # -- what can be a tool
 
 
@@ -386,7 +372,6 @@ def test_a_schema_is_passed_on_unchanged_and_so_are_arguments_that_fit_it(schema
     ("arguments", "error"),
     [
         ({"city": "Basel"}, "city: Input should be 'Bern' or 'Zürich'"),
-        ({"city": 5}, "city: Input should be 'Bern' or 'Zürich'"),
         ({"city": "Bern", "n": True}, "n: Input should be a valid integer"),
         ({"n": "1", "anny": 5},
          "missing argument: city; n: Input should be a valid integer; unknown argument: anny. Did you mean any?"),

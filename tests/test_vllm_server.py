@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.vllm.key_guard import KeyGuard
 from aitrain.vllm.server_arguments import common_arguments
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, running, why_it_ended
+from tests.execution.waiting import eventually
 
 FAKE = """
 import json, sys
@@ -68,13 +68,6 @@ def plan(here: Path) -> Callable[..., ServerConfig]:
         )  # type: ignore[arg-type]
 
     return make
-
-
-def wait_until(is_so: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 # -- the usual way
@@ -176,14 +169,14 @@ def test_a_run_starts_a_server_again_so_often_while_the_others_serve_and_says_ho
         one, other = variables[SERVER_VARIABLE].split(",")
         assert states() == [("running", 0)] * 2
         kill(servers[0])
-        wait_until(lambda: states() == [("running", 1), ("running", 0)])
+        assert eventually(lambda: states() == [("running", 1), ("running", 0)])
         assert httpx.get(f"{one}/health", trust_env=False).status_code == 200
         kill(servers[0])
-        wait_until(lambda: states() == [("ended", 1), ("running", 0)])
+        assert eventually(lambda: states() == [("ended", 1), ("running", 0)])
         assert httpx.get(f"{other}/health", trust_env=False).status_code == 200
         servers[1].plan = plan("dies:OSError: no/such is not a local folder and is not a valid model identifier")
         kill(servers[1])
-        wait_until(lambda: read_object(folder.server)["why"])
+        assert eventually(lambda: read_object(folder.server)["why"])
     reasons = str(read_object(folder.server)["why"])
     assert "(signal 9), and is not restarted again (--vllm-max-restarts)" in reasons
     assert "vLLM did not start: OSError: no/such" in reasons

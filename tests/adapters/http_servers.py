@@ -37,12 +37,10 @@ class _Http(ThreadingHTTPServer):
 
 
 class Server:
-    """A server with what it was asked; its sessions are dicts by their id."""
+    """A server; its sessions are dicts by their id."""
 
     def __init__(self, handler: type[Handler]) -> None:
         self.sessions: dict[str, dict[str, Any]] = {}
-        self.asked: list[str] = []
-
         self._http = _Http(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
@@ -64,9 +62,7 @@ class NemoHandler(Handler):
     owner: Server
 
     def do_POST(self) -> None:
-        self.owner.asked.append(self.path)
         body = self.body()
-
         sid = (self.headers.get("Cookie") or "session=").partition("session=")[2].partition(";")[0]
         if self.path == "/seed_session":
             sid = uuid.uuid4().hex

@@ -23,6 +23,7 @@ from aitrain.execution.async_calls import running_loop
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import SERVER_GONE, ProcessPool, WorkerLease
+from tests.conftest import is_alive
 from tests.execution.waiting import Clock, at_deadline, eventually
 
 
@@ -116,15 +117,6 @@ def processes() -> Iterator[ProcessPool]:
     one = ProcessPool.start(Environment())
     yield one
     one.close()
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie is not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 def children(pid: int) -> list[int]:

@@ -29,7 +29,7 @@ class JudgeModel(Server):
 
     def __init__(self) -> None:
         super().__init__(JudgeHandler)
-        self.asked: list[dict[str, Any]] = []  # type: ignore[assignment]
+        self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
 
     def say(self, body: dict[str, Any]) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,11 +49,3 @@ def add_machine(network: Network) -> NamespaceMachine:
             return machine
         machine.run(RAY, "stop", "--force", **given)
     raise AssertionError("Ray does not start")
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait until a function returns True."""
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)

@@ -13,8 +13,9 @@ import pytest
 from safetensors.torch import load_file
 
 from aitrain.runs.run_folder import read_lines
+from tests.execution.waiting import eventually
 from tests.machines.namespaces import Network, cannot_make_machines, end_of
-from tests.ray.cluster import SECONDS, add_machine, variables, wait_until
+from tests.ray.cluster import SECONDS, add_machine, variables
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
 
@@ -66,10 +67,10 @@ def test_two_machines_train_as_two_local_processes_do_though_a_rank_and_a_machin
     local = subprocess.Popen([sys.executable, "-m", "aitrain", *train, "--project-name", "local"])
     process = first.aitrain(*train, "--launcher", "ray", "--project-name", "ray", **variables(first.folder))
     here, there = tmp_path / "local", tmp_path / "ray"
-    wait_until(lambda: saves(there, 1) or process.poll() is not None)
+    assert eventually(lambda: saves(there, 1) or process.poll() is not None, SECONDS)
     second.kill()  # first, as after a restart both ranks may be on one machine
     add_machine(cluster)
-    wait_until(lambda: saves(there, 4) or process.poll() is not None)
+    assert eventually(lambda: saves(there, 4) or process.poll() is not None, SECONDS)
     for rank in workers_of(there)[-1:]:
         os.kill(rank, signal.SIGKILL)
     code, text = end_of(process, SECONDS)

@@ -35,6 +35,10 @@ class Letters:
         return said + "a:" * add_generation_prompt
 
 
+def text(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
 class Scripted:
     """An engine: each answer is a function of the text so far; versions count the completions."""
 

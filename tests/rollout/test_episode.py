@@ -16,7 +16,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion
 from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import END, Letters, Scripted, cases, play
+from tests.rollout.scripted import END, Letters, Scripted, cases, play, text
 
 Talk = Generator[str | None, str, float]
 
@@ -34,10 +34,6 @@ class Counts:
         for _ in range(2):
             said += yield "more"
         return min(1.0, len(said) / 10)
-
-
-def text(ids: list[int]) -> str:
-    return "".join(map(chr, ids))
 
 
 def test_what_the_policy_samples_is_trained_and_what_the_environment_says_is_not() -> None:

@@ -7,13 +7,9 @@ from typing import Any
 from aitrain.environment.contract import Case
 from aitrain.rollout.limits import Limits
 from aitrain.training.episode_record import episode_record
-from tests.rollout.scripted import Scripted, cases, play
+from tests.rollout.scripted import Scripted, cases, play, text
 
 SYSTEM = {"role": "system", "content": "s"}
-
-
-def text(ids: list[int]) -> str:
-    return "".join(map(chr, ids))
 
 
 class Spoken:

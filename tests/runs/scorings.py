@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aitrain.runs.held_out import UNIT, Bounds, ScoreTable, Scoring
+from aitrain.runs.held_out import UNIT, Bounds, IntervalValues, ScoreTable, Scoring
 from aitrain.runs.statistics import Mixture, ScoredEnv, score_table
 from tests.ui.conftest import record, write_run
 
@@ -18,6 +18,11 @@ ENVIRONMENT = {"class": "Sums", "sha256": "ab" * 32, "config": {}}
 def only(cases: Iterable[str], bounds: Bounds | None = UNIT) -> Mixture:
     """The mixture of a run with one environment, whose cases have prompts of their own."""
     return (ScoredEnv(bounds=bounds, prompts={case: case for case in cases}),)
+
+
+def interval(mean: float, low: float | None, high: float | None, count: int = 64) -> IntervalValues:
+    """A mean with its limits."""
+    return {"mean": mean, "low": low, "high": high, "count": count}
 
 
 def table_of(scorings: Mapping[str, Scoring], bounds: Bounds | None = UNIT, tries: int = 1) -> ScoreTable:

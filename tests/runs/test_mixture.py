@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from aitrain.runs.held_out import IntervalValues
 from aitrain.runs.statistics import (
     ScoredEnv,
     combined,
@@ -18,16 +17,12 @@ from aitrain.runs.statistics import (
     of_means,
     score_table,
 )
-from tests.runs.scorings import only
+from tests.runs.scorings import interval, only
 
 A = ScoredEnv("a", 0.75, (0.0, 1.0), dict(zip("1234", "wxyz", strict=True)))
 B = ScoredEnv("b", 0.25, (-1.0, 1.0), dict(zip("56", "pq", strict=True)))
 BEFORE = {"1": [0.0], "2": [1.0], "3": [0.0], "4": [1.0], "5": [-1.0], "6": [0.0]}
 AFTER = {"1": [1.0], "2": [1.0], "3": [1.0], "4": [1.0], "5": [0.0], "6": [0.0]}
-
-
-def interval(mean: float, low: float | None, high: float | None, count: int) -> IntervalValues:
-    return {"mean": mean, "low": low, "high": high, "count": count}
 
 
 def test_the_score_is_the_weighted_mean_of_the_environments_that_have_a_scored_case() -> None:

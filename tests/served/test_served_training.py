@@ -54,6 +54,7 @@ def test_a_training_on_a_server_is_that_on_the_environment_itself(
     assert (local.returncode, remote.returncode) == (0, 0), local.stderr + remote.stderr
     runs = here / "runs"
     assert len(episodes(runs / "local")) >= 16
+    assert {*episodes(runs / "local")[0]["row"]} == {"pair"}
     assert episodes(runs / "remote") == episodes(runs / "local")
     weights = [(runs / name / "model" / "model.safetensors").read_bytes() for name in ("local", "remote")]
     assert weights[0] == weights[1]

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +27,6 @@ from aitrain.engines.logprob_check import SharedForward  # noqa: E402
 from aitrain.engines.sharded_tensors import own_part  # noqa: E402
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion  # noqa: E402
 from aitrain.environment.runner import start_runner  # noqa: E402
-from aitrain.errors import AitrainError  # noqa: E402
-from aitrain.events import Event  # noqa: E402
 from aitrain.jobs.grpo import run  # noqa: E402
 from aitrain.jobs.worker import exit_now  # noqa: E402
 from aitrain.options.train import TrainConfig  # noqa: E402
@@ -105,21 +102,15 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             folder.path.mkdir(parents=True)
             if checkpoint is not None:
                 shutil.copytree(out / resumed_from / "checkpoints" / checkpoint.name, checkpoint)
-        notes: list[str] = []
-        context = RunContext(config, folder, start_runner(environment, config), partial(note, notes))
+        context = RunContext(config, folder, start_runner(environment, config), lambda _: None)
         if checkpoint is not None:
             torch_barrier(config)
             context = replace(context, checkpoint=checkpoint)
-        failure = ""
-        try:
-            run(context)
-        except AitrainError as error:
-            failure = str(error)
+        run(context)
         (trainer,) = trainers
         trainers.clear()
-        report = {"failure": failure, "notes": notes, **held(trainer)}
-        (folder.path / f"rank{RANK}.json").write_text(json.dumps(report))
-        if backend == "fsdp2" and not resumed_from and not failure:
+        (folder.path / f"rank{RANK}.json").write_text(json.dumps(held(trainer)))
+        if backend == "fsdp2" and not resumed_from:
             sync(trainer, folder.path)
     shutdown_group()
 
@@ -132,24 +123,19 @@ def torch_barrier(config: TrainConfig) -> None:
     torch.distributed.barrier()
 
 
-def note(notes: list[str], event: Event) -> None:
-    notes.append(str(getattr(event, "text", "")))
-
-
 def held(trainer: EpisodeTrainer) -> dict[str, int]:
     """Weights of the model, and how many of them this process holds."""
     parameters = list(trainer.model.parameters())
     own = (own_part(parameter) for parameter in parameters)
-    return {"all": sum(getattr(p, "ds_numel", p.numel()) for p in parameters), "own": sum(p.numel() for p in own)}
+    return {"all": sum(p.numel() for p in parameters), "own": sum(p.numel() for p in own)}
 
 
 def sync(trainer: EpisodeTrainer, folder: Path) -> None:
-    """Write the weights for a vLLM server after a forward pass without gradients, and the logits of that pass."""
+    """Write the weights for a vLLM server after a forward pass without gradients."""
     forward, version = SharedForward(trainer.model, RANK == 0, is_shared=True), WeightVersion(4, 1)
     with forward.led_by_main():
         if RANK == 0:
-            logits = forward.logits([[1, 2, 3], [4, 5]])
-            torch.save(logits.float(), folder / "logits.pt")
+            forward.logits([[1, 2, 3], [4, 5]])
     is_adapter = hasattr(trainer.model, "peft_config")
     whole = DiskSync(trainer.model, folder / "disk", RANK == 0, torch.bfloat16 if is_adapter else None)
     for written in (whole, *([AdapterSync(trainer.model, folder / "adapter", RANK == 0)] if is_adapter else [])):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,13 @@ from aitrain.training.engine_setup import notify_difference
 from tests.environments.vowels import Vowels
 from tests.training.small_server import SmallServer
 from tests.training.test_served import by, run
+from tests.training.test_served_run import server
 
 STEP = 1e-4
 """What one update moves each weight by: a log-probability then moves by about a thousandth."""
 
 
-@pytest.fixture
-def server(small_model: Path) -> Iterator[SmallServer]:
-    serving = SmallServer(small_model)
-    yield serving
-    serving.stop()
+__all__ = ["server"]  # a fixture
 
 
 class Policy:

@@ -4,7 +4,6 @@ rows that are in the loss only, however they are divided into passes and over ra
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from trl import GRPOTrainer
 
 from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
 from aitrain.batch import PassLimit
@@ -28,10 +26,9 @@ from aitrain.training.algorithm import (
 )
 from aitrain.training.passes import KEPT, KEPT_ROWS, passes_of
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.training_batch import PlayedEpisode
-from aitrain.training.zero_variance import ZeroVarianceSteps
 from tests.conftest import write
 from tests.environments.vowels import Vowels
+from tests.training.conftest import rollouts
 from tests.training.loss_bench import (
     Layout,
     arguments,
@@ -247,78 +244,49 @@ def test_the_kl_term_in_the_reward_is_not_in_the_loss(here: Path) -> None:
 # -- rewards
 
 
-class Rewarded(EpisodeTrainer):
-    """The rewards and advantages of the first of two ranks; the other one has the same episodes."""
-
-    passes: list[bool]
-    aligns_rows = trims = masks_truncated = is_fsdp_enabled = False
-    num_generations = 2
-    beta = 0.5
-    scale_rewards = "none"
-    context = None
-
-    def __init__(self, algorithm: AlgorithmParts, episodes: list[Any]) -> None:
-        batch = SimpleNamespace(
-            episodes=episodes,
-            everywhere=2
-            * [PlayedEpisode((0, place), 0, "", 1.0 - place, None, 1, True, False, False) for place in (0, 1)],
-            records=list,
-            metrics={},
-        )
-        rollouts = SimpleNamespace(rollout=SimpleNamespace(end=SimpleNamespace(stop_strings=None)))
-        accelerator = SimpleNamespace(gather=lambda x: torch.cat([x, x]), process_index=0, device=torch.device("cpu"))
-        vars(self).update(
-            algorithm=algorithm, accelerator=accelerator, _metrics={"train": defaultdict(list)}, _batch=batch,
-            passes=[], rollouts=rollouts, zero_variance=ZeroVarianceSteps(),
-            args=SimpleNamespace(steps_per_generation=1),
-            pass_limit=PassLimit(8), write_records=self.write,
-        )  # fmt: skip
-        self.model = torch.nn.Identity()
-
-    def write(self, advantages: list[float]) -> None:
-        self.written = advantages
-
-
-def computed(self: Any, model: Any, ids: Tensor, mask: Tensor, keep: int, **_: Any) -> Any:
-    self.passes.append(self.model.training)
-    return ids[:, -keep:] * -0.5, None, None
-
-
 @pytest.mark.parametrize("has_weights", [False, True])
-def test_penalties_are_subtracted_from_rewards_before_the_advantages(
-    has_weights: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_penalties_are_of_the_longest_completion_and_of_the_sampled_tokens(has_weights: bool) -> None:
     """Without dropout, and whatever the values of tokens that the policy did not sample."""
     ids = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, math.inf]])
     ones = torch.ones(2, 3, dtype=torch.long)
     output = {
-        "advantages": torch.zeros(2), "completion_ids": ids, "completion_mask": ones, "prompt_ids": ids[:, :1],
-        "prompt_mask": ones[:, :1], "tool_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
-        "ref_per_token_logps": ids * -0.25,
+        "completion_ids": ids, "completion_mask": ones, "prompt_ids": ids[:, :1], "prompt_mask": ones[:, :1],
+        "tool_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]), "ref_per_token_logps": ids * -0.25,
         **({"old_per_token_logps": ids * -0.5} if has_weights else {}),
     }  # fmt: skip
-    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda self, inputs: output)
-    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", computed)
-    monkeypatch.setattr("aitrain.training.trainer.batch_diagnostics", lambda episodes: {})
     long, short = Trajectory(), Trajectory()
     long.append_completion(Completion([1, 2, 3], finish_reason="stop"))
     short.append_completion(Completion([1], finish_reason="stop"))
     short.append_env_tokens([7, 8])
-    episodes = [SimpleNamespace(trajectory=long, is_dropped=False), SimpleNamespace(trajectory=short, is_dropped=False)]
-    trainer = Rewarded(AlgorithmParts(ALGORITHMS["grpo"], "k1", True, True, Overlong(4, 2, 1.0)), episodes)
-    trainer._metrics["train"]["frac_reward_zero_std"].append(0.0)
+    passes: list[bool] = []
 
-    made = trainer._generate_and_score_completions([{}, {}])
+    def computed(model: torch.nn.Module, ids: Tensor, mask: Tensor, keep: int) -> Tensor:
+        passes.append(model.training)
+        return ids[:, -keep:] * -0.5
 
-    assert trainer.passes == ([] if has_weights else [False])
+    trainer: Any = SimpleNamespace(
+        algorithm=AlgorithmParts(ALGORITHMS["grpo"], "k1", True, True, Overlong(4, 2, 1.0)), beta=0.5,
+        model=torch.nn.Identity(), accelerator=SimpleNamespace(device="cpu"), _in_own_passes=computed,
+        _batch=SimpleNamespace(episodes=[SimpleNamespace(trajectory=one) for one in (long, short)]),
+    )  # fmt: skip
+    found = EpisodeTrainer._penalties(trainer, output)
+
+    assert passes == ([] if has_weights else [False])
     assert trainer.model.training
-    # d is -0.25 per unit of the ids: -1.75 over the three tokens of the first, -0.25 over the one of the second
-    rewards = [1 - 0.5 - 0.5 * -1.75, 0 - 0 - 0.5 * -0.25]
-    advantages = [rewards[0] - rewards[1], rewards[1] - rewards[0]]
-    assert made["advantages"].tolist() == trainer.written == pytest.approx(advantages)
-    metrics = trainer._metrics["train"]
-    assert metrics["penalty/overlong"] == [0.25]
-    assert metrics["penalty/kl"] == [pytest.approx(-0.5)]
+    assert found["overlong"].tolist() == [0.5, 0.0]
+    # the difference is -0.25 per unit of the ids, over three tokens and over one
+    assert found["kl"].tolist() == pytest.approx([0.5 * -1.75, 0.5 * -0.25])
+
+
+def test_penalties_are_subtracted_from_rewards_before_the_advantages(train: Callable[..., Result]) -> None:
+    result = train(Vowels(), max_steps=1, eval_cases=0, rl_overlong_buffer=6, rl_stop=list("aeiou0123456789"))
+    records = rollouts(result)
+    lengths = torch.tensor([record["tokens"] for record in records])
+    rewards = torch.tensor([record["score"] for record in records]) - lengths / 6
+    expected = group_advantages(rewards, 4, "group").tolist()
+    assert [record["advantage"] for record in records] == pytest.approx(expected, abs=1e-5)
+    assert len(set(lengths.tolist())) > 1
+    assert result.history[0]["penalty/overlong"] == pytest.approx(float((lengths / 6).mean()))
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])

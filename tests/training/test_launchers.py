@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,17 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aitrain.runs.run_folder import read_lines, read_object
+from aitrain.runs.run_folder import read_object
+from tests.conftest import free_port
 from tests.training.test_processes import ENVIRONMENTS, FLAGS, Command, workers_in
 from tests.training.test_resume import assert_same
 
 TRAIN = ["grpo", f"--rl-env={ENVIRONMENTS}:Slow", *FLAGS, "--eval-cases=0", "--save-strategy=steps", "--save-steps=1"]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture
@@ -65,14 +59,6 @@ def start(launcher: list[str], folder: Path, model: Path, *flags: str) -> subpro
     )
 
 
-def wait_for_step(folder: Path, step: int, running: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 240
-    while not any(line["step"] >= step for line in read_lines(folder / "run" / "metrics.jsonl")):
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_though_one_was_killed(
     small_model: Path, folder: Path, torchrun: list[str], preloaded_aitrain: Path
 ) -> None:
@@ -84,7 +70,7 @@ def test_two_processes_of_torchrun_end_with_the_weights_of_num_processes_2_thoug
     assert done.returncode == 0, done.stderr
 
     running = start([*torchrun, "--max-restarts=1"], folder, small_model, *more)
-    wait_for_step(folder, 2, running)
+    Command(small_model, folder).wait_for_step(2, running)
     os.kill(workers_in(folder)[-1], signal.SIGKILL)
     out, err = running.communicate(timeout=300)
 
@@ -100,7 +86,7 @@ def test_nothing_survives_a_torchrun_that_is_ended(
 ) -> None:
     isolated = ["--rl-env-isolation=process", "--max-steps=500", "--save-strategy=no"]
     running = start(torchrun, folder, small_model, *isolated)
-    wait_for_step(folder, 1, running)
+    Command(small_model, folder).wait_for_step(1, running)
     running.send_signal(number)  # which the preloaded server passes on
     running.communicate(timeout=240)
 

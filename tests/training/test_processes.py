@@ -16,6 +16,7 @@ import pytest
 
 from aitrain.runs.run_folder import LOCK, lock_file, read_lines, read_object
 from aitrain.runs.run_list import look
+from tests.execution.waiting import eventually
 
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"
 FLAGS = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--lr=1e-3", "--project-name=run", "--output-dir=."]
@@ -137,9 +138,7 @@ def test_training_stops_and_saves_when_its_parent_is_killed_and_has_the_folder_u
         assert lock_file(file.fileno()) is False
     os.kill(worker, signal.SIGCONT)
 
-    deadline = time.monotonic() + 240
-    while workers_in(command.folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    assert eventually(lambda: not workers_in(command.folder), 240)
     assert read_object(command.folder / "run" / "result.json")["status"] == "stopped"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from aitrain.options.fsdp_settings import FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import refuse_other_backend
 from aitrain.runs.model_reference import read_model
 from aitrain.training.sharding import check_can_shard, check_sharded, load_weights
+from tests.conftest import free_port
 from tests.training.conftest import difference
 
 SCRIPT = Path(__file__).parent / "sharded_run.py"
@@ -27,10 +27,7 @@ SCRIPT = Path(__file__).parent / "sharded_run.py"
 
 def run_group(preloaded: Path, processes: int, *arguments: object) -> None:
     """Run the script in a group of processes, which are forked from one that has imported torch and TRL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
     command = [str(preloaded / "preloaded-python"), "-P", "-m", str(SCRIPT), *map(str, arguments)]
     running = [
         subprocess.Popen(

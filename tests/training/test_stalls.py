@@ -23,18 +23,9 @@ from aitrain.runs.watchdog import Watchdog
 from aitrain.training import evaluation, preparation, saving, trainer_checkpoint
 from aitrain.training.model import count_forward_passes
 from aitrain.training.trainer import EpisodeTrainer
+from tests.finished_runs import Words
 
 Train = Callable[..., Result]
-
-
-class Words:
-    """Ten cases, two of them held out."""
-
-    def build_dataset(self) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}"} for number in range(10)]
-
-    def score_episode(self, completion: str) -> float:
-        return len(completion) / 100
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from aitrain.runs.eval_result import EvalResult
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
-from tests.conftest import write
+from tests.conftest import free_port, write
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -49,9 +49,7 @@ def serving(folder: Path, model: str) -> Iterator[Any]:
     """OpenAI's client of `aitrain serve MODEL`, which Ctrl-C ends."""
     import openai
 
-    with socket.socket() as attempt:
-        attempt.bind(("127.0.0.1", 0))
-        port = attempt.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "aitrain", "serve", model, "--json", "--port", str(port)]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)

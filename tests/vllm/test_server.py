@@ -18,6 +18,7 @@ from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.addresses import key_header
 from aitrain.vllm.server_arguments import common_arguments
 from aitrain.vllm.server_process import ServerConfig, running
+from tests.execution.waiting import eventually
 from tests.vllm.test_colocated import DEMO, check_agreement, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -119,9 +120,6 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
     child.kill()
     child.wait()
 
-    give_up = time.monotonic() + 240
-    while processes_of(tmp_path) and time.monotonic() < give_up:
-        time.sleep(0.2)
-    assert processes_of(tmp_path) == []
+    assert eventually(lambda: processes_of(tmp_path) == [], 240)
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
     assert (folder / "model" / "config.json").exists()
