@@ -12,7 +12,7 @@ from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
 
 
-def eventually(is_so: Callable[[], object], seconds: float = 60.0) -> bool:
+def eventually(is_so: Callable[[], object], seconds: float = 120.0) -> bool:
     """Whether it comes true within these seconds."""
     until = time.monotonic() + seconds
     while not is_so():
