@@ -54,12 +54,11 @@ class Torture:
             "max-steps": self.steps,
             "rl-max-new-tokens": 4, "lr": 1e-3, "rl-kl-coef": 0, "eval-cases": 4, "eval-strategy": "steps",
             "eval-steps": 3, "save-strategy": "steps", "save-steps": 1, "num-processes": self.processes,
-            "rl-prompts-per-step": 4, "batch-size": 4,
+            "rl-prompts-per-step": 4, "batch-size": 4, "rl-updates-per-rollout": 2, "trl": "num_iterations=2",
         }  # fmt: skip
-        trl = ["--rl-updates-per-rollout", "2", "--trl", "num_iterations=2"]
         flags = [f"--{flag}={value}" for flag, value in settings.items()]
         return subprocess.Popen(
-            [sys.executable, "-m", "aitrain", "grpo", *flags, *trl, *more],
+            [sys.executable, "-m", "aitrain", "grpo", *flags, *more],
             cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}, start_new_session=True,
         )  # fmt: skip
@@ -138,13 +137,6 @@ class Torture:
         child.communicate()
 
 
-def differences(one: Path, other: Path) -> Iterator[str]:
-    """What is not the same, bit by bit, in two run folders."""
-    for part in compare_repetition(RunFolder(one), RunFolder(other)).parts:
-        if part.same != "the same bits":
-            yield f"{part.name}: {part.about}"
-
-
 def measure(asked: Asked) -> Iterator[Figure]:
     """One run that is left alone, and one that is killed."""
     with tempfile.TemporaryDirectory(prefix="torture-") as place:
@@ -153,7 +145,8 @@ def measure(asked: Asked) -> Iterator[Figure]:
         for number in range(1, asked.kills + 1):
             torture.live_and_die(number)
         torture.finish("killed", "--resume")
-        found = list(differences(torture.run.path, torture.folder / "runs" / "alone"))
+        compared = compare_repetition(RunFolder(torture.folder / "runs" / "alone"), torture.run)
+        found = [f"{part.name}: {part.about}" for part in compared.parts if part.same != "the same bits"]
     print(*found, sep="\n", end="", file=sys.__stderr__)
     yield Figure(f"differences after {asked.kills} kills", [len(found)], most=0)
     for moment, count in sorted(torture.survived.items()):
