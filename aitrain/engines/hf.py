@@ -34,7 +34,7 @@ from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode
-from aitrain.engines.shared_cache import CachedRows, continued, kept, padded, with_prompts_once
+from aitrain.engines.shared_cache import CACHE, CachedRows, continued, kept, padded, with_prompts_once
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Leave
@@ -131,7 +131,7 @@ class HFEngine(BatchingEngine):
                 generation_config=config,
                 logits_processor=[processor] if sampling.needs_processor else [],
                 stopping_criteria=[criterion] if self.end.stop_strings or policy.on_tokens else [],
-                **({} if begun.cache is None else {"past_key_values": begun.cache}),
+                **({} if begun.cache is None else {CACHE: begun.cache}),
             )
         answers = criterion.cut(output.sequences[:, begun.ids.shape[1] :].tolist())
         # processors count columns from the right, where a continued row has holes

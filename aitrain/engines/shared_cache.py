@@ -6,8 +6,8 @@ The columns that a row does not use are holes in the attention mask; positions a
 
 Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
-    GenerationMixin.generate(past_key_values=)      computes the columns of `input_ids` that are not in the cache; its
-                                                    positions are those of the attention mask
+    GenerationMixin.generate(past_key_values=)      later called `cache`: computes the columns of `input_ids` that are
+                                                    not in it; its positions are those of the attention mask
     PreTrainedModel._is_stateful                    True of a model with a state that is no cache of keys and values
     DynamicCache.batch_select_indices(indices)      also repeats rows
 """
@@ -23,9 +23,12 @@ from peft import PeftModel
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import GenerateDecoderOnlyOutput
 
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 """Layers of a cache whose keys and values can be repeated; linear attention and state spaces have others."""
+CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
+"""Name of a cache in the arguments and outputs of models."""
 LEAST_SAVED = 512
 """Tokens that a shared prompt must save, so that the additional forward pass is worth it."""
 
@@ -61,8 +64,10 @@ def with_prompts_once(model: Any, rows: CachedRows) -> CachedRows:
     first = torch.stack([(numbers == number).nonzero()[0, 0] for number in range(len(distinct))])
     ids, mask = rows.ids[first, :-1], rows.mask[first, :-1]
     cache = DynamicCache(config=model.config)
-    positions = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if takes_positions(model) else {}
-    model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1, **positions)
+    given: dict[str, Any] = {CACHE: cache}
+    if takes_positions(model):
+        given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    model(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **given)
     if not cache.get_seq_length() or any(type(layer) not in KNOWN_LAYERS for layer in cache.layers):
         return rows
     cache.batch_select_indices(numbers)
@@ -80,7 +85,7 @@ def kept(
 ) -> CachedRows | None:
     """What the next round continues from, after a generation; None if this cache does not serve for that: the window of
     a sliding one would count the holes."""
-    cache = output.past_key_values
+    cache = output.get(CACHE)
     if not isinstance(cache, DynamicCache) or any(type(layer) is not DynamicLayer for layer in cache.layers):
         return None
     columns = cache.get_seq_length()

@@ -26,7 +26,7 @@ import torch
 from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
 
-from aitrain.engines.shared_cache import KNOWN_LAYERS
+from aitrain.engines.shared_cache import CACHE, KNOWN_LAYERS
 
 SHORTEST = 2
 """Tokens of the shortest prompt that is shared."""
@@ -43,13 +43,8 @@ class SharedPrompts:
         self.tokens = ids.shape[1] - 1
         """Tokens of the cache; a pass begins with the last token of the prompts."""
         self._cache = DynamicCache(config=config)
-        model(
-            input_ids=ids[:, :-1],
-            attention_mask=mask[:, :-1],
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        given: dict[str, Any] = {CACHE: self._cache, "use_cache": True, "logits_to_keep": 1}
+        model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], **given)
         if any(type(layer) not in KNOWN_LAYERS for layer in self._cache.layers):
             raise NotImplementedError("this cache has other parts than keys and values")
         self._computed = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
@@ -73,7 +68,8 @@ class SharedPrompts:
             layer.keys, layer.values = (next(tensors).index_select(0, numbers) for _ in range(2))
         own = ids[:, self.tokens :]
         labels = own.masked_fill(mask[:, self.tokens :] == 0, -100)
-        output = model(input_ids=own, attention_mask=mask, past_key_values=cache, labels=labels, fused_lm_head=True)
+        given: dict[str, Any] = {CACHE: cache, "labels": labels, "fused_lm_head": True}
+        output = model(input_ids=own, attention_mask=mask, **given)
         return output.log_probs, output.entropy
 
 
