@@ -32,6 +32,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 16,
     "rl_max_new_tokens": 16,
     "num_processes": 1,
+    "disable_gradient_checkpointing": True,
     "eval_cases": 0,
     "eval_strategy": "no",
     "save_strategy": "no",
