@@ -65,7 +65,7 @@ def _ended_run(name: str) -> RunFolder:
     (path,) = places([name])
     folder = RunFolder(path)
     if not is_run(path):
-        raise ConfigError(f"{path} is not a run folder\nList the runs in it with: aitrain runs {path}")
+        raise ConfigError(f"{path} is not a run folder\nList the runs in it with: aitrain show {path}")
     if read_object(folder.status).get("job") is not None:
         raise ConfigError(f"{path} is an eval\nScore the model again with: aitrain eval --config {folder.config}")
     if not read_object(folder.result).get("steps"):

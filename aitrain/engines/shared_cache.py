@@ -55,14 +55,19 @@ def padded(prompts: list[list[int]], pad: int, device: torch.device) -> CachedRo
     return CachedRows(ids, pad_sequence(list(map(torch.ones_like, rows)), True, padding_side="left"))
 
 
+def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The different prompts of padded rows, their mask, and the number of each row's prompt."""
+    marked, numbers = ids.masked_fill(mask == 0, -1).unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+    first = torch.stack([(numbers == number).nonzero()[0, 0] for number in range(len(marked))])
+    return ids[first], mask[first], numbers
+
+
 def with_prompts_once(model: Any, rows: CachedRows) -> CachedRows:
     """The rows with a cache in which equal ones were computed once, if that saves LEAST_SAVED tokens."""
-    marked = rows.ids.masked_fill(rows.mask == 0, -1)
-    distinct, numbers = marked.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+    distinct, attended, numbers = distinct_prompts(rows.ids, rows.mask)
     if (len(rows.ids) - len(distinct)) * (rows.ids.shape[1] - 1) < LEAST_SAVED:
         return rows
-    first = torch.stack([(numbers == number).nonzero()[0, 0] for number in range(len(distinct))])
-    ids, mask = rows.ids[first, :-1], rows.mask[first, :-1]
+    ids, mask = distinct[:, :-1], attended[:, :-1]
     cache = DynamicCache(config=model.config)
     given: dict[str, Any] = {CACHE: cache}
     if takes_positions(model):

@@ -642,7 +642,7 @@ class CallTracer:
             watch.look_before()
         elif not (self.is_alone or unseen):
             return None
-        line = 0 if frame.f_lineno == code.co_firstlineno else frame.f_lineno  # of a generator that goes on
+        line = 0 if frame.f_lineno == code.co_firstlineno else frame.f_lineno  # of a generator that is resumed
         is_new = False
 
         def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:

@@ -30,8 +30,8 @@ from aitrain.runs.statistics import Z
 LINES_IN_A_ROW = 5
 """Consecutive lines of metrics for which a condition must hold before it is reported."""
 NEWEST, FIRST_LINES, MOST_OF_THEM = 20, 10, 0.75
-"""Newest lines of which so many must meet the condition as well, and while a run has fewer than FIRST_LINES, all of
-them: with few groups in a step, a few bad steps in a row come by chance."""
+"""MOST_OF_THEM is the fraction of the NEWEST lines that must meet the condition as well; in a run with fewer than
+FIRST_LINES, all lines must: with few groups in a step, a few bad steps in a row come by chance."""
 SOLVED_LEVEL = 0.9
 """Mean reward, as a fraction of the score range, above which equal scores and low entropy are expected."""
 TOO_HARD_LEVEL = 0.05

@@ -73,7 +73,7 @@ def cases_to_reach(until: float, mixture: Mixture) -> int | None:
 
 
 def perfect_score(mixture: Mixture, count: int = 0) -> IntervalValues | None:
-    """The interval of the highest scores of so many cases of each environment; of the present ones with 0."""
+    """The interval of perfect scores on this number of cases of each environment; of the present ones with 0."""
     bounded = [(one, one.bounds[1]) for one in mixture if one.bounds is not None]
     return combined(
         (one.share, of_mean([highest] * (count or cases_of((one,))), one.bounds)) for one, highest in bounded

@@ -146,7 +146,7 @@ class RolloutIndex:
 
 
 def entry_of(record: RolloutRecord, file: Path, offset: int, length: int) -> IndexEntry:
-    """The index entry of a record; words that many episodes have in common are interned."""
+    """The index entry of a record; strings that repeat are interned."""
     case_idx = "" if record.case_idx is None else str(record.case_idx)
     return IndexEntry(
         file,

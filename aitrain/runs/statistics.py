@@ -310,7 +310,7 @@ class Power:
         return cls(spread, least if has_steps else 0.0, len(sizes) / len(differences), largest)
 
     def power(self, difference: float, cases: int) -> float:
-        """Probability that so many cases detect a difference, if this is the true one."""
+        """Statistical power: the probability of detecting this true difference with this number of cases."""
         if cases < FEWEST_CASES:
             return 0.0
         distance = min(abs(difference), self.largest)
@@ -327,7 +327,7 @@ class Power:
         return min(enough, sum(normal.cdf((sign * distance - self.step / cases) * root) for sign in (1, -1)))
 
     def detectable(self, cases: int, power: float = WANTED_POWER) -> float | None:
-        """The smallest difference that so many cases detect with this probability; None if they detect none."""
+        """The smallest true difference that this number of cases detects with this power; None if there is none."""
         low, high = 0.0, min(self.largest, 100 * self.spread)
         if self.power(high, cases) < power:
             return None

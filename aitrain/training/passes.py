@@ -30,7 +30,8 @@ import torch
 from accelerate import Accelerator
 
 from aitrain.batch import PassLimit
-from aitrain.training.shared_prompts import SHORTEST, distinct_prompts
+from aitrain.engines.shared_cache import distinct_prompts
+from aitrain.training.shared_prompts import SHORTEST
 
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
 """Inputs of TRL's loss; tensors have shape (B,), (B, tokens) or ()."""

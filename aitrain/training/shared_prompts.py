@@ -2,9 +2,9 @@
 
 The prompts of a block, all but their last token, are forwarded once, and the keys and values of their cache are kept
 with gradients. The completions are forwarded on that cache, in one or several passes. The backward pass of each but the
-last ends in the cache, whose gradients add up there; that of the last one goes on through the prompts. So one graph of
-prompts and one of a pass are held at a time, and the last backward pass of a step still is the one in which processes
-exchange gradients. The gradient is that of rows apart, to rounding.
+last ends in the cache, where the gradients are accumulated; that of the last pass continues through the prompts. So one
+graph of prompts and one of a pass are held at a time, and processes still exchange gradients in the last backward pass
+of a step. The gradient is that of rows apart, to rounding.
 
 A row has its prompt's padding on the left and its own on the right, as TRL has it.
 
@@ -26,7 +26,7 @@ import torch
 from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
 
-from aitrain.engines.shared_cache import CACHE, KNOWN_LAYERS
+from aitrain.engines.shared_cache import CACHE, KNOWN_LAYERS, distinct_prompts
 
 SHORTEST = 2
 """Tokens of the shortest prompt that is shared."""
@@ -84,13 +84,6 @@ class _AddGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient if ctx.leaf.grad is None else gradient + ctx.leaf.grad, None
-
-
-def distinct_prompts(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The different prompts of padded rows, their mask, and the number of each row's prompt."""
-    marked, numbers = ids.masked_fill(mask == 0, -1).unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
-    first = torch.stack([(numbers == number).nonzero()[0, 0] for number in range(len(marked))])
-    return ids[first], mask[first], numbers
 
 
 def why_apart(model: PreTrainedModel | PeftModel) -> str:

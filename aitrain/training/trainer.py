@@ -78,6 +78,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import evaluation_mode, replaced, savable_generation_config
 from aitrain.engines.server_check import ServerModel
 from aitrain.engines.sharded_tensors import gathered, whole
+from aitrain.engines.shared_cache import distinct_prompts
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
@@ -114,7 +115,7 @@ from aitrain.training.sharding import (
     write_optimizer,
     write_shards,
 )
-from aitrain.training.shared_prompts import SharedPrompts, distinct_prompts, why_apart
+from aitrain.training.shared_prompts import SharedPrompts, why_apart
 from aitrain.training.step_events import StepEvents
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch, episode_metrics

@@ -80,7 +80,7 @@ class ScoredStep:
 
 class Overview:
     """The run in a folder; files that are missing or damaged count as empty. Without rollouts, which may not be read
-    yet, a run that goes on has no intervals."""
+    yet, a run in progress has no intervals."""
 
     def __init__(self, folder: Path, rollouts: RolloutIndex | None = None) -> None:
         self.run, self.rollouts = RunFolder(folder), rollouts
@@ -124,7 +124,7 @@ class Overview:
 
     @cached_property
     def status(self) -> str:
-        """The status of `aitrain runs`; `unknown` without one."""
+        """The status as `aitrain show` lists it; `unknown` without one."""
         state = state_of(self.recorded) if self.recorded else str(self.result.get("status"))
         return "unknown" if state in ("None", "damaged") else state
 
