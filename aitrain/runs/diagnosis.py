@@ -195,7 +195,7 @@ def zero_variance(past: Past) -> str | None:
     traits, now, first = past.traits, past.rows[-1], past.first
     if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not traits.is_solved(row)):
         return None
-    same = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, "
+    same, first_examples = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, ", ""
     where = f"mostly near {now.get('reward', 0.0):.2f}"
     if traits.level(now) < TOO_HARD_LEVEL:
         lowest, _ = traits.bounds or UNIT
@@ -205,11 +205,12 @@ def zero_variance(past: Past) -> str | None:
                 " worse. Lower --lr, or raise --rl-kl-coef."
             )
         where = f"at {lowest:g}: the cases are too hard"
+        first_examples = ", or train on right answers first (docs/sft.md)"
     unscored = ", or fewer than two have a score" if now.get("unscored", 0.0) > 0 else ""
     refill = " --rl-sampling refill replaces such groups;" if traits.samples_uniformly else ""
     return (
         f"{same}{where}{unscored}. Such groups give no gradient: raise"
-        f" --rl-num-generations or --rl-temperature, give partial credit, or use easier cases;{refill}"
+        f" --rl-num-generations or --rl-temperature, give partial credit, or use easier cases{first_examples};{refill}"
         " --stop-when-flat ends such a run."
     )
 
