@@ -257,8 +257,6 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     for name, size in {**need.stay, **phases}.items():
         if size >= MIB:
             yield "", f"{format_bytes(size):>10} {name}"
-    if need.merging == need.peak:
-        yield "", f"{format_bytes(need.merging):>10} at the end, while the adapter is merged"
     for flag, saved in memory_savers(shape, config, plan.batch, device)[:4]:
         yield "", f"{'-' + format_bytes(saved):>10} with {flag}"
     room = estimate_disk(shape, config, plan.batch)
@@ -278,29 +276,25 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     from aitrain.launch.resource_estimate import TIGHT, format_bytes
     from aitrain.launch.step_estimate import ASSUMED
 
-    config, allowed = plan.config, f"{TIGHT:.0%} of {format_bytes(estimate.total)}"
+    config, changes = plan.config, estimate.changes
     yield "hardware", str(plan.hardware)
-    if estimate.fits:
-        yield "fits", f"yes, {allowed} are enough"
-    else:
-        changes = estimate.changes and " ".join(estimate.changes)
-        yield "fits", f"no, not in {allowed}; " + (f"with {changes} it does" if changes else "no option changes that")
+    verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no, with no options"
+    yield "fits", f"{verdict} ({TIGHT:.0%} of {format_bytes(estimate.total)} may be used)"
     if config.use_vllm:
-        place = "in the training processes" if config.vllm_mode == "colocate" else "on GPUs of its own"
-        room = (
-            f"a cache of {estimate.vllm_tokens:,} tokens" if estimate.vllm_tokens > 0 else "too little for the weights"
-        )
+        place = "inside the training processes" if config.vllm_mode == "colocate" else "on GPUs of its own"
+        room = f"the cache of {estimate.cached_episodes:,.0f} longest episodes"
+        if estimate.cached_episodes < 1:
+            room = "too little for one of the longest episodes"
         yield "vLLM", f"{place}, with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
     prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"
-    scored = f", and {estimate.scoring_passes} without gradients" if estimate.scoring_passes else ""
-    yield "passes", f"{estimate.passes} on each process{scored}; {kept}, prompts {prompts}"
+    scored = f" and {estimate.scoring_passes} without gradients" if estimate.scoring_passes else ""
+    yield "passes", f"{estimate.passes} in each process{scored}; {kept}, prompts {prompts}"
     for part, (least, most) in estimate.seconds.items():
-        digits = 1 if most < 10 else 0
-        seconds = f"{least:,.{digits}f} to {most:,.{digits}f} s"
+        seconds = f"{least:.1f} to {most:.1f} s" if most < 10 else f"{least:,.0f} to {most:,.0f} s"
         yield (
-            ("seconds", f"{seconds} a step, an estimate that nobody measured")
-            if part == "step"
-            else ("", f"{seconds} {part}")
+            ("", f"{seconds} of it: {part}")
+            if part != "step"
+            else ("step", f"{seconds}, an estimate that nobody measured")
         )
     yield "", f"assumed: {ASSUMED}"

@@ -51,6 +51,11 @@ class ModelShape:
         """Number of weights in the matrices inside the layers."""
         return sum(linear.weights for linear in self.linears)
 
+    @property
+    def cached_values(self) -> int:
+        """Keys and values of a token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
     def __str__(self) -> str:
         return (
             f"{self.weights / 1e6:,.1f} million weights: {self.layers} layers of {self.hidden},"
@@ -103,8 +108,6 @@ KNOWN: dict[str, tuple[int, ...]] = {
     "Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 128, 151_936, 1),
     "Qwen2.5-3B": (2048, 11008, 36, 16, 2, 128, 151_936, 1),
     "Qwen2.5-7B": (3584, 18944, 28, 28, 4, 128, 152_064, 0),
-    "Qwen2.5-14B": (5120, 13824, 48, 40, 8, 128, 152_064, 0),
-    "Qwen2.5-32B": (5120, 27648, 64, 40, 8, 128, 152_064, 0),
     "Qwen2.5-72B": (8192, 29568, 80, 64, 8, 128, 152_064, 0),
     "Llama-3.2-1B": (2048, 8192, 16, 32, 8, 64, 128_256, 1),
     "Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128, 128_256, 1),
@@ -119,7 +122,6 @@ KNOWN: dict[str, tuple[int, ...]] = {
     "SmolLM2-1.7B": (2048, 8192, 24, 32, 32, 64, 49_152, 1),
     "SmolLM3-3B": (2048, 11008, 36, 16, 4, 128, 128_256, 1),
     "Mistral-7B": (4096, 14336, 32, 32, 8, 128, 32_768, 0),
-    "Mistral-Nemo": (5120, 14336, 40, 32, 8, 128, 131_072, 0),
     "Mistral-Small-24B": (5120, 32768, 40, 32, 8, 128, 131_072, 0),
     "gpt-oss-20b": (2880, 2880, 24, 64, 8, 64, 201_088, 0, 32, 4),  # with the number of experts, and of those in use
 }
@@ -127,38 +129,25 @@ KNOWN: dict[str, tuple[int, ...]] = {
 
 
 def known_shape(model: str) -> ModelShape | None:
-    """Shape of a model in KNOWN by its name, whoever publishes it, with the variants of its shape: `-Instruct`, `-2507`;
-    None for other models."""
+    """Shape of a model in KNOWN by its name, whoever publishes it, and of variants such as `-Instruct-2507`, without
+    biases; None for other models."""
     name = "SmolLM2-135M" if model == SMOLLM2 else model.rpartition("/")[2]
     name = re.sub("^meta-|-(math|coder)(?=-)", "", name.casefold())
     known = next((known for known in KNOWN if f"{name}-".startswith(f"{known.casefold()}-")), None)
-    return None if known is None else _shape_of(*KNOWN[known])
-
-
-def _shape_of(
-    hidden: int,
-    intermediate: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    vocabulary: int,
-    is_tied: int,
-    experts: int = 1,
-    used: int = 1,
-) -> ModelShape:
-    """The shape of a model as it would be read from its files, without biases. Experts are one matrix, to which no
-    adapter is applied."""
+    if known is None:
+        return None
+    hidden, intermediate, layers, heads, kv_heads, head_dim, vocabulary, is_tied, *experts = KNOWN[known]
+    count, used = experts or (1, 1)
     query, key, expert = heads * head_dim, kv_heads * head_dim, 3 * hidden * intermediate
     sides = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
-    if experts == 1:
-        ends = hidden, intermediate
-        sides |= {"gate_proj": ends, "up_proj": ends, "down_proj": ends}
+    if count == 1:
+        sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (hidden, intermediate))
     layer = [Linear(name, a + b, a * b) for name, (a, b) in sides.items()]
-    layer += [Linear("experts", 0, experts * expert)] if experts > 1 else []
+    if count > 1:  # one matrix, to which no adapter is applied
+        layer.append(Linear("experts", 0, count * expert))
     weights = layers * (sum(linear.weights for linear in layer) + 2 * hidden) + (2 - is_tied) * vocabulary * hidden
     sizes = (layers, hidden, used * intermediate, heads, kv_heads, head_dim, vocabulary)
-    return ModelShape(weights, *sizes, linears=tuple(layer) * layers, idle=layers * (experts - used) * expert)
+    return ModelShape(weights, *sizes, linears=tuple(layer) * layers, idle=layers * (count - used) * expert)
 
 
 def is_small(model: str) -> bool:

@@ -1,4 +1,4 @@
-"""GPUs, their use, and the version of NVIDIA's driver, read from nvidia-smi; and kinds of GPUs that need not be here."""
+"""GPUs, their use, and the version of NVIDIA's driver, read from nvidia-smi; and kinds that need not be here."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def check(
     is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
     launched, nodes = (launched_rank(), find_nodes(config)) if is_here else (None, None)
     is_first, machines = nodes is None or nodes.rank == 0, nodes.count if nodes else 1
-    gpus, served = _training_gpus(config, visible_gpus(), socket.gethostname().lower()) if is_here else ((), ())
+    gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower()) if is_here else ((), ())
     if launched is not None and config.num_processes not in (None, launched.local_world):
         raise ConfigError(
             f"num_processes: a launcher has started {launched.local_world} on this machine, not {config.num_processes}"
@@ -188,7 +188,7 @@ def _plan_on(hardware: Hardware, config: TrainConfig, sources: Mapping[str, EnvS
         )
     if config.mixed_precision == "bf16" and not kind.has_bf16:
         raise ConfigError(f"mixed_precision: a {kind.name} has no bfloat16\nUse --mixed-precision fp16, or omit it.")
-    gpus, served = _training_gpus(config, tuple(map(str, range(hardware.gpus))))
+    gpus, served = _divided_gpus(config, tuple(map(str, range(hardware.gpus))))
     processes = _count_processes(config, config.num_processes, gpus)
     config = choose_batch_size(config, processes * machines, shape, memory_of(kind))
     notes = [*remarks(config), *_note_on_truncation(config)]
@@ -247,7 +247,7 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     rank = read_object(adapter / ADAPTER_CONFIG).get("r") if adapter else None
     update = {"model": base if reference.kind == "hub" else absolute(base), "peft": adapter is not None}
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r, "vllm_sync": "auto"})
-    gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower())
+    gpus, served = _divided_gpus(config, visible_gpus(), socket.gethostname().lower(), trains=not config.use_vllm)
     processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
     if config.use_vllm and (config.num_processes or 1) > 1:
         raise ConfigError(
@@ -428,32 +428,23 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addr
 
 
 def _divided_gpus(
-    config: TrainConfig, gpus: tuple[str, ...], host: str = ""
+    config: TrainConfig, gpus: tuple[str, ...], host: str = "", trains: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The GPUs for the model, and the last ones, which vLLM servers on their machine hold; `host` is its name.
 
     Raises:
-        ConfigError: the servers take more than there are.
+        ConfigError: the servers take more than there are, or all that a training has.
     """
     held = config.vllm_servers * config.vllm_server_gpus
     if not config.starts_vllm_servers:
-        held = config.vllm_server_gpus * sum(
-            urlsplit(url).hostname in (*LOCAL_HOSTS, host) for url in config.vllm_server_urls
+        here = (*LOCAL_HOSTS, host)
+        held = config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
+    if gpus and held > len(gpus) - trains:
+        raise ConfigError(
+            f"vllm_servers: they take {held} GPUs (vllm_server_gpus) of {len(gpus)} that are visible"
+            f"{', and training needs one' if trains else ''}"
         )
-    if gpus and held > len(gpus):
-        raise ConfigError(f"vllm_servers: they take {held} GPUs, and {len(gpus)} are visible (vllm_server_gpus)")
     return gpus[: len(gpus) - held], gpus[len(gpus) - held :]
-
-
-def _training_gpus(
-    config: TrainConfig, gpus: tuple[str, ...], host: str = ""
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """As `_divided_gpus`; a training needs one itself."""
-    own, served = _divided_gpus(config, gpus, host)
-    if served and not own:
-        held = f"{len(served)} GPUs are visible and vLLM servers hold all of them"
-        raise ConfigError(f"vllm_server_gpus: {held}: none is left to train on")
-    return own, served
 
 
 def _check_servers(config: TrainConfig, gpus: tuple[str, ...], address: str | None) -> None:

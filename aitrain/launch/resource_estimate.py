@@ -8,6 +8,7 @@ them: some hundred MiB on the CPU, where blocks above 32 MiB are returned to the
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,13 +64,11 @@ class MemoryEstimate:
     """Held during the whole run."""
     phases: Mapping[str, int]
     """Held for a part of a step; the largest phase counts."""
-    merging: int
-    """Held at the end of the run, while the adapter is merged."""
 
     @property
     def peak(self) -> int:
         """Maximum bytes at any time."""
-        return max(sum(self.stay.values()) + max(self.phases.values()), self.merging)
+        return sum(self.stay.values()) + max(self.phases.values())
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,11 @@ class WeightSizes:
         return cls(width, is_mixed, everything, adapter * 4 if config.peft else everything, optimizer)
 
 
+def assumed_lengths(config: TrainConfig) -> tuple[int, int]:
+    """Tokens of the longest prompt and the longest completion by the options."""
+    return config.rl_max_prompt_length or PROMPT, config.rl_max_episode_tokens or config.rl_max_new_tokens
+
+
 def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> MemoryEstimate:
     """Memory that each process of a run needs on its device."""
     on_gpu, processes = device.kind == "GPU", batch.processes
@@ -139,8 +143,7 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
     cached = 0 if config.peft else halved
     copies = halved * (2 if batch.shares_prompts else 1) if keeps else cached
 
-    prompt = config.rl_max_prompt_length or PROMPT
-    completion = config.rl_max_episode_tokens or config.rl_max_new_tokens
+    prompt, completion = assumed_lengths(config)
     generation = 0
     if config.use_vllm and config.vllm_mode == "colocate":
         generation = int((device.total or 0) * config.vllm_memory)
@@ -150,7 +153,7 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         rows, held_out = batch.share * config.rl_updates_per_rollout, HELD_OUT if config.eval_cases != 0 else 0
         prompts = max(rows // batch.generations if config.share_prefixes else rows, held_out)
         rows = max(rows, held_out)
-        cache = rows * 2 * shape.layers * shape.kv_heads * shape.head_dim * (prompt + completion)
+        cache = rows * shape.cached_values * (prompt + completion)
         first = prompts * prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
         logits = rows * shape.vocabulary * 4 * LOGITS
         generation = (cache + first) * weights.width + logits + gathered + cached
@@ -175,9 +178,10 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
     phases = {"generation": generation, "training pass": training}
     if on_gpu:
         phases["optimizer's step"] = gradients + own_trained  # it works on all weights at once, with a copy
-    is_merged = config.peft and config.merge_adapter and not on_gpu
-    merging = stay["libraries"] + weights.all + shape.weights * weights.width if is_merged else 0
-    return MemoryEstimate(stay, phases, merging)
+    elif config.peft and config.merge_adapter:  # at the end, in place of the rest but for the libraries
+        merged = stay["libraries"] + weights.all + shape.weights * weights.width
+        phases["merging the adapter"] = max(0, merged - sum(stay.values()))
+    return MemoryEstimate(stay, phases)
 
 
 def served_weights(shape: ModelShape, config: TrainConfig) -> int:
@@ -201,36 +205,44 @@ def memory_savers(
 
 
 def changes_that_fit(
-    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory, allowed: float
+    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory
 ) -> list[str] | None:
-    """The flags that together need at most the allowed bytes: of those that suffice alone the first one, else one more
-    for as long as it saves something. None if no flags do."""
-    flags = dict[str, str]()
+    """Flags with which a run fits: none if it does; the first one that suffices; or the one that saves most, and what
+    then suffices. None if nothing does."""
+    flags, total = dict[str, str](), device.total or 0
+    share = math.ceil(20 * (served_memory(shape, config) / total)) / 20 if config.use_vllm else 0
+    if share >= 1:
+        return None
+    if share > config.vllm_memory:
+        flags["--vllm-gpu-memory-utilization"] = f"--vllm-gpu-memory-utilization {share:g}"
+        config = config.model_copy(update={"vllm_gpu_memory_utilization": share})
     peak = estimate_memory(shape, config, batch, device).peak
-    while peak > allowed:
-        changes = [change for change in _changes(shape, config, batch, device) if change.flag.split()[0] not in flags]
-        saving = [change for change in changes if change.peak < peak]
-        if not saving:
+    while peak > TIGHT * total:
+        changes = [one for one in _changes(shape, config, batch, device) if one.peak < peak and one.name not in flags]
+        enough = [change for change in changes if change.peak <= TIGHT * total]
+        if not changes:
             return None
-        enough = (change for change in saving if change.peak <= allowed)
-        best = next(enough, None) or min(saving, key=lambda change: change.peak)
-        flags[best.flag.split()[0]] = best.flag
-        config, batch, peak = best.config, best.batch, best.peak
+        best = enough[0] if enough else min(changes, key=lambda change: change.peak)
+        flags[best.name], config, batch, peak = best.flag, best.config, best.batch, best.peak
     return list(flags.values())
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A flag that is not given yet, and what a process would need with it."""
+    """A flag that is not given yet, and the run with it."""
 
     flag: str
     config: TrainConfig
     batch: BatchPlan
     peak: int
 
+    @property
+    def name(self) -> str:
+        return self.flag.split()[0]
+
 
 def _changes(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[_Change]:
-    """The changes that are possible, in the order of how little they change of what is trained."""
+    """The changes that are possible, the one that changes least of the training first."""
     for flag, values in _flags(config, batch, device):
         changed = config.model_copy(update=values)
         with suppress(ConfigError):  # the batch cannot be divided any more
@@ -258,7 +270,9 @@ def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Itera
         yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
     if not config.peft:
         yield "--peft", {"peft": True}
-    elif on_gpu and is_ddp and config.quantization is None and config.may_halve_base:
+    if on_gpu and config.dtype == "auto" and not config.may_halve_base and device.has_bf16:
+        yield "--dtype bfloat16", {"dtype": "bfloat16"}
+    if on_gpu and is_ddp and config.quantization is None and config.may_halve_base:
         yield "--quantization int4", {"quantization": "int4"}
     if batch.prompts_per_step > 1 and not config.use_vllm:
         fewer = batch.prompts_per_step // 2
@@ -369,8 +383,7 @@ def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> D
         kept = max(1, config.max_steps // config.save_steps)
     else:
         kept = config.epochs
-    completion = config.rl_max_episode_tokens or config.rl_max_new_tokens
-    record = 2 * completion * LETTERS + RECORD
+    record = 2 * assumed_lengths(config)[1] * LETTERS + RECORD
     rollouts = None if config.max_steps is None else config.max_steps * batch.completions_per_step * record
     return DiskEstimate(weights.trained + merged, one, one * kept, rollouts)
 
@@ -471,11 +484,10 @@ GRAPHS = 3 << 29
 """Memory of vLLM's activations and CUDA graphs."""
 
 
-def served_tokens(shape: ModelShape, config: TrainConfig, total: int) -> int:
-    """Tokens of the cache that vLLM has room for in its share of a GPU's bytes; below 1 if the weights do not fit."""
-    room = int(config.vllm_memory * total) - served_weights(shape, config) - GRAPHS
-    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2
-    return room * config.vllm_tensor_parallel_size // token
+def served_memory(shape: ModelShape, config: TrainConfig, tokens: int | None = None) -> int:
+    """Bytes that vLLM needs of each of its GPUs for a cache of this many tokens; unset: of the longest episode."""
+    cached = 2 * shape.cached_values * (sum(assumed_lengths(config)) if tokens is None else tokens)
+    return GRAPHS + served_weights(shape, config) + cached // config.vllm_tensor_parallel_size
 
 
 def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...]) -> None:
@@ -492,8 +504,8 @@ def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...]) -> None:
             continue
         if gpu.free is not None and gpu.free < share * gpu.total:
             raise ConfigError(
-                f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {share * gpu.total / 1024:.1f} GiB, and"
-                f" {gpu.free / 1024:.1f} of its {gpu.total / 1024:.1f} GiB are free\n"
+                f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {format_bytes(share * gpu.total * MIB)},"
+                f" and {format_bytes(gpu.free * MIB)} of its {format_bytes(gpu.total * MIB)} are free\n"
                 "End other processes on it (nvidia-smi lists them), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
                 " share."
             )

@@ -1,5 +1,5 @@
-"""The seconds of a step on hardware that need not be here, computed from its operations and bytes. Nobody measured them:
-they are a range, from the fast to the slow assumptions below. The environment's own time is not in them."""
+"""What a run would do on hardware that need not be here: if it fits, the passes of a step, and its seconds, computed
+from operations and bytes. Nobody measured them: they are a range, from the fast to the slow assumptions below."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aitrain.batch import BatchPlan
+from aitrain.batch import BatchPlan, RolloutSize
 from aitrain.launch.model_shape import ModelShape, read_model_shape
-from aitrain.launch.nvidia import Hardware
+from aitrain.launch.nvidia import GpuKind, Hardware
 from aitrain.launch.resource_estimate import (
-    PROMPT,
-    TIGHT,
+    MIB,
     MemoryEstimate,
     WeightSizes,
+    assumed_lengths,
     changes_that_fit,
     estimate_memory,
     memory_of,
-    served_tokens,
+    served_memory,
     served_weights,
 )
-from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
 
 GIGA = 1e9
@@ -29,8 +28,10 @@ SLOTS = 256
 """Completions that vLLM generates at a time at most (max_num_seqs)."""
 IN_FLOAT32 = 8
 """How much slower products are in float32."""
-SYNCED_LAYER = 10
-"""Tensors of a layer that a weight sync moves one by one."""
+GRAPH = 0.1
+"""Share of the time to launch a layer that is left in vLLM's CUDA graphs."""
+SYNCED = 10
+"""Tensors of a layer, which a weight sync moves one by one."""
 OPTIMIZED = 12
 """How often the optimizer reads or writes a number for each trained weight: weight, gradient, two moments, their
 intermediate results, and the gradient's norm."""
@@ -47,19 +48,19 @@ class Assumptions:
     bandwidth: float
     """Share of the bandwidth to memory."""
     launch: float
-    """Seconds that a layer takes at least in a forward pass of transformers; a tenth in vLLM's CUDA graphs."""
+    """Milliseconds that a layer takes at least in a forward pass."""
     network: float
     """GB/s from a machine to the others."""
     files: float
     """GB/s to and from files."""
 
 
-FAST, SLOW = Assumptions(0.3, 0.45, 0.8, 0.0005, 400, 3), Assumptions(0.8, 0.15, 0.4, 0.0015, 12.5, 0.8)
+FAST, SLOW = Assumptions(0.3, 0.45, 0.8, 0.5, 400, 3), Assumptions(0.8, 0.15, 0.4, 1.5, 12.5, 0.8)
 ASSUMED = (
     f"mean completions of {FAST.length:.0%} to {SLOW.length:.0%} of the limit, {FAST.flops:.0%} to {SLOW.flops:.0%} of"
-    f" the FLOPS, {FAST.bandwidth:.0%} to {SLOW.bandwidth:.0%} of the bandwidth, {1000 * FAST.launch:g} to"
-    f" {1000 * SLOW.launch:g} ms to launch a layer, {FAST.network:g} to {SLOW.network:g} GB/s between machines,"
-    f" {FAST.files:g} to {SLOW.files:g} GB/s to files; nothing for the environment"
+    f" the FLOPS, {FAST.bandwidth:.0%} to {SLOW.bandwidth:.0%} of the bandwidth, {FAST.launch:g} to {SLOW.launch:g} ms"
+    f" to launch a layer, {FAST.network:g} to {SLOW.network:g} GB/s between machines, {FAST.files:g} to {SLOW.files:g}"
+    " GB/s to files, no time in the environment"
 )
 
 
@@ -69,18 +70,17 @@ class HardwareEstimate:
 
     total: int
     """Bytes of a GPU."""
+    memory: MemoryEstimate
     peak: int
     """Bytes that a training process needs at any time."""
-    memory: MemoryEstimate
-    fits: bool
+    cached_episodes: float
+    """Longest episodes that vLLM's cache on a GPU holds; below 1 if there is none."""
     changes: list[str] | None
-    """Flags with which it would fit, if it does not; None if there are none."""
-    vllm_tokens: int
-    """Tokens of vLLM's cache on a GPU; 0 without vLLM, less if its weights do not fit."""
+    """Flags without which it does not fit: none if it does; None if no flags make it fit."""
     passes: int
     """Forward passes of a process in a step with the longest completions."""
     scoring_passes: int
-    """Those without gradients: for vLLM's correction or later updates, and for the reference."""
+    """Those without gradients."""
     seconds: Mapping[str, tuple[float, float]]
     """Of the parts of a step, and of the step, at least and at most."""
 
@@ -89,102 +89,87 @@ class HardwareEstimate:
         """The estimate for a model whose shape is known."""
         shape, device = read_model_shape(config.model), memory_of(hardware.kind)
         assert shape is not None
-        assert device.total is not None
-        memory, allowed = estimate_memory(shape, config, batch, device), TIGHT * device.total
-        tokens = served_tokens(shape, config, device.total) if config.use_vllm else 0
-        length = (config.rl_max_prompt_length or PROMPT) + (config.rl_max_episode_tokens or config.rl_max_new_tokens)
-        passes = math.ceil(batch.share / batch.largest_pass(length)[0])
+        memory = estimate_memory(shape, config, batch, device)
+        passes = math.ceil(batch.share / batch.largest_pass(sum(assumed_lengths(config)))[0])
         fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
         return cls(
-            device.total,
-            memory.peak,
+            device.total or 0,
             memory,
-            memory.peak <= allowed and (tokens >= length or not config.use_vllm),
-            changes_that_fit(shape, config, batch, device, allowed),
-            tokens,
+            memory.peak,
+            _cached_episodes(shape, config, hardware.kind),
+            changes_that_fit(shape, config, batch, device),
             passes,
-            passes * _scorings(config),
+            passes * _scorings(config, RolloutSize.of(config, batch)),
             {part: (fast[part], slow[part]) for part in fast},
         )
 
 
-def _scorings(config: TrainConfig) -> int:
-    is_repeated = config.rl_updates_per_rollout * config.trl_integer("num_iterations", 1) > 1
-    return int(config.use_vllm or is_repeated) + int(config.rl_kl_coef > 0)
+def _cached_episodes(shape: ModelShape, config: TrainConfig, kind: GpuKind) -> float:
+    empty = served_memory(shape, config, 0)
+    return (config.vllm_memory * kind.memory * MIB - empty) / (served_memory(shape, config) - empty)
+
+
+def _scorings(config: TrainConfig, rollout: RolloutSize) -> int:
+    """Forward passes of a completion without gradients: for vLLM's correction or later updates, and for the
+    reference."""
+    return int(config.use_vllm or rollout.steps > 1) + int(config.rl_kl_coef > 0)
 
 
 def _seconds(
     shape: ModelShape, config: TrainConfig, batch: BatchPlan, hardware: Hardware, assumed: Assumptions
 ) -> dict[str, float]:
+    """Seconds of the parts of a step, and of the step."""
     kind, weights = hardware.kind, WeightSizes.of(shape, config, hardware.kind.has_bf16)
     is_half = weights.is_mixed or weights.width == 2
     flops = kind.teraflops * 1e12 * assumed.flops / (1 if is_half else IN_FLOAT32)
-    memory, launch = kind.bandwidth * GIGA * assumed.bandwidth, shape.layers * assumed.launch
-    link = GIGA * (kind.link if hardware.machines == 1 else min(kind.link, assumed.network))
-    is_sharded = config.distributed_backend == "fsdp2"
-    exchanged = (batch.processes - 1) / batch.processes / link  # seconds a byte that all processes get
-    gathered = (2 if is_half else 4) * shape.weights * exchanged if is_sharded else 0.0
-
-    prompt = config.rl_max_prompt_length or PROMPT
-    limit = config.rl_max_episode_tokens or config.rl_max_new_tokens
+    memory, launch = kind.bandwidth * GIGA * assumed.bandwidth, shape.layers * assumed.launch / 1000
+    link = kind.link if hardware.machines == 1 else min(kind.link, assumed.network)
+    exchanged = (batch.processes - 1) / batch.processes / link / GIGA  # a byte that each process gets from the others
+    is_sharded, is_served = config.distributed_backend == "fsdp2", config.weight_sync is not None
+    gathered = (2 if is_half else 4) * shape.weights * exchanged if is_sharded else 0
+    prompt, limit = assumed_lengths(config)
     mean = assumed.length * limit
-    longest = min(limit, 2 * mean)
 
     def forward(tokens: float, context: float) -> float:
-        """Operations of tokens that attend to half of the context in the mean."""
+        """Seconds of the operations of tokens that attend to half of the context in the mean."""
         attention = 2 * shape.layers * shape.heads * shape.head_dim * context
-        return tokens * (2 * (shape.weights - shape.idle) + attention)
+        return tokens * (2 * (shape.weights - shape.idle) + attention) / flops
 
-    # generation of one rollout: a prefill of each group's prompt, then tokens one by one, each of which reads all weights
-    rows, engine, between = batch.share * config.rl_updates_per_rollout, 1, launch
-    slots, read, value = float(rows), weights.all, weights.width
+    # a rollout: the prompt of each group, then token by token, for each of which all weights and the cache are read
+    rollout = RolloutSize.of(config, batch)
+    rows = rollout.prompts * batch.generations / batch.processes
+    slots, gpus, read, value, between = rows, 1, weights.all, weights.width, launch + gathered
     if config.use_vllm:
-        engine = config.vllm_tensor_parallel_size
-        servers = (
-            batch.processes / engine
-            if config.vllm_mode == "colocate"
-            else len(config.vllm_server_urls) or config.vllm_servers
-        )
-        rows = math.ceil(rows * batch.processes / servers)
-        room = served_tokens(shape, config, memory_of(kind).total or 0) / (prompt + limit)
-        slots, read, value = min(SLOTS, max(1.0, room)), served_weights(shape, config), 2
-        between = launch / 10
-    steps = max(longest, rows * mean / slots)
-    running = rows * mean / steps if config.use_vllm else rows
-    context = prompt + mean / 2
-    cache = running * context * 2 * shape.layers * shape.kv_heads * shape.head_dim * value / engine
-    token = max(forward(running, 2 * context) / flops / engine, (read + cache) / memory) + between
-    if not config.use_vllm:
-        token += gathered
-    prefill = forward(rows / batch.generations * prompt, prompt) / flops / engine
-    rollout = prefill + steps * token
+        gpus, read, value, between = config.vllm_tensor_parallel_size, served_weights(shape, config), 2, GRAPH * launch
+        engines = batch.processes / gpus
+        if is_served:
+            engines = len(config.vllm_server_urls) or config.vllm_servers
+        rows *= batch.processes / engines
+        slots = min(SLOTS, max(1, _cached_episodes(shape, config, kind)))
+    steps = max(min(limit, 2 * mean), rows * mean / slots)
+    running = min(rows, slots) if not config.use_vllm else rows * mean / steps
+    cache = running * (prompt + mean / 2) * shape.cached_values * value
+    token = max(forward(running, 2 * prompt + mean), (read + cache / gpus) * gpus / memory) / gpus + between
+    generation = forward(rows / batch.generations * prompt, prompt) / gpus + steps * token
 
-    # training: the passes of a process
     passes = math.ceil(batch.share / batch.largest_pass(prompt + math.ceil(mean))[0])
     prompts = batch.share / batch.generations if batch.shares_prompts else batch.share
-    once = forward(batch.share * mean + prompts * prompt, prompt + mean) / flops
-    recomputed = 0 if config.disable_gradient_checkpointing else 1
-    scorings = _scorings(config)
-    training = once * (2 + (not config.peft) + recomputed + scorings) + launch * passes * (3 + recomputed + scorings)
-    if is_sharded:
-        gathers = 2 if fsdp_settings(config, shape.weights).reshard_after_forward else 1
-        reduced = 0 if config.peft else 4 * shape.weights * exchanged
-        training += passes * ((gathers + scorings) * gathered + reduced)
+    scorings, recomputed = _scorings(config, rollout), not config.disable_gradient_checkpointing
+    forwards = 1 + recomputed + scorings
+    training = forward(batch.share * mean + prompts * prompt, prompt + mean) * (forwards + (1 if config.peft else 2))
+    training += passes * (launch * (forwards + 2) + gathered * (2 + scorings))
 
-    moved = 0.0
-    if config.weight_sync is not None:  # written to files, and read
-        size = weights.trained if config.weight_sync == "adapter" else 2 * shape.weights
-        moved = 2 * size / (GIGA * assumed.files) + SYNCED_LAYER * launch + gathered
-    elif config.use_vllm:
-        moved = (weights.all + 2 * shape.weights) / memory + SYNCED_LAYER * launch + gathered
+    sync = SYNCED * launch + gathered if config.use_vllm else 0
+    if is_served:  # written, and read
+        sync += 2 * (weights.trained if config.weight_sync == "adapter" else 2 * shape.weights) / assumed.files / GIGA
     own = weights.trained / (batch.processes if is_sharded else 1)
-    optimizer = OPTIMIZED * own / memory + (0 if is_sharded else 2 * weights.trained * exchanged)
-    updates = config.rl_updates_per_rollout * config.trl_integer("num_iterations", 1)
+    # of the gradients, each process sends and gets a sum
+    optimizer = OPTIMIZED * own / memory + 2 * weights.trained * exchanged * (passes if is_sharded else 1)
     parts = {
-        "generation": rollout / updates,
+        "generation": generation / rollout.steps,
         "training passes": training,
-        "weight sync": moved / updates,
+        "weight sync": sync / rollout.steps,
         "optimizer": optimizer,
     }
-    together = min(parts["generation"], training + optimizer) if config.rl_ahead else 0
-    return {**parts, "step": sum(parts.values()) - together}
+    at_once = min(parts["generation"], training + optimizer) if rollout.is_ahead else 0
+    return {**parts, "step": sum(parts.values()) - at_once}
