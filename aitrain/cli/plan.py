@@ -281,7 +281,10 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no, with no options"
     yield "fits", f"{verdict} ({TIGHT:.0%} of {format_bytes(estimate.total)} may be used)"
     if config.use_vllm:
-        place = "inside the training processes" if config.vllm_mode == "colocate" else "on GPUs of its own"
+        place = "inside the training processes"
+        if config.vllm_mode == "server":
+            others = ", which stays idle on the other machines" if plan.nodes else ""
+            place = f"on GPU {', '.join(plan.server_gpus)}{others}" if plan.server_gpus else "on GPUs of its own"
         room = f"the cache of {estimate.cached_episodes:,.0f} longest episodes"
         if estimate.cached_episodes < 1:
             room = "too little for one of the longest episodes"
@@ -291,10 +294,13 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     scored = f" and {estimate.scoring_passes} without gradients" if estimate.scoring_passes else ""
     yield "passes", f"{estimate.passes} in each process{scored}; {kept}, prompts {prompts}"
     for part, (least, most) in estimate.seconds.items():
-        seconds = f"{least:.1f} to {most:.1f} s" if most < 10 else f"{least:,.0f} to {most:,.0f} s"
-        yield (
-            ("", f"{seconds} of it: {part}")
-            if part != "step"
-            else ("step", f"{seconds}, an estimate that nobody measured")
-        )
+        seconds = f"{_seconds(least)} to {_seconds(most)} s"
+        if part == "step":
+            yield part, f"{seconds}, an estimate that nobody measured"
+        else:
+            yield "", f"{seconds} of it: {part}"
     yield "", f"assumed: {ASSUMED}"
+
+
+def _seconds(count: float) -> str:
+    return f"{count:.2g}" if count < 100 else f"{count:,.0f}"

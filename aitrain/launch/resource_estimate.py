@@ -94,7 +94,8 @@ class WeightSizes:
         else:
             width = 4 if config.dtype == "float32" else 2
         packed = {"int4": 0.56, "int8": 1.05}.get(config.quantization or "", width)
-        everything = int(shape.inside * packed) + (shape.weights - shape.inside) * width
+        inside = sum(linear.weights for linear in shape.linears if linear.sides)  # experts are not packed
+        everything = int(inside * packed) + (shape.weights - inside) * width
         wanted = {name.strip() for name in config.target_modules.split(",")}
         named = (linear for linear in shape.linears if wanted == {"all-linear"} or linear.name in wanted)
         adapter = config.lora_r * sum(linear.sides for linear in named)
@@ -136,10 +137,11 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         if not config.peft:
             gathered += 4 * two_layers  # gradients, before they are sharded
 
-    # autocast's copies of float32 weights: trained ones until the forward pass ends, those of kept activations until
-    # the backward pass does; shared prompts have a graph of their own
+    # autocast copies float32 weights: trained ones until the forward pass ends, those of kept activations until the
+    # backward pass does; shared prompts have a graph of their own
     keeps = config.disable_gradient_checkpointing
-    halved = 2 * shape.weights if weights.is_mixed and weights.width == 4 and parts == 1 else 0
+    casts = weights.is_mixed and weights.width == 4 and parts == 1
+    halved = 2 * shape.weights if casts else 0
     cached = 0 if config.peft else halved
     copies = halved * (2 if batch.shares_prompts else 1) if keeps else cached
 
@@ -159,12 +161,13 @@ def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, de
         generation = (cache + first) * weights.width + logits + gathered + cached
 
     rows, length = batch.largest_pass(prompt + completion)
-    # values for one token that a layer keeps for its backward pass: around the norms, where a cast makes copies; of
+    # values for one token that a layer keeps for its backward pass: around the norms, with what autocast copies; of
     # attention, with its mask; of the MLP
-    cast = 9 if config.peft or weights.width == 2 else 13
-    around_norms = (cast if weights.is_mixed else 6) * shape.hidden
-    layer = around_norms + 6 * shape.heads * shape.head_dim + length + 4 * shape.intermediate
-    whole_layers, inputs = (shape.layers, 0) if keeps else (1, shape.layers * shape.hidden * weights.width)
+    around_norms = (13 if casts and not config.peft else 9) if weights.is_mixed else 6
+    layer = around_norms * shape.hidden + 6 * shape.heads * shape.head_dim + length + 4 * shape.intermediate
+    whole_layers, inputs = shape.layers, 0
+    if not keeps:  # only the input of each layer, and one layer at a time
+        whole_layers, inputs = 1, shape.layers * shape.hidden * (4 if casts else computed)
     kept = (whole_layers * layer + 2 * (shape.intermediate + shape.hidden)) * computed
     activations = rows * length * (kept + inputs)
     if config.attn_implementation == "eager":
