@@ -79,8 +79,10 @@ def gib(size: float) -> str:
 
 
 ONE_GPU: dict[str, dict[str, Any]] = {
-    "all": {"rl_kl_coef": 0.0}, "LoRA": {"peft": True}, "int4": {"peft": True, "quantization": "int4"},
-}  # fmt: skip
+    "all weights, `--rl-kl-coef 0`": {"rl_kl_coef": 0.0},
+    "`--peft`": {"peft": True},
+    "`--peft --quantization int4`": {"peft": True, "quantization": "int4"},
+}
 ONE_BATCH = {
     "use_vllm": True, "vllm_mode": "server", "rl_max_prompt_length": 512, "rl_max_new_tokens": 1024,
     "batch_size": 1, "rl_prompts_per_step": 16, "rl_num_generations": 8,
@@ -88,22 +90,19 @@ ONE_BATCH = {
 
 
 def one_gpu_table() -> str:
-    """What one GPU can train of each model, without what vLLM takes."""
-    rows: dict[str, list[str]] = {}
-    for model in KNOWN:
-        cells = " | ".join(most_of(shape_of(model), kind) for kind in KINDS.values())
-        rows.setdefault(cells, []).append(model)
-    head = ["| model | " + " | ".join(KINDS) + " |", "|---" * (len(KINDS) + 1) + "|"]
-    return "\n".join([*head, *(f"| {', '.join(models)} | {cells} |" for cells, models in rows.items())])
+    """The largest known model that one GPU can train in each way, without what vLLM takes."""
+    lines = ["| GPU | " + " | ".join(ONE_GPU) + " |", "|---" * (len(ONE_GPU) + 1) + "|"]
+    by_size = sorted(KNOWN, key=lambda model: shape_of(model).weights)
+    for kind in KINDS.values():
+        largest = [[model for model in by_size if fits(shape_of(model), kind, way)] for way in ONE_GPU.values()]
+        lines.append(f"| {kind.name} | " + " | ".join(models[-1] for models in largest) + " |")
+    return "\n".join(lines)
 
 
-def most_of(shape: ModelShape, kind: GpuKind) -> str:
-    """The first way that fits; a dash for none."""
-    for name, way in ONE_GPU.items():
-        config, device = TrainConfig(**ONE_BATCH, **way), memory_of(kind)
-        if estimate_memory(shape, config, plan_batch(config, 1), device).peak <= TIGHT * (device.total or 0):
-            return name
-    return "-"
+def fits(shape: ModelShape, kind: GpuKind, way: dict[str, Any]) -> bool:
+    """Whether a tenth of the memory is left."""
+    config, device = TrainConfig(**ONE_BATCH, **way), memory_of(kind)
+    return estimate_memory(shape, config, plan_batch(config, 1), device).peak <= TIGHT * (device.total or 0)
 
 
 # -- the pages
