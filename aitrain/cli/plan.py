@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -68,12 +69,10 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         AitrainError: the run would be refused.
     """
     from aitrain.launch.preflight import not_checked
+    from aitrain.launch.step_estimate import HardwareEstimate
 
-    hardware, estimate = plan.hardware, None
-    if hardware is not None:
-        from aitrain.launch.step_estimate import HardwareEstimate
-
-        estimate, options_only = HardwareEstimate.of(plan.config, plan.batch, hardware), True
+    hardware = plan.hardware
+    estimate = hardware and HardwareEstimate.of(plan.config, plan.batch, hardware)
     lines = chain(_run(plan), _needs(plan), _on_hardware(plan, estimate) if estimate else ())
     if as_json:
         named: dict[str, list[str]] = {}
@@ -83,13 +82,13 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
-    notes = [f"! {note}" for note in plan.notes] + ([] if options_only else _dry_run(plan, debug))
+    notes = [f"! {note}" for note in plan.notes] + ([] if options_only or hardware else _dry_run(plan, debug))
     left = list(not_checked(plan, with_environment=not options_only))
     if not as_json:
         for line in (*notes, *(f"not checked: {what}" for what in left)):
             typer.echo(line)
         return
-    document: dict[str, object] = {
+    document = {
         "options": plan.config.changed(),
         "processes": plan.processes,
         "gpus": list(plan.gpus),
@@ -99,9 +98,7 @@ def show_plan(plan: RunPlan, options_only: bool, debug: bool, as_json: bool = Fa
         "notes": notes,
         "not_checked": left,
     }
-    if hardware is not None and estimate is not None:
-        document |= {"hardware": asdict(hardware), "estimate": asdict(estimate)}
-    print_json(document)
+    print_json(document | ({"estimate": asdict(estimate)} if estimate else {}))
 
 
 def _dry_run(plan: RunPlan, debug: bool) -> list[str]:
@@ -226,6 +223,7 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     from aitrain.launch.resource_estimate import (
         MIB,
         PROMPT,
+        assumed_lengths,
         device_memory,
         estimate_disk,
         estimate_memory,
@@ -249,9 +247,7 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     yield "shape", str(shape)
     each = f" for each of {sharing} processes" if sharing > 1 else ""
     prompt = f"{config.rl_max_prompt_length or f'{PROMPT} (assumed; --rl-max-prompt-length)'}"
-    lengths = (
-        f"prompts of {prompt} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
-    )
+    lengths = f"prompts of {prompt} and completions of {assumed_lengths(config)[1]} tokens"
     yield "memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {lengths}"
     phases = {f"{name} (the largest of these counts)": size for name, size in need.phases.items()}
     for name, size in {**need.stay, **phases}.items():
@@ -273,34 +269,28 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
 
 def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     """Whether it fits, the passes of a step, and its seconds."""
-    from aitrain.launch.resource_estimate import TIGHT, format_bytes
+    from aitrain.launch.resource_estimate import TIGHT
     from aitrain.launch.step_estimate import ASSUMED
 
     config, changes = plan.config, estimate.changes
-    yield "hardware", str(plan.hardware)
+    yield "hardware", str(estimate.hardware)
     verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no, with no options"
-    yield "fits", f"{verdict} ({TIGHT:.0%} of {format_bytes(estimate.total)} may be used)"
-    if config.use_vllm:
+    yield "fits", f"{verdict} ({TIGHT:.0%} of the memory may be used)"
+    if estimate.cached_episodes is not None:
         place = "inside the training processes"
         if config.vllm_mode == "server":
             others = ", which stays idle on the other machines" if plan.nodes else ""
             place = f"on GPU {', '.join(plan.server_gpus)}{others}" if plan.server_gpus else "on GPUs of its own"
-        room = f"the cache of {estimate.cached_episodes:,.0f} longest episodes"
-        if estimate.cached_episodes < 1:
-            room = "too little for one of the longest episodes"
+        room = f"a cache for {max(0, math.floor(estimate.cached_episodes)):,} of the longest episodes"
         yield "vLLM", f"{place}, with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
     prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"
     scored = f" and {estimate.scoring_passes} without gradients" if estimate.scoring_passes else ""
     yield "passes", f"{estimate.passes} in each process{scored}; {kept}, prompts {prompts}"
     for part, (least, most) in estimate.seconds.items():
-        seconds = f"{_seconds(least)} to {_seconds(most)} s"
+        seconds = f"{least:,.1f} to {most:,.1f} s"
         if part == "step":
             yield part, f"{seconds}, an estimate that nobody measured"
         else:
             yield "", f"{seconds} of it: {part}"
     yield "", f"assumed: {ASSUMED}"
-
-
-def _seconds(count: float) -> str:
-    return f"{count:.2g}" if count < 100 else f"{count:,.0f}"

@@ -68,15 +68,14 @@ ASSUMED = (
 class HardwareEstimate:
     """What a run needs of hardware, and does there."""
 
-    total: int
-    """Bytes of a GPU."""
+    hardware: Hardware
     memory: MemoryEstimate
     peak: int
     """Bytes that a training process needs at any time."""
-    cached_episodes: float
-    """Longest episodes that vLLM's cache on a GPU holds; below 1 if there is none."""
+    cached_episodes: float | None
+    """Longest episodes that vLLM's cache on a GPU holds, below 0 if its weights do not fit; None without vLLM."""
     changes: list[str] | None
-    """Flags without which it does not fit: none if it does; None if no flags make it fit."""
+    """Flags with which it fits: none if it does as it is; None if there are none."""
     passes: int
     """Forward passes of a process in a step with the longest completions."""
     scoring_passes: int
@@ -93,10 +92,10 @@ class HardwareEstimate:
         passes = math.ceil(batch.share / batch.largest_pass(sum(assumed_lengths(config)))[0])
         fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
         return cls(
-            device.total or 0,
+            hardware,
             memory,
             memory.peak,
-            _cached_episodes(shape, config, hardware.kind),
+            _cached_episodes(shape, config, hardware.kind) if config.use_vllm else None,
             changes_that_fit(shape, config, batch, device),
             passes,
             passes * _scorings(config, RolloutSize.of(config, batch)),
