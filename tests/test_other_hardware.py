@@ -41,8 +41,7 @@ def test_there_is_a_plan_for_each_known_model_on_each_kind_of_gpu() -> None:
             made = check(TrainConfig(model=model, rl_env="envs.arithmetic", use_vllm=True), hardware=hardware)
             found = HardwareEstimate.of(made.config, made.batch, hardware)
             assert all(0 < least < most for least, most in found.seconds.values()), (model, kind)
-            fits = found.peak <= 0.9 * kind.memory * MIB and (found.cached_episodes or 0) >= 1
-            assert fits == (found.changes == []), (model, kind)
+            assert (found.peak <= 0.9 * kind.memory * MIB) == (found.changes == []), (model, kind)
 
 
 def test_nothing_of_this_machine_is_in_a_plan_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +73,7 @@ def test_each_gpu_that_vllm_leaves_trains_on_each_machine(words: tuple[str, ...]
     "words",
     [
         ("--gpu", "H100"), ("--gpu", "A100-40"), ("--gpu", "H100x8"), ("--gpu", "L4", "--peft"),
-        ("--gpu", "4090", "--peft", "--vllm-gpu-memory-utilization", "0.1"), ("--gpu", "B200", "--batch-size", "256"),
-        ("--gpu", "L40Sx2", "--peft", *SERVED, "--model", "Qwen/Qwen3-32B", "--vllm-quantization", "fp8"),
+        ("--gpu", "B200", "--batch-size", "256"), ("--gpu", "L40Sx2", "--peft", *SERVED, "--model", "Qwen/Qwen3-32B"),
     ],
 )  # fmt: skip
 def test_with_the_flags_that_a_plan_names_it_fits(words: tuple[str, ...]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -281,7 +280,9 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
         if config.vllm_mode == "server":
             others = ", which stays idle on the other machines" if plan.nodes else ""
             place = f"on GPU {', '.join(plan.server_gpus)}{others}" if plan.server_gpus else "on GPUs of its own"
-        room = f"a cache for {max(0, math.floor(estimate.cached_episodes)):,} of the longest episodes"
+        room = f"a cache for {estimate.cached_episodes:,.0f} of the longest episodes"
+        if estimate.cached_episodes < 1:
+            room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"
         yield "vLLM", f"{place}, with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
     prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"

@@ -183,8 +183,8 @@ def _plan_on(hardware: Hardware, config: TrainConfig, sources: Mapping[str, EnvS
     shape = read_model_shape(config.model)
     if shape is None:
         raise ConfigError(
-            f"model: {config.model} is not on this machine, and its shape is not known"
-            f"\nGive a folder with its files, or a model of another name with its shape: {', '.join(KNOWN)}."
+            f"model: the shape of {config.model} is not known, as it is not on this machine"
+            f"\nGive a folder with its files, or one of these with its shape: {', '.join(KNOWN)}."
         )
     if config.mixed_precision == "bf16" and not kind.has_bf16:
         raise ConfigError(f"mixed_precision: a {kind.name} has no bfloat16\nUse --mixed-precision fp16, or omit it.")
@@ -193,21 +193,13 @@ def _plan_on(hardware: Hardware, config: TrainConfig, sources: Mapping[str, EnvS
     config = choose_batch_size(config, processes * machines, shape, memory_of(kind))
     notes = [*remarks(config), *_note_on_truncation(config)]
     if not kind.has_bf16 and config.mixed_precision is None:
-        notes.append(
-            f"A {kind.name} has no bfloat16: everything is computed in float32, which is slow. --mixed-precision fp16"
-            " is faster, and with --peft --dtype float16 halves the weights."
-        )
-    return RunPlan(
-        config,
-        sources,
-        _plan_batch(config, processes * machines),
-        gpus[:processes],
-        None,
-        served if config.starts_vllm_servers else (),
-        tuple(notes),
-        Nodes(machines, 0, config.master_addr or "", config.master_port) if machines > 1 else None,
-        hardware=hardware,
-    )
+        slow = f"A {kind.name} has no bfloat16, and computes in float32, which is slow: use --mixed-precision fp16"
+        notes.append(f"{slow}, and with --peft --dtype float16.")
+    batch, nodes = _plan_batch(config, processes * machines), None
+    if machines > 1:
+        nodes = Nodes(machines, 0, config.master_addr or "", config.master_port)
+    own = served if config.starts_vllm_servers else ()
+    return RunPlan(config, sources, batch, gpus[:processes], None, own, tuple(notes), nodes, hardware=hardware)
 
 
 def _plan_batch(config: TrainConfig, processes: int) -> BatchPlan:

@@ -8,12 +8,11 @@ them: some hundred MiB on the CPU, where blocks above 32 MiB are returned to the
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -212,21 +211,14 @@ def changes_that_fit(
 ) -> list[str] | None:
     """Flags with which a run fits: none if it does; the first one that suffices; or the one that saves most, and what
     then suffices. None if nothing does."""
-    flags, total = dict[str, str](), device.total or 0
-    share = math.ceil(20 * (served_memory(shape, config) / total)) / 20 if config.use_vllm else 0
-    if share >= 1:
-        return None
-    if share > config.vllm_memory:
-        flags["--vllm-gpu-memory-utilization"] = f"--vllm-gpu-memory-utilization {share:g}"
-        config = config.model_copy(update={"vllm_gpu_memory_utilization": share})
-    peak = estimate_memory(shape, config, batch, device).peak
-    while peak > TIGHT * total:
+    flags = dict[str, str]()
+    while (peak := estimate_memory(shape, config, batch, device).peak) > TIGHT * (device.total or 0):
         changes = [one for one in _changes(shape, config, batch, device) if one.peak < peak and one.name not in flags]
-        enough = [change for change in changes if change.peak <= TIGHT * total]
         if not changes:
             return None
-        best = enough[0] if enough else min(changes, key=lambda change: change.peak)
-        flags[best.name], config, batch, peak = best.flag, best.config, best.batch, best.peak
+        enough = (change for change in changes if change.peak <= TIGHT * (device.total or 0))
+        best = next(enough, None) or min(changes, key=lambda change: change.peak)
+        flags[best.name], config, batch = best.flag, best.config, best.batch
     return list(flags.values())
 
 
@@ -317,7 +309,7 @@ def choose_batch_size(
     only, not on the memory that is free, so that a repeated run has the same passes.
     """
     given = config.model_fields_set
-    is_fixed = not {"gradient_accumulation", "tokens_per_pass"}.isdisjoint(given) or bool(pass_dependent(config))
+    is_fixed = bool({"gradient_accumulation", "tokens_per_pass"} & given) or pass_dependent(config)
     is_fixed = is_fixed or config.batch_size is not None
     try:
         plan = plan_batch(config, processes)
@@ -334,19 +326,17 @@ def choose_batch_size(
         return resumed.model_copy(update=kept)
     if shape is None or (device.kind == "GPU" and device.total is None):
         return config
-    whole = replace(device, free=device.total)
 
     def peak(one: TrainConfig) -> int:
-        return estimate_memory(shape, one, plan_batch(one, processes), whole).peak
+        return estimate_memory(shape, one, plan_batch(one, processes), device).peak
 
     fitting = (size for size in range(min(plan.share, LARGEST), 0, -1) if plan.share % size == 0)
     sizes = [config] if is_fixed else list(map(with_size, fitting))
     allowed = SHARE * (device.total or 0) if device.kind == "GPU" else peak(sizes[-1]) + EXTRA // processes
     if KEEPS not in given:
-        for each in (one.model_copy(update={KEEPS: True}) for one in sizes):
-            holds_group = plan_batch(each, processes).limit.completions >= min(plan.share, plan.generations)
-            if (is_fixed or holds_group) and peak(each) <= allowed:
-                return each
+        group = 0 if is_fixed else min(plan.share, plan.generations)
+        keeping = (one.model_copy(update={KEEPS: True}) for one in sizes)
+        sizes = [one for one in keeping if plan_batch(one, processes).limit.completions >= group] + sizes
     return next((each for each in sizes if peak(each) <= allowed), sizes[-1])
 
 
@@ -487,10 +477,10 @@ GRAPHS = 3 << 29
 """Memory of vLLM's activations and CUDA graphs."""
 
 
-def served_memory(shape: ModelShape, config: TrainConfig, tokens: int | None = None) -> int:
-    """Bytes that vLLM needs of each of its GPUs for a cache of this many tokens; unset: of the longest episode."""
-    cached = 2 * shape.cached_values * (sum(assumed_lengths(config)) if tokens is None else tokens)
-    return GRAPHS + served_weights(shape, config) + cached // config.vllm_tensor_parallel_size
+def cached_episodes(shape: ModelShape, config: TrainConfig, total: int) -> float:
+    """The longest episodes that vLLM has room for in its share of a GPU's bytes; below 0 if the weights do not fit."""
+    room = (config.vllm_memory * total - GRAPHS - served_weights(shape, config)) * config.vllm_tensor_parallel_size
+    return room / (2 * shape.cached_values * sum(assumed_lengths(config)))
 
 
 def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...]) -> None:

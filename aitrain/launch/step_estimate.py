@@ -9,16 +9,15 @@ from dataclasses import dataclass
 
 from aitrain.batch import BatchPlan, RolloutSize
 from aitrain.launch.model_shape import ModelShape, read_model_shape
-from aitrain.launch.nvidia import GpuKind, Hardware
+from aitrain.launch.nvidia import Hardware
 from aitrain.launch.resource_estimate import (
-    MIB,
     MemoryEstimate,
     WeightSizes,
     assumed_lengths,
+    cached_episodes,
     changes_that_fit,
     estimate_memory,
     memory_of,
-    served_memory,
     served_weights,
 )
 from aitrain.options.train import TrainConfig
@@ -95,17 +94,12 @@ class HardwareEstimate:
             hardware,
             memory,
             memory.peak,
-            _cached_episodes(shape, config, hardware.kind) if config.use_vllm else None,
+            cached_episodes(shape, config, device.total or 0) if config.use_vllm else None,
             changes_that_fit(shape, config, batch, device),
             passes,
             passes * _scorings(config, RolloutSize.of(config, batch)),
             {part: (fast[part], slow[part]) for part in fast},
         )
-
-
-def _cached_episodes(shape: ModelShape, config: TrainConfig, kind: GpuKind) -> float:
-    empty = served_memory(shape, config, 0)
-    return (config.vllm_memory * kind.memory * MIB - empty) / (served_memory(shape, config) - empty)
 
 
 def _scorings(config: TrainConfig, rollout: RolloutSize) -> int:
@@ -144,7 +138,7 @@ def _seconds(
         if is_served:
             engines = len(config.vllm_server_urls) or config.vllm_servers
         rows *= batch.processes / engines
-        slots = min(SLOTS, max(1, _cached_episodes(shape, config, kind)))
+        slots = min(SLOTS, max(1, cached_episodes(shape, config, memory_of(kind).total or 0)))
     steps = max(min(limit, 2 * mean), rows * mean / slots)
     running = min(rows, slots) if not config.use_vllm else rows * mean / steps
     cache = running * (prompt + mean / 2) * shape.cached_values * value
