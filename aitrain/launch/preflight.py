@@ -433,7 +433,7 @@ def _divided_gpus(
         held = config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
     if gpus and held > len(gpus) - trains:
         raise ConfigError(
-            f"vllm_servers: they take {held} GPUs (vllm_server_gpus) of {len(gpus)} that are visible"
+            f"vllm_server_gpus: vLLM servers take {held} GPUs of {len(gpus)}"
             f"{', and training needs one' if trains else ''}"
         )
     return gpus[: len(gpus) - held], gpus[len(gpus) - held :]
